@@ -1,0 +1,260 @@
+"""The configuration: one frozen model, from YAML, Python, ``GROWCACHE_…`` and ``--set``.
+
+The names and defaults are those of the README; what a later version adds is refused
+here by name rather than ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from growcache.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "GROWCACHE_"
+
+# Keys of the format that this version cannot honour yet. Refusing them by name beats
+# both ignoring them and calling them typing errors.
+PLANNED = {
+    "split": "splits into train and test",
+    "source.fields": "several objects joined into one sample",
+    "source.labels": "label files",
+    "source.on_missing": "label files",
+    "sampling.strata": "stratified sampling",
+}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class SourceConfig(_Model):
+    """Where the objects are, and what they hold."""
+
+    url: tuple[str, ...]
+    format: str = "npy"
+    options: dict[str, Any] = {}
+    storage_options: dict[str, Any] = {}
+    client: Literal["auto", "obstore", "fsspec"] = "auto"
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(value):
+            raise ValueError("name at least one URL")
+        return value
+
+
+class SamplingConfig(_Model):
+    """How samples are drawn, and by how many processes."""
+
+    seed: int = 0
+    order: Literal["permutation", "replacement"] = "permutation"
+    samples_per_object: Literal["auto"] | PositiveInt = "auto"
+    weight_by: Literal["samples", "objects"] = "samples"
+    shard_samples: Literal["auto"] | PositiveInt = "auto"
+    transform: str | None = None
+    transform_options: dict[str, Any] = {}
+    max_skipped: Annotated[float, Field(ge=0, le=1)] = 0.01
+    workers: Annotated[int, Field(ge=1, le=256)] = 2
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = 16
+    timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+    max_egress: ByteSize | None = None
+    max_bytes_per_second: ByteSize | None = None
+    node: Annotated[int, Field(ge=0)] = 0
+    nodes: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _node_exists(self) -> SamplingConfig:
+        if self.node >= self.nodes:
+            raise ValueError(
+                f"node {self.node} does not exist among nodes: {self.nodes} (they count from 0)"
+            )
+        return self
+
+
+def _share_or_bytes(value: Any) -> Any:
+    """``"1%"`` becomes the float 0.01; everything else is a number of bytes."""
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*([\d.]+)\s*%\s*", value)):
+        return float(match[1]) / 100
+    return value if isinstance(value, float) and value < 1 else _BYTES.validate_python(value)
+
+
+_BYTES = TypeAdapter(ByteSize)
+
+
+class CacheConfig(_Model):
+    """Where the cache is, how large it may be, and what leaves it first."""
+
+    path: Path = Path("cache")
+    max_bytes: ByteSize = ByteSize(10_000_000_000)
+    max_samples: PositiveInt | None = None
+    format: Literal["tfrecord"] = "tfrecord"
+    eviction: Literal["fifo", "random", "most_used", "none"] = "fifo"
+    min_uses: Annotated[int, Field(ge=0)] = 1
+    max_reuse: Annotated[float, Field(gt=0)] | None = None
+    on_max_reuse: Literal["warn", "wait"] = "warn"
+    resume_seconds: Annotated[float, Field(ge=0)] = 600.0
+    min_free: Annotated[float | int, BeforeValidator(_share_or_bytes)] = 0.01
+    allow_network_filesystem: bool = False
+
+    @model_validator(mode="after")
+    def _reuse_is_possible(self) -> CacheConfig:
+        if self.max_reuse is not None and self.min_uses > self.max_reuse:
+            raise ValueError(
+                f"min_uses {self.min_uses} is more than max_reuse {self.max_reuse:g}: "
+                "no shard could ever be evicted"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fixed_set(self) -> CacheConfig:
+        if self.max_samples is not None and self.eviction != "none":
+            raise ValueError("max_samples fixes the set: it needs eviction: none")
+        return self
+
+
+class Config(_Model):
+    """The whole configuration; see `load_config`."""
+
+    source: SourceConfig
+    sampling: SamplingConfig = SamplingConfig()
+    cache: CacheConfig = CacheConfig()
+
+
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any] | Config,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the checked configuration.
+
+    Args:
+        source: a YAML file, or the same as a mapping.
+        overrides: ``section.key=value`` texts, values in YAML; they win over all else.
+        environment: ``GROWCACHE_SECTION__KEY`` variables win over the file.
+
+    A relative ``cache.path`` of a file is meant relative to the working directory, as
+    on a command line.
+
+    Raises:
+        ConfigError: unreadable, unknown key (the nearest known one is named), bad value.
+    """
+    if isinstance(source, Config):
+        return source
+    label, values = _read(source)
+    for name, text in sorted((environment or {}).items()):
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
+            dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            _assign(values, dotted, _yaml(text, name))
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set expects key=value, found {text!r}")
+        _assign(values, dotted.strip(), _yaml(value, text))
+    _refuse_planned(values)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, label)) from None
+
+
+def _read(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(source, Mapping):
+        return "config", {
+            k: dict(v) if isinstance(v, Mapping) else v for k, v in source.items()
+        }
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no config at {path}; write one with: growcache init {path}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from None
+    values = _yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping with source, sampling and cache, "
+            f"found {type(values).__name__}"
+        )
+    return str(path), values
+
+
+def _yaml(text: str, label: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{label}: not valid YAML: {error}") from None
+
+
+def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, key = dotted.split(".")
+    for section in sections:
+        child = values.setdefault(section, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"{dotted}: {section} is not a section of the config")
+        values = child
+    values[key] = value
+
+
+def _refuse_planned(values: Mapping[str, Any]) -> None:
+    if isinstance(values.get("source"), list):
+        raise ConfigError("source: mixing several sources is not available in this version")
+    for dotted, what in PLANNED.items():
+        section, _, key = dotted.partition(".")
+        found = values.get(section)
+        if found is None or (key and (not isinstance(found, dict) or found.get(key) is None)):
+            continue
+        raise ConfigError(f"{dotted}: {what} are not available in this version")
+
+
+def _explain(error: ValidationError, label: str) -> str:
+    lines = []
+    for item in error.errors()[:3]:
+        where = [str(part) for part in item["loc"] if not str(part).startswith("function")]
+        dotted = ".".join(where) or "config"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{label}: unknown key {dotted}{_nearest(where)}")
+        elif item["type"] == "missing":
+            lines.append(f"{label}: {dotted} is missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"{label}: {dotted}: {message}, found {item['input']!r}"[:300])
+    return "\n".join(lines[:2])
+
+
+def _nearest(where: list[str]) -> str:
+    models = {
+        "source": SourceConfig,
+        "sampling": SamplingConfig,
+        "cache": CacheConfig,
+    }
+    model = models.get(where[0]) if len(where) > 1 else None
+    known = list((model or Config).model_fields)
+    close = difflib.get_close_matches(where[-1], known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"

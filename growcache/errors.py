@@ -1,0 +1,95 @@
+"""The errors of growcache.
+
+    GrowcacheError
+    ├── ConfigError(ValueError)            what the user typed cannot be meant        exit 2
+    ├── CacheError
+    │   ├── CacheMissingError(FileNotFoundError)   no cache at that path               exit 2
+    │   ├── CacheBusyError                 another supervisor owns the directory      exit 2
+    │   ├── FingerprintError(ConfigError)  the cache was filled by another config     exit 2
+    │   ├── CacheFullError(OSError)        the disk, not the bound, has no room       exit 1
+    │   └── CorruptShardError              a shard's bytes are not what was written   exit 1
+    ├── StoreError(OSError)
+    │   ├── TransientStoreError            worth another try (timeout, 503, reset)
+    │   ├── ObjectMissingError             permanent: the object is gone
+    │   ├── ObjectChangedError             permanent: the object was rewritten
+    │   └── AccessError(PermissionError)   permanent: the store refuses us            exit 2
+    ├── FormatError(ValueError)            an object or sample is not what the format says
+    └── SamplingError                      the service gives up, with its reasons     exit 1
+
+Every message says what was expected, what was found, and what to do next. The class
+attribute ``exit_code`` is what the command line ends with.
+"""
+
+from __future__ import annotations
+
+
+class GrowcacheError(Exception):
+    """Base of every error that growcache raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(GrowcacheError, ValueError):
+    """A configuration, argument or URL that cannot be meant."""
+
+    exit_code = 2
+
+
+class CacheError(GrowcacheError):
+    """Something about the cache directory."""
+
+
+class CacheMissingError(CacheError, FileNotFoundError):
+    """There is no cache at the path."""
+
+    exit_code = 2
+
+
+class CacheBusyError(CacheError):
+    """Another supervisor owns the cache directory."""
+
+    exit_code = 2
+
+
+class FingerprintError(CacheError, ConfigError):
+    """The cache was filled by a configuration that yields other samples."""
+
+    exit_code = 2
+
+
+class CacheFullError(CacheError, OSError):
+    """The file system has no room, whatever the bound says."""
+
+
+class CorruptShardError(CacheError):
+    """The bytes of a shard are not those that were written."""
+
+
+class StoreError(GrowcacheError, OSError):
+    """The remote store did not give what was asked for."""
+
+
+class TransientStoreError(StoreError):
+    """A failure that another try may cure: timeout, throttling, reset."""
+
+
+class ObjectMissingError(StoreError):
+    """The object does not exist (any more)."""
+
+
+class ObjectChangedError(StoreError):
+    """The object was rewritten since it was listed."""
+
+
+class AccessError(StoreError, PermissionError):
+    """The store refuses the credentials, the bucket or the key."""
+
+    exit_code = 2
+
+
+class FormatError(GrowcacheError, ValueError):
+    """An object or a sample is not what its format or schema says."""
+
+
+class SamplingError(GrowcacheError):
+    """The service gives up; the message carries the reasons."""
