@@ -1,0 +1,1 @@
+"""growcache: a bounded local cache of random samples that grows while you train."""

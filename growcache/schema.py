@@ -115,9 +115,10 @@ class Schema:
 def _field(name: object, value: object) -> Field:
     if not isinstance(name, str) or not name:
         raise FormatError(f"the names of a sample's arrays must be strings, found {name!r}")
-    dtype = np.asarray(value).dtype
-    if dtype.kind not in KINDS or dtype.hasobject:
+    array = np.asarray(value)
+    if array.dtype.kind not in KINDS or array.dtype.hasobject:
         raise FormatError(
-            f"array {name!r} has dtype {dtype}; bool, integers, floats and complex can be cached"
+            f"array {name!r} has dtype {array.dtype}; "
+            "bool, integers, floats and complex can be cached"
         )
-    return Field(name, dtype.newbyteorder("<").str.replace("=", "<"), np.shape(value))  # type: ignore[arg-type]
+    return Field(name, array.dtype.newbyteorder("<").str, array.shape)

@@ -1,0 +1,1 @@
+"""From the cache to batches: snapshots, plans, gathering, epochs."""

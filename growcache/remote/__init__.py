@@ -1,0 +1,1 @@
+"""From a remote store to samples: listing, reading, decoding."""

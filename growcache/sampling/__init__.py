@@ -1,0 +1,1 @@
+"""From a permit to a shard on disk: drawing, filling, supervising."""

@@ -1,0 +1,1 @@
+"""Running it and showing it: command line, live view, demo."""
