@@ -1,0 +1,1 @@
+"""The bounded, evicting directory of shards and its index."""

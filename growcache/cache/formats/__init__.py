@@ -1,0 +1,1 @@
+"""Cache formats: samples to shard files and back, one file per format."""

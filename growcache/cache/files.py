@@ -1,0 +1,200 @@
+"""The names of a cache directory, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from growcache.errors import CacheError, CacheMissingError
+
+BLOCK_BYTES = 4096
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+# flock and SQLite's WAL are not to be trusted on these (WAL needs shared memory). FUSE
+# file systems are refused by name, for some (fuseblk, fuse.ext4) are local disks.
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
+    | {"orangefs", "pvfs2", "smb3", "smbfs", "fuse.blobfuse", "fuse.blobfuse2", "fuse.ceph"}
+    | {"fuse.gcsfuse", "fuse.geesefs", "fuse.glusterfs", "fuse.goofys", "fuse.juicefs"}
+    | {"fuse.mount-s3", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"}
+)
+
+
+class Layout:
+    """Where everything of one cache lies.
+
+    Attributes:
+        root: the cache directory.
+        shards: live and retired shards, each with its sidecar.
+        incoming: shards that samplers are writing; swept at every start.
+        leases: one file per snapshot that a reader holds.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self.shards = self.root / "shards"
+        self.incoming = self.root / "incoming"
+        self.leases = self.root / "leases"
+        self.index = self.root / "index.sqlite"
+        self.catalog = self.root / "catalog.bin"
+        self.supervisor_lock = self.root / "supervisor.lock"
+        self.samplers_lock = self.root / "samplers.lock"
+        self.identity = self.root / "identity.json"
+        self.issued = self.root / "issued"
+        self.ballast = self.root / "ballast"
+        self.status = self.root / "status.json"
+
+    def shard(self, number: int) -> Path:
+        """Return the path of the shard's records."""
+        return self.shards / f"{number:08d}.tfrecord"
+
+    def sidecar(self, number: int) -> Path:
+        """Return the path of the shard's description of itself."""
+        return self.shards / f"{number:08d}.json"
+
+    def incoming_path(self, permit: str, number: int, suffix: str) -> Path:
+        """Return where a sampler writes a shard under this permit (suffix with its dot)."""
+        return self.incoming / f"{permit}-{number:08d}{suffix}"
+
+    def create(self) -> None:
+        """Make the directories that are missing.
+
+        Raises:
+            CacheError: the path is a file, or may not be written.
+        """
+        for directory in (self.root, self.shards, self.incoming, self.leases):
+            try:
+                directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            except OSError as error:
+                raise CacheError(
+                    f"cannot make the cache directory {directory}: {error.strerror}; "
+                    "choose another cache.path"
+                ) from None
+
+    def require(self) -> None:
+        """Check that there is a cache.
+
+        Raises:
+            CacheMissingError: there is none.
+        """
+        if not self.index.exists():
+            raise CacheMissingError(
+                f"no cache at {self.root}; fill one with: growcache run CONFIG"
+            )
+
+
+def number_of(path: Path) -> int | None:
+    """Return the shard number that a file's name stands for; None for other names."""
+    stem = path.name.partition(".")[0]
+    return int(stem) if stem.isascii() and stem.isdigit() else None
+
+
+def allocated(path: Path) -> int:
+    """Return the bytes of the file's blocks on disk; 0 where there is none."""
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def allocated_tree(root: Path) -> int:
+    """Return the allocated bytes of everything below the directory, as ``du`` counts them."""
+    return allocated(root) + sum(_tree(root))
+
+
+def _tree(directory: Path) -> Iterator[int]:
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        try:
+            yield entry.stat(follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _tree(Path(entry.path))
+
+
+def block_bytes(size: int) -> int:
+    """Return a file's size rounded up to whole blocks.
+
+    >>> block_bytes(0), block_bytes(1), block_bytes(4097)
+    (0, 4096, 8192)
+    """
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames and unlinks in the directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace the file by one with these bytes; readers see the old one or the new one.
+
+    Args:
+        path: the file.
+        data: all of its bytes.
+        durable: whether it must survive a power cut once this returns.
+    """
+    with _temporary_beside(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(path)
+    if durable:
+        fsync_directory(path.parent)
+
+
+@contextmanager
+def _temporary_beside(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def file_system_of(path: Path) -> str:
+    """Return the type of the file system that holds the path, as mountinfo names it."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    for line in lines:
+        mount, _, source = line.partition(" - ")
+        if mount.split()[2] == wanted:
+            return source.split()[0]
+    return "unknown"
+
+
+def refuse_network(path: Path) -> None:
+    """Refuse a directory on a network file system.
+
+    Raises:
+        CacheError: flock and SQLite cannot be relied on there.
+    """
+    kind = file_system_of(path)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise CacheError(
+            f"{path} lies on a network file system ({kind}), where locks are not reliable; "
+            "choose a local disk, or set cache.allow_network_filesystem: true at your risk"
+        )

@@ -1,0 +1,136 @@
+"""Advisory locks whose holder the kernel frees when it dies.
+
+Only flock decides who lives; the text inside a lock file is for messages. A lock is
+released by closing its descriptor, never by LOCK_UN: a forked child shares the open file
+description, and an unlock there would free it under the parent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from growcache.errors import CacheError
+
+POLL_SECONDS = 0.02
+
+# Descriptors that a forked child must not keep alive. The gate is held over a fork, so
+# that the set and the open descriptors agree at that moment; a finalizer may run while
+# its own thread holds the gate, hence re-entrant.
+_gate = threading.RLock()
+_owned: set[int] = set()
+
+
+def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Return a descriptor that children of this process will not inherit, even by fork."""
+    with _gate:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+        _owned.add(descriptor)
+        return descriptor
+
+
+def close_owned(descriptor: int) -> None:
+    """Close a descriptor of `open_owned`, and so release its lock."""
+    with _gate:
+        if descriptor in _owned:  # not so in a forked child, where it is closed already
+            _owned.remove(descriptor)
+            os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    for descriptor in _owned:
+        os.close(descriptor)
+    _owned.clear()
+    _gate.release()
+
+
+os.register_at_fork(
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_close_in_child
+)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file without waiting; False where another holds it."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file exclusively; False where there is no file.
+
+    The probe is a shared lock, so that any number of probes never see one another.
+    """
+    try:
+        descriptor = open_owned(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not try_lock(descriptor, shared=True)
+    finally:
+        close_owned(descriptor)
+
+
+class FileLock:
+    """A lock file that is created, locked for as long as the object is open, never unlinked."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, path: Path, *, shared: bool = False, seconds: float = 0.0) -> FileLock:
+        """Return the held lock, waiting for at most ``seconds``.
+
+        Raises:
+            CacheError: another process kept it for that long.
+        """
+        descriptor = open_owned(path, os.O_RDWR | os.O_CREAT)
+        deadline = time.monotonic() + seconds
+        while not try_lock(descriptor, shared=shared):
+            if time.monotonic() >= deadline:
+                close_owned(descriptor)
+                raise CacheError(f"{path} is locked by another process")
+            time.sleep(POLL_SECONDS)
+        lock = cls(path, descriptor)
+        if not shared:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(this_process()).encode(), 0)
+        return lock
+
+    def close(self) -> None:
+        """Release the lock; twice is harmless."""
+        if self._descriptor is not None:
+            close_owned(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def this_process() -> dict[str, Any]:
+    """Return who this is, for messages: host, pid and command."""
+    command = shlex.join([Path(sys.argv[0] or sys.executable).name, *sys.argv[1:]])
+    return {"host": socket.gethostname(), "pid": os.getpid(), "command": command[:200]}
+
+
+def holder(path: Path) -> dict[str, Any]:
+    """Return what the holder of a lock file wrote into it; empty where that is unreadable."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

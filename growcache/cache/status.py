@@ -1,0 +1,163 @@
+"""What the service tells about itself, for ``growcache status``, the live view and tests.
+
+The supervisor writes ``status.json`` about twice a second; whoever reads it afterwards
+learns from the lock whether that supervisor still lives.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import orjson
+
+from growcache.cache.files import Layout, write_atomic
+
+State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One sampler process.
+
+    Attributes:
+        id: its place, from 0; a restarted worker keeps it.
+        pid: None while it is (re)started.
+        state: starting, idle, reading, writing, waiting, stopping, restarting.
+        permit: what it works on; None when idle.
+        parts_done: visits made for the current permit, of ``parts``.
+        parts: visits the current permit asks for.
+    """
+
+    id: int
+    pid: int | None = None
+    state: str = "starting"
+    permit: str | None = None
+    parts_done: int = 0
+    parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """A reader's hold on a snapshot; ``shards`` counts those it still protects."""
+
+    name: str
+    job: str
+    host: str
+    pid: int
+    command: str
+    age_seconds: float
+    shards: int
+    open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything that ``growcache status --json`` prints.
+
+    Attributes:
+        state: what the service does; ``stopped`` where no supervisor lives.
+        waiting_for: the event that lets the next permit out; None when none is awaited.
+        shards: live shards.
+        samples: samples of live shards.
+        bytes: allocated bytes of the cache directory that count against ``max_bytes``.
+        max_bytes: the bound in force.
+        drawn: samples ever drawn into this cache.
+        population: parts of the source; None while it is being listed.
+        population_samples: estimated samples of the source.
+        coverage: distinct samples drawn over the population, 0..1.
+        evicted_samples: samples that were drawn and have been evicted.
+        holes: visits that permanently yielded nothing.
+        failures: transient failures, per attempt.
+        reuse: samples delivered over samples drawn.
+        workers: living sampler processes.
+        samples_per_second: drawn lately.
+        bytes_per_second: read from the store lately.
+        leases: who holds snapshots.
+        listing_complete: whether the source is listed to its end.
+        fingerprint: of the configuration that filled the cache.
+        budget_bytes: the part of ``max_bytes`` kept for index, leases and ballast.
+        catalog_bytes: the part taken by the local copy of the listing.
+        retired_bytes: shards on their way out that readers still hold.
+        reserved_bytes: promised to samplers that are writing now.
+        egress_bytes: read from the store in this run.
+        full: whether eviction, or its absence, keeps the cache at its bound.
+        complete: whether the whole population is cached.
+        ramping: whether shards are still smaller than later ones will be.
+    """
+
+    state: State = "stopped"
+    waiting_for: str | None = None
+    shards: int = 0
+    samples: int = 0
+    bytes: int = 0
+    max_bytes: int = 0
+    drawn: int = 0
+    population: int | None = None
+    population_samples: float | None = None
+    coverage: float | None = None
+    evicted_samples: int = 0
+    holes: int = 0
+    failures: int = 0
+    reuse: float = 0.0
+    workers: int = 0
+    samples_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    leases: list[LeaseStatus] = field(default_factory=list)
+    listing_complete: bool = False
+    fingerprint: str | None = None
+
+    path: str = ""
+    pid: int | None = None
+    host: str = ""
+    command: str = ""
+    started_at: float | None = None
+    updated_at: float | None = None
+    uptime_seconds: float = 0.0
+
+    budget_bytes: int = 0
+    catalog_bytes: int = 0
+    retired_bytes: int = 0
+    retired_shards: int = 0
+    reserved_bytes: int = 0
+    egress_bytes: int = 0
+    delivered: int = 0
+    objects: int = 0
+    retries: int = 0
+    restarts: int = 0
+    last_errors: list[str] = field(default_factory=list)
+    worker_states: list[WorkerStatus] = field(default_factory=list)
+    sample_bytes: int | None = None
+    full: bool = False
+    complete: bool = False
+    ramping: bool = False
+
+    def to_json(self) -> builtins.bytes:
+        """Return the status as one JSON object."""
+        return orjson.dumps(self)
+
+    @classmethod
+    def from_json(cls, data: builtins.bytes) -> Status:
+        """Return what `to_json` wrote; fields of another version are left out."""
+        return _load(orjson.loads(data))
+
+
+_NESTED: dict[str, type] = {"leases": LeaseStatus, "worker_states": WorkerStatus}
+
+
+def _load(values: dict[str, Any]) -> Status:
+    known = {f.name for f in fields(Status)}
+    kept = {name: value for name, value in values.items() if name in known}
+    for name, kind in _NESTED.items():
+        inner = {f.name for f in fields(kind)}
+        kept[name] = [
+            kind(**{k: v for k, v in item.items() if k in inner}) for item in kept.get(name, [])
+        ]
+    return Status(**kept)
+
+
+def write_status(root: str | os.PathLike[str], status: Status) -> None:
+    """Replace ``status.json``; it need not survive a power cut."""
+    write_atomic(Layout(root).status, status.to_json(), durable=False)
