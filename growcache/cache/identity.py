@@ -1,0 +1,85 @@
+"""What makes a cache this cache: the fingerprint, and what was measured once and then kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from growcache.cache.files import Layout, write_atomic
+from growcache.errors import CacheError
+from growcache.schema import Schema
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The identity of a cache.
+
+    Attributes:
+        fingerprint: hash of all that can change a byte of a shard.
+        parts: what was hashed, by dotted key of the configuration; JSON values.
+        schema: of every sample.
+        sizes: what was measured on the first readable object (bytes of a part, of a
+            sample, samples of a shard, …), by name.
+    """
+
+    fingerprint: str
+    parts: dict[str, Any]
+    schema: Schema
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """Return the bytes of ``identity.json``."""
+        values = {
+            "fingerprint": self.fingerprint,
+            "parts": self.parts,
+            "schema": self.schema.to_json(),
+            "sizes": self.sizes,
+        }
+        return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Identity:
+        """Return what `to_json` wrote."""
+        values = orjson.loads(data)
+        schema = Schema.from_json(values["schema"])
+        return cls(values["fingerprint"], values["parts"], schema, values["sizes"])
+
+    def differing(self, other: Identity) -> list[str]:
+        """Return the keys whose values differ, each with both values, in order."""
+        lines = []
+        for key in sorted({*self.parts, *other.parts}):
+            mine, theirs = self.parts.get(key, _MISSING), other.parts.get(key, _MISSING)
+            if mine != theirs:
+                lines.append(f"{key} ({_show(mine)} → {_show(theirs)})")
+        return lines
+
+
+def _show(value: object) -> str:
+    return "unset" if value is _MISSING else repr(value)[:60]
+
+
+def read_identity(root: str | os.PathLike[str]) -> Identity | None:
+    """Return the cache's identity; None where no sample was ever measured.
+
+    Raises:
+        CacheError: the file is damaged.
+    """
+    path = Layout(root).identity
+    try:
+        return Identity.from_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CacheError(
+            f"{path} is damaged ({error}); empty the cache with: growcache clear {path.parent}"
+        ) from None
+
+
+def write_identity(root: str | os.PathLike[str], identity: Identity) -> None:
+    """Write the identity durably, at once or not at all."""
+    write_atomic(Layout(root).identity, identity.to_json())

@@ -1,0 +1,88 @@
+"""What a sampler leaves for the supervisor: a shard and its sidecar under a permit's name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import google_crc32c
+import xxhash
+
+from growcache.cache.files import BLOCK_BYTES, FILE_MODE, Layout, block_bytes
+from growcache.cache.formats.tfrecord import Buffer
+from growcache.cache.sidecar import Sidecar
+
+MAX_BUFFERS = 1000  # IOV_MAX is 1024
+
+
+def checksums(buffers: Iterable[Buffer]) -> tuple[str, int]:
+    """Return (xxh3_128 in hexadecimal, CRC32C) of the buffers, one after the other."""
+    digest, crc = xxhash.xxh3_128(), 0
+    for buffer in buffers:
+        digest.update(_view(buffer))
+        crc = google_crc32c.extend(crc, buffer)
+    return digest.hexdigest(), crc
+
+
+def needed_bytes(sidecar: Sidecar) -> int:
+    """Return the bytes on disk to reserve for the shard and its sidecar.
+
+    One block more per file, because a file system may need one to map a fragmented file,
+    and counts it to the file, or to grow a directory. The commit frees what was not used.
+    """
+    sizes = (sidecar.shard_bytes, len(sidecar.to_bytes()))
+    return sum(block_bytes(size) + BLOCK_BYTES for size in sizes if size)
+
+
+def write_incoming(
+    layout: Layout, permit: str, sidecar: Sidecar, buffers: Sequence[Buffer]
+) -> None:
+    """Write the shard (where it has samples) and its sidecar, durably, for `Cache.commit`.
+
+    Raises:
+        OSError: ENOSPC, EDQUOT and the like; nothing is left behind then.
+    """
+    number = sidecar.number
+    records = layout.incoming_path(permit, number, ".tfrecord")
+    try:
+        if sidecar.samples:
+            _write(records, buffers, sidecar.shard_bytes)
+        data = sidecar.to_bytes()
+        _write(layout.incoming_path(permit, number, ".json"), [data], len(data))
+    except BaseException:
+        discard_incoming(layout, permit, [number])
+        raise
+
+
+def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> None:
+    """Remove what was written under the permit for these shards, as far as it is there."""
+    for number in numbers:
+        for suffix in (".tfrecord", ".json"):
+            layout.incoming_path(permit, number, suffix).unlink(missing_ok=True)
+
+
+def _write(path: Path, buffers: Sequence[Buffer], size: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    try:
+        # First all blocks, then the bytes: a full disk shows here, as a clean ENOSPC.
+        os.posix_fallocate(descriptor, 0, size)
+        for first in range(0, len(buffers), MAX_BUFFERS):
+            _write_all(descriptor, buffers[first : first + MAX_BUFFERS])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    views = [_view(buffer) for buffer in buffers if len(buffer)]
+    while views:
+        written = os.writev(descriptor, views)
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
+
+
+def _view(buffer: Buffer) -> memoryview:
+    return memoryview(buffer) if isinstance(buffer, bytes) else buffer.data

@@ -1,0 +1,192 @@
+"""What a shard says about itself, in a file beside its records.
+
+The bytes are a function of the samples alone (no clock, host or permit in them), so equal
+draws give equal files, and they are enough to rebuild the index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+import orjson
+
+from growcache.errors import CorruptShardError
+from growcache.schema import Origin, Schema
+
+FORMAT_VERSION = 1
+_HEAD = '{"crc32c":"%08x","sidecar":'
+_HEAD_BYTES = len(_HEAD % 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFrom:
+    """Where one sample came from, as far as the sampler knows.
+
+    Attributes:
+        key: the object, without bucket or scheme.
+        etag: its version; None where the store has none.
+        size: bytes of the object, as listed.
+        mtime: seconds since the epoch, as listed, or None.
+        part: the visit's part of ``parts``.
+        parts: how many parts the object has.
+        start: first row or byte.
+        stop: one past the last.
+    """
+
+    key: str
+    etag: str | None
+    size: int
+    mtime: float | None
+    part: int
+    parts: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """The origins of a shard's samples: a table of objects, and columns per sample."""
+
+    keys: tuple[str, ...] = ()
+    etags: tuple[str | None, ...] = ()
+    sizes: tuple[int, ...] = ()
+    mtimes: tuple[float | None, ...] = ()
+    object: tuple[int, ...] = ()
+    part: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    stop: tuple[int, ...] = ()
+
+    @classmethod
+    def pack(cls, rows: Iterable[DrawnFrom]) -> Origins:
+        """Return the origins of samples in their order; objects in order of appearance."""
+        rows = list(rows)
+        table: dict[tuple[str, str | None, int, float | None], int] = {}
+        places = [table.setdefault((r.key, r.etag, r.size, r.mtime), len(table)) for r in rows]
+        keys, etags, sizes, mtimes = tuple(zip(*table, strict=True)) or ((), (), (), ())
+        return cls(
+            keys=keys,
+            etags=etags,
+            sizes=sizes,
+            mtimes=mtimes,
+            object=tuple(places),
+            part=tuple(r.part for r in rows),
+            parts=tuple(r.parts for r in rows),
+            start=tuple(r.start for r in rows),
+            stop=tuple(r.stop for r in rows),
+        )
+
+    def __len__(self) -> int:
+        return len(self.object)
+
+    def __getitem__(self, i: int) -> Origin:
+        o = self.object[i]
+        return Origin(self.keys[o], self.etags[o], self.start[i], self.stop[i])
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A visit that permanently yields nothing, and why."""
+
+    key: str
+    part: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """A shard's description of itself.
+
+    Attributes:
+        fingerprint: of the configuration that drew it.
+        edition: the edition that its group belongs to.
+        round: pass of the permutation it was drawn in.
+        number: of the shard.
+        group: of the group it was filled with.
+        schema: of its samples.
+        samples: how many; 0 means that there is no file of records.
+        parts: visits whose samples are counted to this shard.
+        record_bytes: bytes of every record.
+        shard_bytes: bytes of the file.
+        digest: xxh3_128 of the file, hexadecimal; empty where there is none.
+        crc32c: of the file.
+        origins: of every sample.
+        holes: visits that yielded nothing.
+        counts: further numbers of the draw, by name; they must be a function of it.
+        format_version: of this file.
+        cache_format: of the records.
+    """
+
+    fingerprint: str
+    edition: int
+    round: int
+    number: int
+    group: int
+    schema: Schema
+    samples: int
+    parts: int
+    record_bytes: int
+    shard_bytes: int
+    digest: str
+    crc32c: int
+    origins: Origins
+    holes: tuple[Hole, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+    cache_format: str = "tfrecord"
+
+    def origin(self, i: int) -> Origin:
+        """Return where sample ``i`` came from."""
+        return self.origins[i]
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes: one JSON object, guarded by a checksum of its own."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        values["schema"] = self.schema.to_json()
+        values["counts"] = dict(sorted(self.counts.items()))
+        values["origins"] = {name: getattr(self.origins, name) for name in Origins.__slots__}
+        values["holes"] = [[h.key, h.part, h.reason] for h in self.holes]
+        inner = _dumps(values)
+        head = _HEAD % google_crc32c.value(inner)
+        return b"%b%b}" % (head.encode(), inner)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, label: str = "sidecar") -> Sidecar:
+        """Return what `to_bytes` wrote.
+
+        Raises:
+            CorruptShardError: damaged, cut off, or of a later version.
+        """
+        inner = data[_HEAD_BYTES:-1]
+        if data[:_HEAD_BYTES] != (_HEAD % google_crc32c.value(inner)).encode():
+            raise CorruptShardError(f"{label}: the description of the shard is damaged")
+        values = _loads(inner)
+        if values["format_version"] != FORMAT_VERSION:
+            raise CorruptShardError(
+                f"{label}: expected version {FORMAT_VERSION}, found {values['format_version']}; "
+                "use the growcache that wrote it"
+            )
+        origins = {name: tuple(column) for name, column in values["origins"].items()}
+        values["origins"] = Origins(**origins)
+        values["schema"] = Schema.from_json(values["schema"])
+        values["holes"] = tuple(Hole(*hole) for hole in values["holes"])
+        return cls(**values)
+
+
+def _dumps(values: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(values)
+    except TypeError:  # names of local files need not be valid Unicode, which orjson demands
+        return json.dumps(values, separators=(",", ":")).encode()
+
+
+def _loads(data: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        found = json.loads(data)
+    return found
