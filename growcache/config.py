@@ -39,6 +39,7 @@ PLANNED = {
     "source.labels": "label files",
     "source.on_missing": "label files",
     "sampling.strata": "stratified sampling",
+    "cache.max_reuse": "limits on reuse",
 }
 
 
@@ -249,12 +250,12 @@ def _explain(error: ValidationError, label: str) -> str:
 
 
 def _nearest(where: list[str]) -> str:
-    models = {
+    models: dict[str, type[_Model]] = {
         "source": SourceConfig,
         "sampling": SamplingConfig,
         "cache": CacheConfig,
     }
-    model = models.get(where[0]) if len(where) > 1 else None
-    known = list((model or Config).model_fields)
+    model = models.get(where[0], Config) if len(where) > 1 else Config
+    known = list(model.model_fields)
     close = difflib.get_close_matches(where[-1], known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"

@@ -56,7 +56,7 @@ class Schema:
     fields: tuple[Field, ...]
 
     @classmethod
-    def of(cls, sample: Mapping[str, Any]) -> Schema:
+    def of(cls, sample: object) -> Schema:
         """Return the schema of a sample.
 
         Raises:

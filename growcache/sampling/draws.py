@@ -1,0 +1,349 @@
+"""Which parts a group of shards holds: a pure function of (seed, editions, group number).
+
+The order is a keyed permutation that is computed, never stored: a Feistel network over
+the next power of four, walked until it lands inside the population (Black & Rogaway,
+"Ciphers with Arbitrary Finite Domains", CT-RSA 2002). A later edition permutes all parts
+anew and leaves out those that the earlier editions of the same round already drew, which
+the inverse permutation tells without any record of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from growcache.seeding import derive, generator
+
+Ints = npt.NDArray[np.int64]
+DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
+RAMP_GROUPS = 4  # groups of each size before the size doubles
+RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
+_CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How objects are cut into parts and shards; measured once, then kept for good.
+
+    Attributes:
+        samples_per_object: about how many samples one visit yields.
+        stride_bytes: bytes that an object advances per sample.
+        overhead_bytes: bytes of an object that hold no sample.
+        whole: each object is one part (it is read whole, or objects are weighted alike).
+        shard_samples: samples in a full shard.
+        group_shards: shards filled together.
+        max_parts: parts of the fixed set; None where the set is not fixed.
+    """
+
+    samples_per_object: int
+    stride_bytes: float
+    overhead_bytes: int
+    whole: bool
+    shard_samples: int
+    group_shards: int = 1
+    max_parts: int | None = None
+
+    def parts(self, sizes: Ints) -> Ints:
+        """Return how many parts objects of these sizes (in bytes) have, at least one each."""
+        if self.whole:
+            return np.ones(len(sizes), np.int64)
+        samples = np.floor((sizes - self.overhead_bytes) / self.stride_bytes + 1e-9)
+        parts: Ints = np.maximum(1, -(-samples // self.samples_per_object)).astype(np.int64)
+        return parts
+
+    def group_parts(self, group: int) -> int:
+        """Return how many parts a group holds: the first groups are small (protocol 7)."""
+        doublings = max(0, RAMP_DOUBLINGS - group // RAMP_GROUPS)
+        samples = (self.shard_samples * self.group_shards) >> doublings
+        return max(1, -(-samples // self.samples_per_object))
+
+    def parts_before(self, group: int) -> int:
+        """Return how many parts all groups before this one were given."""
+        ramp = min(group, RAMP_GROUPS * RAMP_DOUBLINGS)
+        full = group - ramp
+        head = sum(self.group_parts(number) for number in range(ramp))
+        return head + full * self.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A keyed bijection of 0 … size-1."""
+
+    size: int
+    key: int
+    _keys: tuple[np.uint64, ...] = field(init=False, repr=False)
+    _half: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        keys = tuple(
+            np.uint64(derive(self.key, i) & 0xFFFFFFFFFFFFFFFF) for i in range(_ROUNDS)
+        )
+        object.__setattr__(self, "_keys", keys)
+        object.__setattr__(self, "_half", max(1, (max(2, self.size) - 1).bit_length() + 1 >> 1))
+
+    def forward(self, positions: Ints) -> Ints:
+        """Return the elements at these positions of the order."""
+        return self._walk(positions, self._encrypt)
+
+    def inverse(self, elements: Ints) -> Ints:
+        """Return the positions at which these elements stand."""
+        return self._walk(elements, self._decrypt)
+
+    def _walk(self, values: Ints, step: Callable[[Ints], Ints]) -> Ints:
+        values = step(values)
+        outside = np.flatnonzero(values >= self.size)
+        while len(outside):
+            values[outside] = step(values[outside])
+            outside = outside[values[outside] >= self.size]
+        return values
+
+    def _split(self, values: Ints) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        word = values.astype(np.uint64)
+        return word >> np.uint64(self._half), word & self._mask
+
+    @property
+    def _mask(self) -> np.uint64:
+        return np.uint64((1 << self._half) - 1)
+
+    def _encrypt(self, values: Ints) -> Ints:
+        left, right = self._split(values)
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right, key) & self._mask)
+        return (left << np.uint64(self._half) | right).astype(np.int64)
+
+    def _decrypt(self, values: Ints) -> Ints:
+        left, right = self._split(values)
+        for key in reversed(self._keys):
+            left, right = right ^ (_mix(left, key) & self._mask), left
+        return (left << np.uint64(self._half) | right).astype(np.int64)
+
+
+def _mix(word: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+    """The finalizer of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014) over word and key."""
+    word = (word + np.uint64(0x9E3779B97F4A7C15)) ^ key
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From which group on how many parts are known: an edition, seen by the draws."""
+
+    edition: int
+    parts: int
+    first_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The parts of one group, by their number in the edition."""
+
+    group: int
+    edition: int
+    round: int
+    parts: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A stretch of groups that follow one permutation."""
+
+    span: Span
+    round: int
+    order: Permutation
+    earlier: tuple[tuple[Permutation, int], ...]  # of this round: order, positions consumed
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    group: int
+    segment: _Segment
+    position: int
+
+
+class Draws:
+    """The draws of one cache, group after group, in any order (in sequence it is fastest).
+
+    Args:
+        seed: of the order.
+        sizing: see `Sizing`.
+        mine: which parts this node may draw, as a mask; None for all.
+        replacement: independent draws instead of a permutation.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        sizing: Sizing,
+        *,
+        mine: Callable[[Ints], npt.NDArray[np.bool_]] | None = None,
+        replacement: bool = False,
+    ) -> None:
+        self._seed = seed
+        self._sizing = sizing
+        self._mine = mine
+        self._replacement = replacement
+        self._spans: list[Span] = []
+        self._cursor: _Cursor | None = None
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """The editions that were added, in order."""
+        return self._spans
+
+    def add(self, span: Span) -> None:
+        """Let groups from ``span.first_group`` on draw from a larger edition."""
+        self._spans.append(span)
+
+    def group(self, number: int) -> Draw | None:
+        """Return what group ``number`` holds; None past the end of a fixed set.
+
+        Raises:
+            LookupError: no edition with a part of ours covers the group yet.
+        """
+        count = self._count(number)
+        if count == 0:
+            return None
+        if self._replacement:
+            return self._independent(number, count)
+        cursor = self._at(number)
+        parts, position = self._take(cursor.segment, cursor.position, count)
+        self._cursor = _Cursor(number + 1, cursor.segment, position)
+        return Draw(number, cursor.segment.span.edition, cursor.segment.round, parts)
+
+    def round_of(self, number: int) -> int:
+        """Return the round that group ``number`` would draw from."""
+        return number if self._replacement else self._at(number).segment.round
+
+    def _count(self, number: int) -> int:
+        count = self._sizing.group_parts(number)
+        if self._sizing.max_parts is not None:
+            count = min(count, self._sizing.max_parts - self._sizing.parts_before(number))
+        return max(0, count)
+
+    def _independent(self, number: int, count: int) -> Draw:
+        span = self._span(number)
+        rng = generator(self._seed, "replacement", number)
+        kept: list[Ints] = []
+        missing, tries = count, 0
+        while missing and tries < 1000:
+            parts = rng.integers(0, span.parts, missing)
+            mask = self._mine(parts) if self._mine else np.ones(len(parts), np.bool_)
+            kept.append(parts[mask])
+            missing -= int(mask.sum())
+            tries += 1
+        return Draw(number, span.edition, number, np.concatenate(kept))
+
+    def _span(self, number: int) -> Span:
+        known = [span for span in self._spans if span.first_group <= number]
+        if not known:
+            raise LookupError(f"no edition covers group {number}")
+        return known[-1]
+
+    def _at(self, number: int) -> _Cursor:
+        """The cursor before group ``number``, at a position that still yields a part."""
+        cursor = self._cursor
+        if cursor is None or cursor.group > number:
+            cursor = _Cursor(0, self._segment(self._span(0), 0, ()), 0)
+        while cursor.group < number:
+            cursor = self._leap(self._settle(cursor), number)
+        # Kept as it stands before settling: an edition may still be added for this group.
+        self._cursor = cursor
+        return self._settle(cursor)
+
+    def _leap(self, cursor: _Cursor, number: int) -> _Cursor:
+        """Jump over groups of one segment: towards ``number``, by one group at least."""
+        begins = [span.first_group for span in self._spans if span.first_group > cursor.group]
+        target = min([number, *begins])
+        while target > cursor.group + 1:
+            position = self._skip(cursor, self._given(target) - self._given(cursor.group))
+            if position < cursor.segment.span.parts:
+                return _Cursor(target, cursor.segment, position)
+            target = (cursor.group + target) // 2  # a round ends before it, in a short group
+        count = self._count(cursor.group)
+        return _Cursor(cursor.group + 1, cursor.segment, self._skip(cursor, count))
+
+    def _given(self, number: int) -> int:
+        limit = self._sizing.max_parts
+        parts = self._sizing.parts_before(number)
+        return parts if limit is None else min(parts, limit)
+
+    def _skip(self, cursor: _Cursor, count: int) -> int:
+        segment = cursor.segment
+        if self._plain(segment):
+            return min(segment.span.parts, cursor.position + count)
+        return self._take(segment, cursor.position, count)[1]
+
+    def _plain(self, segment: _Segment) -> bool:
+        """Whether every position of the segment yields a part."""
+        return not segment.earlier and self._mine is None
+
+    def _settle(self, cursor: _Cursor) -> _Cursor:
+        """Enter a new edition or round where the cursor's group begins one."""
+        span = self._span(cursor.group)
+        segment = cursor.segment
+        if span != segment.span:
+            earlier = (*segment.earlier, (segment.order, cursor.position))
+            segment = self._segment(span, segment.round, earlier)
+            cursor = _Cursor(cursor.group, segment, 0)
+        if self._plain(segment) and cursor.position < span.parts:
+            return cursor
+        if len(self._take(segment, cursor.position, 1)[0]):
+            return cursor
+        fresh = self._segment(span, segment.round + 1, ())
+        if not len(self._take(fresh, 0, 1)[0]):
+            raise LookupError(f"edition {span.edition} has no part for this node")
+        return _Cursor(cursor.group, fresh, 0)
+
+    def _segment(
+        self, span: Span, round_: int, earlier: tuple[tuple[Permutation, int], ...]
+    ) -> _Segment:
+        key = derive(self._seed, "order", span.edition, round_)
+        return _Segment(span, round_, Permutation(span.parts, key), earlier)
+
+    def _take(self, segment: _Segment, position: int, count: int) -> tuple[Ints, int]:
+        """The next parts from a position on, and the position behind them."""
+        kept: list[Ints] = []
+        for start, parts, offsets in self._walk(segment, position, count):
+            if len(parts) >= count:
+                return np.concatenate([*kept, parts[:count]]), start + int(
+                    offsets[count - 1]
+                ) + 1
+            kept.append(parts)
+            count -= len(parts)
+        empty = np.empty(0, np.int64)
+        return np.concatenate([*kept, empty]), segment.span.parts
+
+    def _walk(
+        self, segment: _Segment, position: int, count: int
+    ) -> Iterator[tuple[int, Ints, Ints]]:
+        step = count if self._plain(segment) else max(_CHUNK // 64, 4 * count)
+        while position < segment.span.parts:
+            stop = min(segment.span.parts, position + step)
+            parts = segment.order.forward(np.arange(position, stop))
+            offsets = np.flatnonzero(self._fresh(segment, parts))
+            yield position, parts[offsets], offsets
+            position, step = stop, min(_CHUNK, step * 4)
+
+    def _fresh(self, segment: _Segment, parts: Ints) -> npt.NDArray[np.bool_]:
+        mask = np.ones(len(parts), np.bool_) if self._mine is None else self._mine(parts)
+        for order, consumed in segment.earlier:
+            known = np.flatnonzero(mask & (parts < order.size))
+            mask[known] = order.inverse(parts[known]) >= consumed
+        return mask
+
+
+def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
+    """Return (object ordinal, part within the object) of each part.
+
+    Args:
+        starts: first part of every object, and the total; int64 [objects + 1].
+        parts: parts by their number in the edition.
+    """
+    ordinals = np.searchsorted(starts, parts, side="right") - 1
+    return ordinals, parts - starts[ordinals]
