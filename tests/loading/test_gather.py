@@ -1,0 +1,98 @@
+"""Gathered rows are the samples that were planned, whatever their size and field count."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.cache.formats import tfrecord
+from growcache.loading.gather import Gatherer, Take, batches_per_block, take_rows
+from growcache.schema import Sample, Schema
+
+
+def samples_of(shape: tuple[int, ...], n: int, seed: int) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    return [
+        {"x": rng.standard_normal(shape).astype("<f4"), "y": np.asarray(rng.integers(99))}
+        for _ in range(n)
+    ]
+
+
+def written(path: Path, samples: Sequence[Sample]) -> tfrecord.MappedShard:
+    schema = Schema.of(samples[0])
+    path.write_bytes(b"".join(bytes(b) for b in tfrecord.encode(schema, samples)))
+    return tfrecord.open_shard(path, schema, len(samples))
+
+
+def takes() -> list[Take]:
+    try:
+        from growcache.torch import take_rows as torch_take
+    except ImportError:
+        return [take_rows]
+    return [take_rows, torch_take]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (7, 5), (41, 400), (0,)])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("take", takes())
+def test_rows_are_those_of_the_plan(
+    tmp_path: Path, shape: tuple[int, ...], in_order: bool, take: Take
+) -> None:
+    shards = [samples_of(shape, n, n) for n in (9, 1, 5)]
+    maps = [written(tmp_path / f"{i}", s) for i, s in enumerate(shards)]
+    places = np.array([2, 0, 0, 1, 2, 0, 2, 0])
+    rows = np.array([4, 8, 0, 0, 1, 3, 4, 1])
+    gatherer = Gatherer(Schema.of(shards[0][0]), 8, take, in_order=in_order)
+    for _ in range(3):
+        arrays, origin = gatherer.gather(maps, places, rows)
+        assert sorted(origin) == list(range(8))
+        if in_order:
+            assert origin.tolist() == list(range(8))
+        for i, j in enumerate(origin.tolist()):
+            expected = shards[places[j]][rows[j]]
+            for name, value in expected.items():
+                np.testing.assert_array_equal(arrays[name][i], value)
+                assert arrays[name].dtype == value.dtype
+
+
+def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
+    shard = samples_of((64, 1024), 4, 0)
+    mapped = written(tmp_path / "s", shard)
+    gatherer = Gatherer(Schema.of(shard[0]), 2, take_rows, in_order=False)
+    held = [
+        gatherer.gather([mapped], np.array([0, 0]), np.array([i, i]))[0]["x"] for i in range(4)
+    ]
+    for i, array in enumerate(held):
+        np.testing.assert_array_equal(array[1], shard[i]["x"])
+    del array, held
+    again, _ = gatherer.gather([mapped], np.array([0]), np.array([1]))
+    np.testing.assert_array_equal(again["x"][0], shard[1]["x"])
+
+
+def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
+    shard = samples_of((5,), 6, 0)
+    gatherer = Gatherer(Schema.of(shard[0]), 6, take_rows, in_order=True)
+    arrays, _ = gatherer.gather(
+        [written(tmp_path / "s", shard)], np.zeros(2, int), np.array([5, 2])
+    )
+    assert arrays["x"].shape == (2, 5)
+    assert arrays["y"].tolist() == [int(shard[5]["y"]), int(shard[2]["y"])]
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10_000))
+def test_blocks_are_bounded(sample_bytes: int, batch_size: int) -> None:
+    batches = batches_per_block(sample_bytes, batch_size)
+    assert batches == 1 or batches * batch_size * sample_bytes <= 8_000_000
+    assert 1 <= batches <= 64
+
+
+def test_rows_beyond_the_mapped_are_refused(tmp_path: Path) -> None:
+    mapped = written(tmp_path / "s", samples_of((2,), 3, 0))
+    out: npt.NDArray[np.uint8] = np.empty((1, 8), np.uint8)
+    for take in takes():
+        with pytest.raises(IndexError):
+            take(mapped.fields["x"], np.array([3]), out)
