@@ -1,0 +1,21 @@
+"""The index: which shards there are. The only SQL of the project is in this package.
+
+The supervisor is its only writer (`Index`); readers take one picture at a time with
+`read_index`, on a connection of their own that is closed before they go on.
+"""
+
+from __future__ import annotations
+
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
+from growcache.cache.index.writer import Index
+
+__all__ = [
+    "Edition",
+    "Index",
+    "IndexView",
+    "ShardRow",
+    "ShardState",
+    "Totals",
+    "read_index",
+]

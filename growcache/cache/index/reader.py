@@ -1,0 +1,143 @@
+"""A reader's picture of the index."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from growcache.cache.files import Layout
+from growcache.cache.identity import Identity, read_identity
+from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
+from growcache.errors import CacheError, CacheMissingError
+from growcache.schema import Schema
+
+BUSY_SECONDS = 10.0
+
+_SEQ = operator.attrgetter("seq")
+
+SHARD_COLUMNS = (
+    "number, seq, state, group_number, edition, round, samples, parts, holes, "
+    "shard_bytes, allocated, record_bytes, digest, drawn_at, uses"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """The index at one moment.
+
+    Attributes:
+        shards: the live shards, oldest first.
+        totals: see `Totals`.
+        identity: what the cache is of; None before the first sample was measured.
+        complete: whether the whole population is cached.
+        population: parts of the source, once it is listed.
+        population_samples: estimated samples of the source.
+        editions: the recorded editions.
+        meta: everything else that the supervisor noted, by name.
+    """
+
+    shards: list[ShardRow] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    identity: Identity | None = None
+    complete: bool = False
+    population: int | None = None
+    population_samples: float | None = None
+    editions: list[Edition] = field(default_factory=list)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema of every sample; None before the first was measured."""
+        return self.identity.schema if self.identity else None
+
+
+def read_index(root: str | os.PathLike[str]) -> IndexView:
+    """Return what the index says now.
+
+    The connection is fresh and is closed before this returns: a cursor that stays open
+    keeps seeing shards as live after they were retired.
+
+    Raises:
+        CacheMissingError: there is no cache at the path.
+        CacheError: the index is damaged.
+    """
+    layout = Layout(root)
+    layout.require()
+    try:
+        with closing(connect_read_only(layout)) as connection:
+            connection.execute("BEGIN")  # one picture, whatever commits meanwhile
+            live, meta, editions, totals = _read(connection)
+    except sqlite3.Error as error:
+        if "no such table" in str(error):  # created this instant
+            return IndexView()
+        if not layout.index.exists():
+            layout.require()
+        raise damaged(layout, error) from error
+    return IndexView(
+        shards=live,
+        totals=totals,
+        identity=read_identity(root),
+        complete=bool(meta.pop("complete", False)),
+        population=meta.pop("population", None),
+        population_samples=meta.pop("population_samples", None),
+        editions=editions,
+        meta=meta,
+    )
+
+
+def _read(
+    connection: sqlite3.Connection,
+) -> tuple[list[ShardRow], dict[str, Any], list[Edition], Totals]:
+    query = f"SELECT {SHARD_COLUMNS} FROM shards WHERE state = ?"
+    live = list(map(ShardRow._make, connection.execute(query, [ShardState.LIVE]).fetchall()))
+    live.sort(key=_SEQ)  # nearly in order already, so half the time of ORDER BY
+    retired = connection.execute(
+        "SELECT count(*), coalesce(sum(allocated), 0) FROM shards WHERE state = ?",
+        [ShardState.RETIRED],
+    ).fetchone()
+    meta = {
+        key: json.loads(value)
+        for key, value in connection.execute("SELECT key, value FROM meta").fetchall()
+    }
+    editions = read_editions(connection)
+    sums = dict(connection.execute("SELECT name, value FROM totals").fetchall())
+    totals = Totals(
+        shards=len(live),
+        samples=sum(row.samples for row in live),
+        bytes=sum(row.allocated for row in live),
+        retired_shards=retired[0],
+        retired_bytes=retired[1],
+        **sums,
+    )
+    return live, meta, editions, totals
+
+
+def read_editions(connection: sqlite3.Connection) -> list[Edition]:
+    """Return the recorded editions in order."""
+    query = "SELECT edition, objects, digest, first_group FROM editions ORDER BY edition"
+    return [Edition(*row) for row in connection.execute(query).fetchall()]
+
+
+def connect_read_only(layout: Layout) -> sqlite3.Connection:
+    """Return a connection that cannot write; close it after one read."""
+    uri = f"file:{quote(str(layout.index))}?mode=ro"
+    try:
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    except sqlite3.OperationalError:
+        if layout.index.exists():
+            raise
+        raise CacheMissingError(f"the cache at {layout.root} was removed") from None
+
+
+def damaged(layout: Layout, error: sqlite3.Error) -> CacheError:
+    """Return the error that says how to go on with an index that SQLite refuses."""
+    return CacheError(
+        f"the index {layout.index} cannot be read ({error}); stop the service, remove "
+        "index.sqlite*, and the next growcache run rebuilds it from the shards"
+    )

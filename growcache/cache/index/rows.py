@@ -1,0 +1,107 @@
+"""The rows of the index, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class ShardState(IntEnum):
+    """What may be done with a shard's file.
+
+    New snapshots take LIVE shards only. A RETIRED shard's file goes when its last lease
+    clears. DELETED rows say that a number was drawn, and what its digest was.
+    """
+
+    LIVE = 0
+    RETIRED = 1
+    DELETED = 2
+
+
+class ShardRow(NamedTuple):
+    """One shard (a tuple, for a snapshot makes thousands of them in milliseconds).
+
+    Attributes:
+        number: of the shard.
+        seq: order of its commit, which is the order of age.
+        state: a `ShardState`.
+        group: of the group it was filled with.
+        edition: the edition that group belongs to.
+        round: pass of the permutation.
+        samples: records in its file; 0 means that there is no file.
+        parts: visits counted to it.
+        holes: visits that yielded nothing.
+        shard_bytes: size of the file.
+        allocated: bytes of the blocks of file and sidecar.
+        record_bytes: bytes of every record.
+        digest: xxh3_128 of the file, hexadecimal; empty where there is none.
+        drawn_at: wall time of the commit, for display.
+        uses: how often readers read it, all jobs together.
+    """
+
+    number: int
+    seq: int
+    state: int
+    group: int
+    edition: int
+    round: int
+    samples: int
+    parts: int
+    holes: int
+    shard_bytes: int
+    allocated: int
+    record_bytes: int
+    digest: str
+    drawn_at: float
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them."""
+
+    edition: int
+    objects: int
+    digest: str
+    first_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the cache holds, and what it ever held.
+
+    Attributes:
+        shards: live ones.
+        samples: in live shards.
+        bytes: allocated by live shards and their sidecars.
+        retired_shards: on their way out.
+        retired_bytes: allocated by those.
+        drawn: samples ever committed.
+        drawn_parts: visits ever committed.
+        drawn_shards: shards ever committed.
+        evicted_samples: samples of shards that were retired.
+        evicted_shards: shards that were retired.
+        lost_shards: shards whose file was gone at a start.
+        holes: visits that yielded nothing.
+        delivered: samples that readers read, as far as their leases are finished.
+    """
+
+    shards: int = 0
+    samples: int = 0
+    bytes: int = 0
+    retired_shards: int = 0
+    retired_bytes: int = 0
+    drawn: int = 0
+    drawn_parts: int = 0
+    drawn_shards: int = 0
+    evicted_samples: int = 0
+    evicted_shards: int = 0
+    lost_shards: int = 0
+    holes: int = 0
+    delivered: int = 0
+
+    @property
+    def reuse(self) -> float:
+        """Samples delivered over samples drawn."""
+        return self.delivered / self.drawn if self.drawn else 0.0

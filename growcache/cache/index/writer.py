@@ -1,0 +1,355 @@
+"""The one writer of the index; every change happens inside `Index.transaction`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from growcache.cache.files import Layout, allocated
+from growcache.cache.index.reader import (
+    BUSY_SECONDS,
+    SHARD_COLUMNS,
+    damaged,
+    read_editions,
+)
+from growcache.cache.index.rows import Edition, ShardRow, ShardState
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CacheError, CacheFullError
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+KEPT_HOLES = 200
+KEPT_JOBS = 32
+
+# A paused reader may keep the WAL from being truncated. The supervisor must not wait for
+# it: it tries again later, and lets no permits out meanwhile.
+CHECKPOINT_BUSY_MS = 20
+
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+
+
+class Index:
+    """The index, opened for writing; at most one process does so (`supervisor.lock`)."""
+
+    def __init__(self, layout: Layout, db: Database) -> None:
+        self._layout = layout
+        self._db = db
+        self._connection: sqlite3.Connection = db.conn
+        self._wal = layout.index.with_name(layout.index.name + "-wal")
+        self._shm = layout.index.with_name(layout.index.name + "-shm")
+
+    @classmethod
+    def open(cls, layout: Layout) -> Index:
+        """Open or create the index, and bring its tables up to date.
+
+        Raises:
+            CacheError: damaged.
+            CacheFullError: no room on the disk.
+        """
+        from sqlite_utils import Database  # readers need neither it nor its 0.2 s
+
+        from growcache.cache.index.tables import migrations
+
+        try:
+            connection = sqlite3.connect(
+                layout.index, timeout=BUSY_SECONDS, isolation_level=None
+            )
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
+            connection.execute("PRAGMA temp_store = MEMORY")
+            index = cls(layout, Database(connection))
+            migrations.apply(index._db)
+        except sqlite3.Error as error:
+            raise index_error(layout, error) from error
+        return index
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is durable together when the block ends, or not at all.
+
+        Raises:
+            CacheFullError: no room on the disk; nothing of the block happened.
+        """
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._rollback()
+            raise index_error(self._layout, error) from error
+        except BaseException:
+            self._rollback()
+            raise
+
+    def _rollback(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    # Shards
+
+    def shards(self) -> list[ShardRow]:
+        """Return the live and the retired shards, oldest first."""
+        rows = self._connection.execute(
+            f"SELECT {SHARD_COLUMNS} FROM shards WHERE state != ? ORDER BY seq",
+            [ShardState.DELETED],
+        )
+        return list(map(ShardRow._make, rows.fetchall()))
+
+    def next_seq(self) -> int:
+        """Return the sequence number of the next commit."""
+        (last,) = self._connection.execute("SELECT max(seq) FROM shards").fetchone()
+        return max(-1 if last is None else last, int(self.meta("pruned_seq", -1))) + 1
+
+    def insert_shards(
+        self, shards: Sequence[tuple[ShardRow, Sidecar]], *, with_samples: bool
+    ) -> None:
+        """Add live shards, with a row per sample if there is room for those."""
+        marks = ",".join("?" * 16)
+        self._connection.executemany(
+            f"INSERT OR REPLACE INTO shards ({SHARD_COLUMNS}, samples_indexed) VALUES ({marks})",
+            [(*row, int(with_samples)) for row, _ in shards],
+        )
+        for row, sidecar in shards:
+            if with_samples:
+                self._insert_samples(row.number, sidecar)
+            self._db.table("holes").insert_all(
+                {
+                    "shard": row.number,
+                    "key": _text(hole.key),
+                    "part": hole.part,
+                    "reason": _text(hole.reason)[:200],
+                }
+                for hole in sidecar.holes[-KEPT_HOLES:]
+            )
+            self.add_totals(
+                drawn=row.samples, drawn_parts=row.parts, drawn_shards=1, holes=row.holes
+            )
+        self._connection.execute(
+            "DELETE FROM holes WHERE id <= (SELECT max(id) FROM holes) - ?", [KEPT_HOLES]
+        )
+
+    def _insert_samples(self, number: int, sidecar: Sidecar) -> None:
+        o = sidecar.origins
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                (number, i, _text(o.keys[o.object[i]]), o.etags[o.object[i]], start, stop)
+                for i, (start, stop) in enumerate(zip(o.start, o.stop, strict=True))
+            ),
+        )
+
+    def set_state(self, numbers: Iterable[int], state: ShardState) -> None:
+        """Move shards to a state; what belongs to their samples goes when they are deleted."""
+        rows = [(number,) for number in numbers]
+        self._connection.executemany(
+            f"UPDATE shards SET state = {state:d} WHERE number = ?", rows
+        )
+        if state is ShardState.DELETED:
+            self._connection.executemany("DELETE FROM samples WHERE shard = ?", rows)
+            self._connection.executemany("DELETE FROM uses WHERE shard = ?", rows)
+
+    def known(self, first: int, stop: int) -> set[int]:
+        """Return the numbers in [first, stop) that were ever committed."""
+        rows = self._connection.execute(
+            "SELECT number FROM shards WHERE number >= ? AND number < ?", [first, stop]
+        )
+        found = {number for (number,) in rows.fetchall()}
+        ranges = self._connection.execute("SELECT first, last FROM deleted_ranges").fetchall()
+        for low, high in ranges:
+            found.update(range(max(low, first), min(high + 1, stop)))
+        return found
+
+    def prune_deleted(self, keep: int) -> None:
+        """Turn all but the newest deleted rows into ranges with sums."""
+        (count,) = self._connection.execute(
+            "SELECT count(*) FROM shards WHERE state = ?", [ShardState.DELETED]
+        ).fetchone()
+        if count <= 2 * keep:  # in batches, for each costs a pass over the ranges
+            return
+        old = self._connection.execute(
+            "SELECT number, samples, seq FROM shards WHERE state = ? ORDER BY seq LIMIT ?",
+            [ShardState.DELETED, count - keep],
+        ).fetchall()
+        ranges = self._connection.execute("SELECT * FROM deleted_ranges").fetchall()
+        merged = merge_ranges(ranges + [(n, n, 1, samples) for n, samples, _ in old])
+        self._connection.executemany(
+            "DELETE FROM shards WHERE number = ?", [(number,) for number, _, _ in old]
+        )
+        self._connection.execute("DELETE FROM deleted_ranges")
+        self._connection.executemany("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", merged)
+        self.set_meta("pruned_seq", max(self.meta("pruned_seq", -1), old[-1][2]))
+
+    # Readers
+
+    def uses(self) -> dict[str, dict[int, int]]:
+        """Return per job how often it used which shard."""
+        found: dict[str, dict[int, int]] = {}
+        for shard, job, uses in self._connection.execute("SELECT * FROM uses").fetchall():
+            found.setdefault(job, {})[shard] = uses
+        return found
+
+    def finish_leases(
+        self, leases: Iterable[tuple[str, str, Sequence[int]]], at: float
+    ) -> None:
+        """Count the uses of finished leases: (name of the lease, job, shards it read)."""
+        for name, job, numbers in leases:
+            rows = [(number,) for number in numbers]
+            self._connection.executemany(
+                "INSERT INTO uses SELECT number, ?2, 1 FROM shards WHERE number = ?1 "
+                "AND state < 2 ON CONFLICT DO UPDATE SET uses = uses + 1",
+                [(number, job) for number in numbers],
+            )
+            self._connection.executemany(
+                "INSERT INTO totals SELECT 'delivered', samples FROM shards WHERE number = ? "
+                "ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                rows,
+            )
+            self._connection.executemany(
+                "UPDATE shards SET uses = uses + 1 WHERE number = ?", rows
+            )
+            self._db.table("jobs").upsert({"job": job, "last_seen": at}, pk="job")
+            self._db.table("finished_leases").insert(
+                {"name": name, "finished_at": at}, replace=True
+            )
+        self._forget_old_jobs()
+
+    def _forget_old_jobs(self) -> None:
+        old = f"SELECT job FROM jobs ORDER BY last_seen DESC LIMIT -1 OFFSET {KEPT_JOBS}"
+        self._connection.execute(f"DELETE FROM uses WHERE job IN ({old})")
+        self._connection.execute(f"DELETE FROM jobs WHERE job IN ({old})")
+
+    def finished_leases(self) -> set[str]:
+        """Return the names of leases whose uses are counted, as far as not forgotten."""
+        rows = self._connection.execute("SELECT name FROM finished_leases").fetchall()
+        return {name for (name,) in rows}
+
+    def forget_leases(self, names: Iterable[str]) -> None:
+        """Forget finished leases whose files are gone."""
+        self._connection.executemany(
+            "DELETE FROM finished_leases WHERE name = ?", [(name,) for name in names]
+        )
+
+    # Small things
+
+    def editions(self) -> list[Edition]:
+        """Return the recorded editions in order."""
+        return read_editions(self._connection)
+
+    def insert_edition(self, edition: Edition) -> None:
+        """Record an edition; it is never changed afterwards."""
+        row = {name: getattr(edition, name) for name in edition.__slots__}
+        self._db.table("editions").insert(row)
+
+    def totals(self) -> dict[str, int]:
+        """Return the running totals by name."""
+        return dict(self._connection.execute("SELECT name, value FROM totals").fetchall())
+
+    def add_totals(self, **amounts: int) -> None:
+        """Add to running totals, in the transaction of what they count."""
+        self._connection.executemany(
+            "INSERT INTO totals VALUES (?, ?) "
+            "ON CONFLICT DO UPDATE SET value = value + excluded.value",
+            [(name, amount) for name, amount in amounts.items() if amount],
+        )
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """Return a noted value."""
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
+        return json.loads(row[0]) if row else default
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Note a JSON value."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", [key, json.dumps(value)]
+        )
+
+    def append_history(self, record: dict[str, Any], keep: int) -> None:
+        """Add a record of the cache's history; beyond ``keep``, every other old one goes."""
+        self._db.table("history").insert({"at": time.time(), "record": json.dumps(record)})
+        (count,) = self._connection.execute("SELECT count(*) FROM history").fetchone()
+        if count > keep:
+            self._connection.execute(
+                "DELETE FROM history WHERE id IN (SELECT id FROM (SELECT id, row_number() "
+                "OVER (ORDER BY id) AS place FROM history) WHERE place % 2 = 0 AND place <= ?)",
+                [count * 3 // 4],
+            )
+
+    def history(self) -> list[tuple[float, dict[str, Any]]]:
+        """Return (wall time, record) in order."""
+        rows = self._connection.execute("SELECT at, record FROM history ORDER BY id").fetchall()
+        return [(at, json.loads(record)) for at, record in rows]
+
+    # Room
+
+    def wal_bytes(self) -> int:
+        """Return the allocated bytes of the write-ahead log."""
+        return allocated(self._wal)
+
+    def allocated(self) -> int:
+        """Return the allocated bytes of the index with all its files."""
+        return allocated(self._layout.index) + self.wal_bytes() + allocated(self._shm)
+
+    def pages_bytes(self) -> int:
+        """Return the bytes of pages in use, those in the log included."""
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int((pages - free) * size)
+
+    def checkpoint(self) -> bool:
+        """Move the log into the database and cut it to nothing; False while a reader is in the way."""
+        self._connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_MS}")
+        try:
+            row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if index_error(self._layout, error).__class__ is CacheFullError:
+                return False
+            raise index_error(self._layout, error) from error
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
+        return bool(row[0] == 0)
+
+    def close(self) -> None:
+        """Close; a stopped cache has one index file that read-only media can hold too."""
+        self._connection.execute("PRAGMA busy_timeout = 1000")
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError:
+            pass  # a reader is in the way, or the disk is full: the log stays, and is good
+        finally:
+            self._connection.close()
+
+
+def index_error(layout: Layout, error: sqlite3.Error) -> CacheError:
+    """Return what an SQLite error means for the cache."""
+    if getattr(error, "sqlite_errorcode", None) in _FULL:
+        return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
+    return damaged(layout, error)
+
+
+def merge_ranges(ranges: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Return (first, last, shards, samples) with neighbours merged.
+
+    >>> merge_ranges([(3, 3, 1, 10), (0, 1, 2, 20), (2, 2, 1, 5), (7, 7, 1, 1)])
+    [(0, 3, 4, 35), (7, 7, 1, 1)]
+    """
+    merged: list[tuple[int, int, int, int]] = []
+    for first, last, shards, samples in sorted(ranges):
+        if merged and first == merged[-1][1] + 1:
+            low, _, before, sums = merged.pop()
+            merged.append((low, last, before + shards, sums + samples))
+        else:
+            merged.append((first, last, shards, samples))
+    return merged
+
+
+def _text(value: str) -> str:
+    """SQLite stores valid Unicode only; names of local files may be otherwise."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
