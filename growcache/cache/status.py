@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import builtins
 import os
-from dataclasses import dataclass, field, fields
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import orjson
 
-from growcache.cache.files import Layout, write_atomic
+from growcache.cache.files import Layout, allocated, allocated_tree, write_atomic
+from growcache.cache.index import IndexView, read_index
+from growcache.cache.leases import LeaseView, read_leases
+from growcache.cache.locks import holder, is_held
 
 State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"]
 
@@ -161,3 +166,78 @@ def _load(values: dict[str, Any]) -> Status:
 def write_status(root: str | os.PathLike[str], status: Status) -> None:
     """Replace ``status.json``; it need not survive a power cut."""
     write_atomic(Layout(root).status, status.to_json(), durable=False)
+
+
+def read_status(root: str | os.PathLike[str]) -> Status:
+    """Return what the service tells, or told, corrected by what can be seen now.
+
+    Raises:
+        CacheMissingError: there is no cache at the path.
+    """
+    layout = Layout(root)
+    layout.require()
+    try:
+        told = Status.from_json(layout.status.read_bytes())
+    except (FileNotFoundError, ValueError, TypeError):
+        told = Status()
+    told = replace(told, path=str(layout.root), leases=lease_statuses(read_leases(root)))
+    if not is_held(layout.supervisor_lock):
+        return _stopped(layout, told)
+    pid = holder(layout.supervisor_lock).get("pid")
+    if told.pid != pid:  # a supervisor that has only just started
+        told = replace(_stopped(layout, told), state="running", pid=pid)
+    return told
+
+
+def _stopped(layout: Layout, told: Status) -> Status:
+    view = read_index(layout.root)
+    return replace(
+        told,
+        **counts(view),
+        state="stopped",
+        waiting_for=None,
+        bytes=allocated_tree(layout.root),
+        catalog_bytes=allocated(layout.catalog),
+        workers=0,
+        worker_states=[],
+        reserved_bytes=0,
+        samples_per_second=0.0,
+        bytes_per_second=0.0,
+    )
+
+
+def counts(view: IndexView) -> dict[str, Any]:
+    """Return the fields of `Status` that the index alone tells."""
+    totals = view.totals
+    return {
+        "shards": totals.shards,
+        "samples": totals.samples,
+        "drawn": totals.drawn,
+        "evicted_samples": totals.evicted_samples,
+        "holes": totals.holes,
+        "delivered": totals.delivered,
+        "reuse": totals.reuse,
+        "retired_bytes": totals.retired_bytes,
+        "retired_shards": totals.retired_shards,
+        "complete": view.complete,
+        "fingerprint": view.identity.fingerprint if view.identity else None,
+    }
+
+
+def lease_statuses(leases: Iterable[LeaseView]) -> list[LeaseStatus]:
+    """Return what `Status.leases` shows: those that protect something."""
+    now = time.time()
+    return [
+        LeaseStatus(
+            name=lease.name,
+            job=lease.job,
+            host=lease.host,
+            pid=lease.pid,
+            command=lease.command,
+            age_seconds=max(0.0, now - lease.created),
+            shards=len(lease.holding()),
+            open=lease.open,
+        )
+        for lease in leases
+        if not lease.closed
+    ]

@@ -1,0 +1,298 @@
+"""Leases: how a reader keeps the shards of its snapshot from being evicted.
+
+A lease is a file that its reader holds with flock, so the kernel frees it when the reader
+dies. It has one byte per shard, which the reader moves on as its epoch does.
+
+    magic · u32 length of header · header (JSON) · closed flag · one state per shard
+
+The reader owns the file's content, the supervisor its removal. What makes the pair safe
+without a lock between them: the reader makes its lease visible, *then* reads the index
+again and drops what was retired; the evictor commits *retired*, *then* reads the leases.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.files import Layout
+from growcache.cache.locks import close_owned, is_held, open_owned, this_process, try_lock
+from growcache.errors import CacheError, CacheFullError
+
+SUFFIX = ".lease"
+MAGIC = b"GCLEASE1"
+
+HELD, MAPPED, READ, DROPPED = 0, 1, 2, 3  # MAPPED: read, and its map is kept
+_OPEN, _CLOSED = b"\0", b"\1"
+
+
+class Lease:
+    """A reader's hold on shards; it ends with `close`, garbage collection or the process.
+
+    Attributes:
+        numbers: the shards it was made for, ascending.
+        path: of its file.
+    """
+
+    def __init__(self, file: _LeaseFile, numbers: tuple[int, ...]) -> None:
+        self.numbers = numbers
+        self.path = file.path
+        self._file = file
+        self._places = {number: place for place, number in enumerate(numbers)}
+        self._finalizer = weakref.finalize(self, file.close)
+
+    @classmethod
+    def create(cls, root: str | os.PathLike[str], job: str, numbers: Iterable[int]) -> Lease:
+        """Return a lease that the supervisor sees from now on.
+
+        Afterwards the caller reads the index (again) and drops the shards that are not
+        live any more; only then may it open the others.
+
+        Raises:
+            CacheError: the leases directory cannot be written.
+            CacheFullError: the disk has not one block left.
+        """
+        wanted = tuple(sorted(set(numbers)))
+        layout, name = Layout(root), uuid.uuid4().hex
+        hidden = layout.leases / f".{name}.tmp"
+        header = orjson.dumps(
+            {**this_process(), "job": job, "created": time.time(), "numbers": _ranges(wanted)}
+        )
+        start = len(MAGIC) + 4 + len(header)
+        body = MAGIC + struct.pack("<I", len(header)) + header + _OPEN + bytes(len(wanted))
+        try:
+            descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except OSError as error:
+            raise CacheError(
+                f"cannot write a lease in {layout.leases}: {error.strerror}; a reader must be "
+                "able to write there, or the supervisor cannot know of it"
+            ) from error
+        path = layout.leases / (name + SUFFIX)
+        try:
+            # Locked and filled before anybody can see it: an unlocked or half-written
+            # lease would be taken for that of a dead reader.
+            try_lock(descriptor)
+            if os.pwrite(descriptor, body, 0) != len(body):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            hidden.rename(path)
+        except OSError as error:
+            close_owned(descriptor)
+            hidden.unlink(missing_ok=True)
+            raise CacheFullError(f"no room for a lease in {layout.leases}: {error}") from error
+        except BaseException:
+            close_owned(descriptor)
+            hidden.unlink(missing_ok=True)
+            raise
+        return cls(_LeaseFile(layout, path, descriptor, start), wanted)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Let go of shards that were not read (retired ones, or those left out)."""
+        self._set(numbers, DROPPED)
+
+    def mark_read(self, number: int, *, mapped: bool) -> None:
+        """Count a use of the shard; it stays protected while it is mapped."""
+        self._set([number], MAPPED if mapped else READ)
+
+    def released(self, number: int) -> None:
+        """Say that a shard marked as read is no longer mapped."""
+        self._set([number], READ)
+
+    def _set(self, numbers: Iterable[int], state: int) -> None:
+        for number in numbers:
+            self._file.write_state(self._places[number], state)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it protects nothing any more."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """End the lease; its uses are counted by the supervisor. Twice is harmless."""
+        self._finalizer()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _LeaseFile:
+    """The open file of a lease, apart from `Lease` so that a finalizer can hold it.
+
+    In a forked child it is inert: the lease stays the parent's.
+    """
+
+    def __init__(self, layout: Layout, path: Path, descriptor: int, start: int) -> None:
+        self.path = path
+        self._layout = layout
+        self._descriptor = descriptor
+        self._start = start
+        self._pid = os.getpid()
+        self._open = True
+
+    def write_state(self, place: int, state: int) -> None:
+        if self._open and self._pid == os.getpid():
+            os.pwrite(self._descriptor, bytes([state]), self._start + 1 + place)
+
+    def close(self) -> None:
+        if not self._open or self._pid != os.getpid():
+            return
+        self._open = False
+        try:
+            os.pwrite(self._descriptor, _CLOSED, self._start)
+        finally:
+            close_owned(self._descriptor)
+        # While a supervisor lives the file is its receipt for the uses.
+        if not is_held(self._layout.supervisor_lock):
+            self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease as others see it at one moment.
+
+    Attributes:
+        name: of the file, without suffix.
+        job: whose uses it counts for.
+        host: where its reader runs or ran.
+        pid: of the reader; for messages only.
+        command: of the reader.
+        created: wall time.
+        open: whether its reader lives and holds it.
+        closed: whether the reader ended it in good order.
+        numbers: its shards, ascending.
+        states: one of HELD, MAPPED, READ, DROPPED per shard.
+    """
+
+    name: str
+    job: str
+    host: str
+    pid: int
+    command: str
+    created: float
+    open: bool
+    closed: bool
+    numbers: tuple[int, ...]
+    states: bytes
+
+    def holding(self) -> tuple[int, ...]:
+        """Return the shards that the reader would still open or read, or has mapped."""
+        return self._with({HELD, MAPPED})
+
+    def unread(self) -> tuple[int, ...]:
+        """Return the shards that were neither read nor dropped."""
+        return self._with({HELD})
+
+    def used(self) -> tuple[int, ...]:
+        """Return the shards that were read, mapped still or not."""
+        return self._with({MAPPED, READ})
+
+    def _with(self, wanted: set[int]) -> tuple[int, ...]:
+        pairs = zip(self.numbers, self.states, strict=True)
+        return tuple(number for number, state in pairs if state in wanted)
+
+
+def protected(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
+    """Return the shards that must not be deleted because of this lease.
+
+    Args:
+        lease: as it was just read.
+        resumable: whether its reader died so lately that it may come back for the rest;
+            its maps died with it.
+    """
+    if lease.open:
+        return lease.holding()
+    return lease.unread() if resumable and not lease.closed else ()
+
+
+def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
+    """Return all leases that are visible now, in order of name; unreadable ones are left out."""
+    found = []
+    for name in sorted(_names(Layout(root).leases)):
+        view = _read(Layout(root).leases / name)
+        if view is not None:
+            found.append(view)
+    return found
+
+
+def lease_path(layout: Layout, name: str) -> Path:
+    """Return the file of the lease with that name."""
+    return layout.leases / (name + SUFFIX)
+
+
+def _names(directory: Path) -> Iterator[str]:
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
+                    yield entry.name
+    except FileNotFoundError:
+        return
+
+
+def _read(path: Path) -> LeaseView | None:
+    try:
+        descriptor = open_owned(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        # Whether it is open is asked first: were it read first, a close in between would
+        # show a dead reader with shards unread instead of a closed lease.
+        is_open = not try_lock(descriptor, shared=True)
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        close_owned(descriptor)
+    return _parse(path, data, is_open)
+
+
+def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
+    start = len(MAGIC) + 4
+    try:
+        (length,) = struct.unpack_from("<I", data, len(MAGIC))
+        header: dict[str, Any] = orjson.loads(data[start : start + length])
+        numbers = tuple(
+            n for first, count in header["numbers"] for n in range(first, first + count)
+        )
+        flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
+        if data[: len(MAGIC)] != MAGIC or not flag or len(states) != len(numbers):
+            return None
+        return LeaseView(
+            name=path.name.removesuffix(SUFFIX),
+            job=header["job"],
+            host=header["host"],
+            pid=header["pid"],
+            command=header["command"],
+            created=header["created"],
+            open=is_open,
+            closed=flag == _CLOSED,
+            numbers=numbers,
+            states=states,
+        )
+    except (struct.error, ValueError, KeyError, TypeError):
+        return None
+
+
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Return [first, count] of runs, so that the lease of a large cache still is one block.
+
+    >>> _ranges([3, 4, 5, 9])
+    [[3, 3], [9, 1]]
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][0] + runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
