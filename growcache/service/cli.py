@@ -1,0 +1,226 @@
+"""The command line. Each command imports what it needs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from growcache.errors import ConfigError, GrowcacheError
+
+app = typer.Typer(
+    name="growcache",
+    help="A bounded local cache of random samples from object storage that grows while you "
+    "train.\n\nExample: growcache demo",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# What typer raises for bad usage; where its base class lives depends on typer's version.
+UsageError: Any = typer.BadParameter.__mro__[1]
+INTERRUPTED = 130
+
+Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="The cache's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"growcache {installed('growcache')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def demo(
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs to train.")] = 14,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Work in this new folder, and leave it behind."),
+    ] = None,
+) -> None:
+    """Watch a small cache grow while a PyTorch model trains on it (half a minute).
+
+    Example: growcache demo
+    """
+    from rich.console import Console
+
+    from growcache.service.demo import run_demo
+
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise ConfigError(f"{keep} is not empty; name a folder that is new")
+    run_demo(Console(), epochs=epochs, keep=keep)
+
+
+@app.command()
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="Where to write it; - for the screen.")
+    ] = Path("growcache.yaml"),
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the objects are, with globs.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+) -> None:
+    """Write a config in which every setting is explained.
+
+    Example: growcache init growcache.yaml --url 's3://bucket/recordings/**/*.npy'
+    """
+    from growcache.service.init import EXAMPLE_URL, config_text, write_config
+
+    if str(file) == "-":
+        typer.echo(config_text(url=url or EXAMPLE_URL), nl=False)
+        return
+    write_config(file, url or EXAMPLE_URL, force=force)
+    edit = "" if url else "set source.url in it, then "
+    typer.echo(f"Wrote {file}; {edit}start the service: growcache run {file}")
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The config file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    until_full: Annotated[
+        bool, typer.Option("--until-full", help="End when the cache is full or complete.")
+    ] = False,
+    duration: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="End after so long.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="End when so many have been drawn in this run.")
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="List the store again, for new objects.")
+    ] = False,
+) -> None:
+    """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
+
+    Example: growcache run growcache.yaml --set cache.max_bytes=50GB --until-full
+    """
+    from growcache.config import load_config
+    from growcache.sampling import supervisor
+    from growcache.service.live import reporter
+
+    settings = load_config(config, overrides or (), os.environ)
+    with reporter() as shown:
+        supervisor.run(
+            settings,
+            until_full=until_full,
+            duration=duration,
+            samples=samples,
+            refresh=refresh,
+            on_status=shown.show,
+        )
+
+
+@app.command()
+def status(
+    cache: Cache,
+    json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show how full a cache is, what its service does, and who reads it.
+
+    Example: growcache status ./cache --watch
+    """
+    from growcache.service.status import show_status, watch_status
+
+    if watch:
+        watch_status(cache, json=json)
+    else:
+        show_status(cache, json=json)
+
+
+@app.command()
+def check(cache: Cache, json: AsJson = False) -> None:
+    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong.
+
+    Example: growcache check ./cache
+    """
+    from growcache.service.status import show_check
+
+    raise typer.Exit(show_check(cache, json=json))
+
+
+@app.command()
+def peek(
+    cache: Cache,
+    sample: Annotated[
+        str | None, typer.Option(metavar="SHARD:I", help="Show this one sample.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show what the samples of a cache look like, and which object each came from.
+
+    Example: growcache peek ./cache --sample 12:0
+    """
+    from growcache.service.peek import peek_cache
+
+    peek_cache(cache, sample, json=json)
+
+
+@app.command()
+def clear(
+    cache: Cache,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete every sample of a cache that no service and no reader uses.
+
+    Example: growcache clear ./cache --yes
+    """
+    from growcache.service.clear import clear_cache, describe
+
+    if not yes:
+        typer.confirm(describe(cache), abort=True)
+    typer.echo(clear_cache(cache))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code (0 fine, 1 a finding, 2 bad usage)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows a ? instead
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(args=arguments, prog_name="growcache", standalone_mode=False)
+    except UsageError as error:
+        message = error.format_message().rstrip(".?")
+        return _fail(f"{message}; see: {_command(error)} --help", 2)
+    except GrowcacheError as error:
+        return _fail(str(error), error.exit_code)
+    except typer.Abort:
+        return _fail("nothing was changed", 1)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output is gone; Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _command(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "growcache"
+
+
+def _fail(message: str, code: int) -> int:
+    lines = [line for line in message.splitlines() if line.strip()][:2]
+    typer.echo("growcache: " + "\n".join(lines), err=True)
+    return code

@@ -1,0 +1,275 @@
+"""The main job in small: a remote store, a bounded cache that grows, a model that learns.
+
+Everything is real but the size: a service in a child process samples windows of recordings
+over a link of limited speed, and PyTorch trains on what is cached by then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from growcache.cache.status import Status, read_status
+from growcache.service.demo_data import WINDOW, WINDOWS_PER_RECORDING, write_recordings
+from growcache.service.view import History, view
+from growcache.service.words import in_bytes, in_count, in_percent
+
+if TYPE_CHECKING:
+    from growcache.service.demo_model import Training
+
+RECORDINGS = 80  # of each of the three classes
+MAX_BYTES = 10_000_000
+LINK_BYTES_PER_SECOND = 1_000_000
+BATCH_SIZE = 32
+MIN_SAMPLES = 256
+# The pace of a model that is larger than this one, so that the cache grows and turns over
+# within a few epochs on every machine.
+SAMPLES_PER_SECOND = 1000
+LAST_EPOCH_STARTS_SECONDS = 40.0
+REFRESH_SECONDS = 0.2
+NO_TORCH = (
+    "PyTorch is not installed, so the cache grows but nothing is trained; "
+    "for the whole demo: pip install 'growcache[torch]'"
+)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A row of the table at the end."""
+
+    number: int
+    samples: int
+    new: int
+    drawn: int
+    evicted: int
+    coverage: float | None
+    loss: float
+    accuracy: float
+    held_out: float
+
+
+def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list[Epoch]:
+    """Run the demo; return its epochs (none where PyTorch is missing).
+
+    Args:
+        console: where it is shown.
+        epochs: how many at most; on a slow machine it stops after 40 seconds.
+        keep: a folder to work in and leave behind, instead of a temporary one.
+    """
+    with ExitStack() as stack:
+        folder = keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="growcache-demo-"))
+        )
+        if importlib.util.find_spec("torch") is None:
+            console.print(NO_TORCH, highlight=False)
+            epochs = 0
+        _introduce(console, folder)
+        write_recordings(folder / "remote", RECORDINGS)
+        screen = stack.enter_context(_screen(console, folder / "cache"))
+        config = demo_config(folder)
+        if not epochs:
+            config["cache"]["min_uses"] = 0
+        stack.enter_context(importlib.import_module("growcache").serve(config))
+        rows = _train(screen, folder / "cache", epochs) if epochs else _watch(screen)
+    _conclude(console, screen, rows, folder if keep else None)
+    return rows
+
+
+def demo_config(folder: Path) -> dict[str, Any]:
+    """Return the demo's configuration, as a config file would have it."""
+    return {
+        "source": {
+            "url": str(folder / "remote" / "*.npy"),
+            "format": "npy",
+            "options": {"window": WINDOW, "stride": WINDOW},
+        },
+        "sampling": {
+            "transform": "growcache.service.demo_data:label",
+            "max_bytes_per_second": LINK_BYTES_PER_SECOND,
+        },
+        "cache": {"path": str(folder / "cache"), "max_bytes": MAX_BYTES},
+    }
+
+
+class _Screen:
+    """The picture of the cache above the table of epochs."""
+
+    def __init__(self, console: Console, cache: Path) -> None:
+        self.console = console
+        self.status = Status(path=str(cache))
+        self.rows: list[Epoch] = []
+        self.live: Live | None = None
+        self._cache = cache
+        self._history = History()
+        self._next = 0.0
+
+    def refresh(self, now: str = "", *, force: bool = False) -> None:
+        """Read the service's status and redraw, at most a few times a second."""
+        at = time.monotonic()
+        if at < self._next and not force:
+            return
+        self._next = at + REFRESH_SECONDS
+        if self._cache.exists():
+            self.status = read_status(self._cache)
+        self._history.add(at, self.status)
+        if self.live is not None:
+            self.live.update(self.picture(now), refresh=True)
+
+    def picture(self, now: str = "") -> RenderableType:
+        """Return the cache's picture, and as many of the last epochs as there is room for."""
+        cache = view(self.status, self._history)
+        lines = len(self.console.render_lines(cache, pad=False))
+        room = max(1, self.console.height - lines - 5)
+        return Group(cache, epoch_table(self.rows[-room:], now))
+
+    def add(self, row: Epoch) -> None:
+        """Take up a finished epoch."""
+        self.rows.append(row)
+        if self.live is None:
+            self.console.print(
+                f"epoch {row.number}: {row.samples} samples, loss {row.loss:.3f}, "
+                f"held-out accuracy {in_percent(row.held_out)}",
+                highlight=False,
+            )
+
+
+@contextmanager
+def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
+    screen = _Screen(console, cache)
+    if not console.is_terminal:
+        yield screen
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as screen.live:
+        yield screen
+
+
+def epoch_table(rows: list[Epoch], now: str = "") -> Table:
+    """Return the table of epochs; ``now`` says what goes on below it."""
+    table = Table(caption=now or None, caption_justify="left", border_style="bright_black")
+    for heading in ("epoch", "samples", "new", "drawn", "evicted", "coverage"):
+        table.add_column(heading, justify="right")
+    for heading in ("loss", "accuracy", "held-out"):
+        table.add_column(heading, justify="right", style="bold" if heading[0] == "h" else "")
+    for row in rows:
+        table.add_row(
+            str(row.number),
+            in_count(row.samples),
+            in_count(row.new),
+            in_count(row.drawn),
+            in_count(row.evicted),
+            "?" if row.coverage is None else in_percent(row.coverage),
+            f"{row.loss:.3f}",
+            in_percent(row.accuracy),
+            in_percent(row.held_out),
+        )
+    return table
+
+
+def _train(screen: _Screen, cache: Path, epochs: int) -> list[Epoch]:
+    training = _prepare(screen)
+    torch_door = importlib.import_module("growcache.torch")
+    began = time.monotonic()
+    with torch_door.EpochLoader(
+        cache, batch_size=BATCH_SIZE, min_samples=MIN_SAMPLES, job="demo"
+    ) as loader:
+        for number in range(1, epochs + 1):
+            _epoch(screen, loader, training, number)
+            screen.add(_row(screen.status, loader.report, training, number))
+            if time.monotonic() - began > LAST_EPOCH_STARTS_SECONDS:
+                break
+    return screen.rows
+
+
+def _prepare(screen: _Screen) -> Training:
+    """Import PyTorch (seconds, the first time) and wait for samples, while showing both."""
+    thread = threading.Thread(
+        target=importlib.import_module, args=("growcache.service.demo_model",)
+    )
+    thread.start()
+    while thread.is_alive() or screen.status.samples < MIN_SAMPLES:
+        waits = "PyTorch" if thread.is_alive() else f"the first {MIN_SAMPLES} samples"
+        screen.refresh(f"waiting for {waits} …")
+        time.sleep(REFRESH_SECONDS / 2)
+    from growcache.service.demo_model import Training
+
+    return Training(seed=0)
+
+
+def _epoch(screen: _Screen, loader: Any, training: Training, number: int) -> None:
+    training.start_epoch()
+    due = time.monotonic()
+    for batch in loader:
+        training.step(batch["x"], batch["y"])
+        due = max(due + len(batch["y"]) / SAMPLES_PER_SECOND, time.monotonic())
+        screen.refresh(
+            f"epoch {number}: {in_count(training.samples)} samples trained on, "
+            f"loss {training.loss:.3f}, accuracy {in_percent(training.accuracy)}"
+        )
+        time.sleep(max(0.0, due - time.monotonic()))
+    screen.refresh(f"epoch {number} is over", force=True)
+
+
+def _row(status: Status, report: Any, training: Training, number: int) -> Epoch:
+    return Epoch(
+        number=number,
+        samples=report.samples,
+        new=report.new_samples,
+        drawn=status.drawn,
+        evicted=status.evicted_samples,
+        coverage=status.coverage,
+        loss=training.loss,
+        accuracy=training.accuracy,
+        held_out=training.held_out_accuracy(),
+    )
+
+
+def _watch(screen: _Screen) -> list[Epoch]:
+    """Without a trainer: show the cache until it has filled and begun to turn over."""
+    deadline = time.monotonic() + LAST_EPOCH_STARTS_SECONDS / 2
+    while time.monotonic() < deadline:
+        screen.refresh()
+        time.sleep(REFRESH_SECONDS / 2)
+    return []
+
+
+def _introduce(console: Console, folder: Path) -> None:
+    windows = 3 * RECORDINGS * WINDOWS_PER_RECORDING
+    size = in_bytes(windows * WINDOW * 4 * 4)
+    console.print(
+        f"A 'remote' store of {3 * RECORDINGS} sensor recordings ({in_count(windows)} windows, "
+        f"{size}) in {folder}; a cache of at most {in_bytes(MAX_BYTES)}, filled over a link of "
+        f"{in_bytes(LINK_BYTES_PER_SECOND)}/s; a model that trains on what is there.",
+        highlight=False,
+    )
+
+
+def _conclude(console: Console, screen: _Screen, rows: list[Epoch], kept: Path | None) -> None:
+    status = screen.status
+    if rows:
+        console.print(epoch_table(rows))
+        console.print(
+            f"Held-out accuracy went from {in_percent(rows[0].held_out)} to "
+            f"{in_percent(rows[-1].held_out)} while the cache grew from "
+            f"{in_count(rows[0].samples)} to {in_count(rows[-1].samples)} samples and "
+            f"never took more than {in_bytes(MAX_BYTES)} of disk.",
+            highlight=False,
+        )
+    console.print(
+        f"{in_count(status.drawn)} samples were drawn, {in_count(status.evicted_samples)} "
+        "evicted again. Now with your own data: growcache init",
+        highlight=False,
+    )
+    if kept is not None:
+        console.print(f"Left behind in {kept}: remote/ and cache/", highlight=False)

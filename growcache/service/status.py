@@ -1,0 +1,48 @@
+"""The commands that look at a cache without touching it: ``status`` and ``check``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from growcache.cache.status import read_status
+from growcache.service.live import JsonLines, LiveView, Reporter
+from growcache.service.view import view
+
+WATCH_SECONDS = 0.5
+
+
+def show_status(cache: Path, *, json: bool) -> None:
+    """Print the status once.
+
+    Raises:
+        CacheMissingError: there is no cache.
+    """
+    found = read_status(cache)
+    if json:
+        _print_json(found.to_json())
+    else:
+        Console().print(view(found))
+
+
+def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> None:
+    """Show the status again and again, until Ctrl-C (or for so many seconds)."""
+    read_status(cache)  # a missing cache is an error at once, not an empty picture
+    end = None if seconds is None else time.monotonic() + seconds
+    console = Console()
+    shown: Reporter = JsonLines() if json or not console.is_terminal else LiveView(console)
+    with shown:
+        try:
+            while end is None or time.monotonic() < end:
+                shown.show(read_status(cache))
+                time.sleep(WATCH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def _print_json(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,66 @@
+"""What ``run`` and ``status --watch`` put out, for people and for programs."""
+
+import io
+import json
+import logging
+import time
+
+from rich.console import Console
+
+from growcache.cache.status import Status
+from growcache.service.live import JsonLines, LiveView, reporter
+
+
+def lines(stream: io.BytesIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_lines_are_rare_unless_something_changes() -> None:
+    stream = io.BytesIO()
+    with JsonLines(stream, seconds=60) as shown:
+        shown.show(Status(state="running", samples=1))
+        shown.show(Status(state="running", samples=2))
+        shown.show(Status(state="waiting", waiting_for="a reader", samples=3))
+        shown.show(Status(state="waiting", waiting_for="a reader", samples=4))
+        shown.show(Status(state="waiting", waiting_for="free disk", samples=5))
+    assert [line["samples"] for line in lines(stream)] == [1, 3, 5]
+
+
+def test_the_last_status_is_always_written() -> None:
+    stream = io.BytesIO()
+    with JsonLines(stream, seconds=60) as shown:
+        shown.show(Status(state="running", samples=1))
+        shown.show(Status(state="running", samples=2))
+    assert [line["samples"] for line in lines(stream)] == [1, 2]
+
+
+def test_json_lines_come_again_after_a_while() -> None:
+    stream = io.BytesIO()
+    with JsonLines(stream, seconds=0.01) as shown:
+        shown.show(Status(samples=1))
+        time.sleep(0.02)
+        shown.show(Status(samples=2))
+        assert [line["samples"] for line in lines(stream)] == [1, 2]
+
+
+def test_the_live_view_draws_each_status_and_prints_warnings_above_it() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, height=40)
+    with LiveView(console) as shown:
+        shown.show(Status(state="running", samples=11))
+        logging.getLogger("growcache.sampling").warning("a [reader] holds all shards")
+        shown.show(Status(state="full", samples=22))
+    text = stream.getvalue()
+    assert text.index("11") < text.index("a [reader] holds all shards") < text.rindex("22")
+
+
+def test_the_live_view_leaves_no_log_handler_behind() -> None:
+    before = list(logging.getLogger("growcache").handlers)
+    with LiveView(Console(file=io.StringIO(), force_terminal=True)):
+        pass
+    assert logging.getLogger("growcache").handlers == before
+
+
+def test_the_reporter_suits_where_the_output_goes() -> None:
+    assert isinstance(reporter(Console(file=io.StringIO(), force_terminal=True)), LiveView)
+    assert isinstance(reporter(Console(file=io.StringIO())), JsonLines)

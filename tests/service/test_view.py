@@ -1,0 +1,182 @@
+"""The picture of a status: what a person must be able to read off it."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from growcache.cache.status import LeaseStatus, Status, WorkerStatus
+from growcache.service.view import Bar, Curve, History, view
+
+MB = 1_000_000
+
+
+def drawn(renderable: object, width: int = 100, encoding: str = "utf-8") -> str:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=stream, width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def status(**changes: object) -> Status:
+    values: dict[str, object] = {
+        "state": "running",
+        "path": "/nvme/cache",
+        "pid": 42,
+        "host": "gpu7",
+        "max_bytes": 1000 * MB,
+        "bytes": 500 * MB,
+        "budget_bytes": 20 * MB,
+        "catalog_bytes": 30 * MB,
+        "shards": 97,
+        "samples": 24310,
+        "drawn": 31004,
+        "evicted_samples": 6694,
+        "listing_complete": True,
+        "population_samples": 1_020_000.0,
+        "coverage": 0.031,
+        "objects": 10_000,
+    }
+    return Status(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def reader(**changes: object) -> LeaseStatus:
+    values = {
+        "name": "n",
+        "job": "train",
+        "host": "gpu7",
+        "pid": 777,
+        "command": "python train.py",
+        "age_seconds": 72.0,
+        "shards": 90,
+        "open": True,
+    }
+    return LeaseStatus(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_everything_that_matters_is_there() -> None:
+    text = drawn(
+        view(
+            status(
+                samples_per_second=412,
+                bytes_per_second=108 * MB,
+                egress_bytes=8100 * MB,
+                delivered=120_000,
+                reuse=3.87,
+                reserved_bytes=64 * MB,
+                retired_bytes=100 * MB,
+            )
+        ),
+        width=140,
+    )
+    for piece in (
+        "24,310 cached in 97 shards · 31,004 drawn · 6,694 evicted",
+        "120,000 delivered to training (each 3.9 times)",
+        "412 samples/s · 108 MB/s",
+        "8.10 GB in this run",
+        "56 % of 1.00 GB: samples 350 MB · leaving 100 MB · being written 64.0 MB · "
+        "index 50.0 MB · free 436 MB",
+        "3.1 % of about 1.02 million samples in 10,000 objects",
+        "pid 42 on gpu7",
+        "/nvme/cache",
+    ):
+        assert piece in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"state": "waiting", "waiting_for": "a reader to finish"}, "for a reader to finish"),
+        ({"state": "full", "waiting_for": "use of old shards"}, "wait for use of old shards"),
+        ({"state": "full"}, "takes the place of an old one"),
+        ({"state": "complete"}, "nothing more is drawn"),
+        ({"state": "shrinking"}, "max_bytes was lowered"),
+        ({"state": "stopped"}, "growcache run CONFIG"),
+        ({"ramping": True}, "first shards are small"),
+    ],
+)
+def test_the_state_is_said_in_words(changes: dict[str, object], words: str) -> None:
+    text = drawn(view(status(**changes)), width=140)
+    assert words in text
+    assert str(changes.get("state", "running")) in text
+
+
+def test_the_time_until_full_follows_from_the_growth() -> None:
+    history = History()
+    for second in range(11):
+        history.add(float(second), status(bytes=(400 + 10 * second) * MB))
+    assert history.growth() == pytest.approx(10 * MB)
+    assert "full in about 50 s" in drawn(view(status(bytes=500 * MB), history))
+
+
+def test_trouble_is_counted_and_its_last_message_shown() -> None:
+    assert "none" in line_of("trouble", drawn(view(status())))
+    text = drawn(
+        view(status(failures=12, holes=1, restarts=2, last_errors=["old", "503 SlowDown"])),
+        width=120,
+    )
+    assert "12 failed attempts (tried again) · 1 hole (unreadable, left out)" in text
+    assert "2 sampler restarts" in text
+    assert "last: 503 SlowDown" in text
+
+
+def test_each_sampler_is_shown_and_many_are_counted() -> None:
+    few = drawn(view(status(worker_states=[WorkerStatus(0, 7, "reading", "p", 12, 64)])))
+    assert "0 reading" in few
+    assert "12 of 64 reads" in few
+    many = [WorkerStatus(i, i, "reading" if i < 6 else "waiting") for i in range(8)]
+    assert "6 reading · 2 waiting" in drawn(view(status(worker_states=many)))
+
+
+def test_who_holds_shards_is_named() -> None:
+    leases = [reader(), reader(job="sweep", open=False, shards=1)]
+    text = drawn(view(status(leases=leases)), width=120)
+    assert "train  holds 90 shards for 1 min 12 s  pid 777 on gpu7: python train.py" in text
+    assert "sweep  has ended; 1 shard kept for its return" in text
+    assert "and 3 more" in drawn(view(status(leases=[reader()] * 7)))
+
+
+def test_an_unlisted_or_unknowable_population_has_no_coverage() -> None:
+    listing = status(listing_complete=False, objects=3000, coverage=None)
+    assert "3,000 objects so far" in drawn(view(listing))
+    assert "unknown" in drawn(view(status(coverage=None)))
+
+
+def test_without_unicode_it_is_drawn_in_ascii() -> None:
+    bar = drawn(Bar([(1, "green", "█", "#")], 4, width=8), encoding="ascii")
+    assert bar == "##......\n"
+
+
+@given(
+    st.lists(st.integers(-5, 10**12), min_size=1, max_size=5),
+    st.integers(0, 10**12),
+    st.integers(1, 200),
+)
+def test_a_bar_is_exactly_as_wide_as_told(amounts: list[int], total: int, width: int) -> None:
+    parts = [(amount, "red", "█", "#") for amount in amounts]
+    assert len(drawn(Bar(parts, total, width=width), width=200).rstrip("\n")) == width
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=2, max_size=600), st.integers(1, 120))
+def test_a_long_history_stays_small_and_keeps_its_ends(counts: list[int], width: int) -> None:
+    history = History()
+    for i, count in enumerate(counts):
+        history.add(i * 0.5, Status(samples=count))
+    assert len(history.points) <= history.capacity
+    curve = history.samples(width)
+    assert len(curve) == width
+    assert curve[0] == counts[0]
+    assert len(drawn(Curve(history)).splitlines()) == 1
+
+
+@given(st.integers(30, 200))
+def test_no_width_breaks_the_frame(width: int) -> None:
+    text = drawn(view(status(leases=[reader()], failures=1, last_errors=["x" * 300])), width)
+    assert {len(line) for line in text.splitlines()} == {width}
+
+
+def line_of(label: str, text: str) -> str:
+    return next(line for line in text.splitlines() if f" {label} " in line)
