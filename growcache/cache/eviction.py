@@ -1,0 +1,131 @@
+"""Which shards leave the cache. Pure: what may go, in which order, and how much is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from growcache.seeding import derive
+
+RETIRED_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live shard, as the policies see it.
+
+    Attributes:
+        number: of the shard.
+        seq: order of commit, which is the order of age.
+        allocated: bytes that its end would free.
+        uses: how often it was read, all jobs together.
+        min_job_uses: how often the live job that used it least did; where no job lives,
+            how often the job did that used it most.
+        leased: whether a reader holds it.
+    """
+
+    number: int
+    seq: int
+    allocated: int
+    uses: int
+    min_job_uses: int
+    leased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to evict; ``short_bytes`` are still missing when that is done."""
+
+    evict: tuple[int, ...]
+    short_bytes: int
+
+
+Order = Callable[[Sequence[Candidate], int], list[Candidate]]
+
+
+def _fifo(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: c.seq)
+
+
+def _random(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: derive(seed, "evict", c.number))
+
+
+def _most_used(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: (-c.uses, c.seq))
+
+
+def _none(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
+    return []
+
+
+ORDERS: dict[str, Order] = {
+    "fifo": _fifo,
+    "most_used": _most_used,
+    "none": _none,
+    "random": _random,
+}
+
+
+def choose(
+    policy: str,
+    candidates: Sequence[Candidate],
+    need_bytes: int,
+    min_uses: int,
+    seed: int = 0,
+) -> Choice:
+    """Return the first shards of the policy that may go and free ``need_bytes``.
+
+    Args:
+        policy: a key of `ORDERS`.
+        candidates: the live shards.
+        need_bytes: to be freed; 0 or less needs nothing.
+        min_uses: a shard used less by some live job stays.
+        seed: must differ from decision to decision. With one order for ever, ``random``
+            would evict what came last instead of anything.
+    """
+    ripe = [c for c in candidates if c.min_job_uses >= min_uses and not c.leased]
+    return _take(ORDERS[policy](ripe, seed), need_bytes)
+
+
+def retire_ahead(
+    policy: str,
+    candidates: Sequence[Candidate],
+    max_bytes: int,
+    retired_bytes: int,
+    min_uses: int,
+    seed: int = 0,
+) -> tuple[int, ...]:
+    """Return the shards to retire although readers hold them.
+
+    New snapshots leave retired shards out, so they become free as epochs end; else a
+    cache whose readers always hold everything would never be refreshed.
+
+    Args:
+        policy: a key of `ORDERS`.
+        candidates: the live shards.
+        max_bytes: the bound; at most a fifth of it is retired at a time, but always at
+            least one shard.
+        retired_bytes: what is retired and not yet deleted.
+        min_uses: as for `choose`.
+        seed: as for `choose`.
+    """
+    ripe = [c for c in candidates if c.min_job_uses >= min_uses]
+    budget = max_bytes * RETIRED_SHARE - retired_bytes
+    chosen: list[int] = []
+    for candidate in ORDERS[policy](ripe, seed):
+        budget -= candidate.allocated
+        if budget < 0 and (chosen or retired_bytes):
+            break
+        chosen.append(candidate.number)
+    return tuple(chosen)
+
+
+def _take(ordered: Iterable[Candidate], need_bytes: int) -> Choice:
+    chosen: list[int] = []
+    for candidate in ordered:
+        if need_bytes <= 0:
+            break
+        chosen.append(candidate.number)
+        need_bytes -= candidate.allocated
+    return Choice(tuple(chosen), max(0, need_bytes))
