@@ -1,0 +1,138 @@
+"""What a store's refusal means, as one line a person can act on. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from growcache.errors import (
+    AccessError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+    TransientStoreError,
+)
+
+_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
+_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
+_CAUSES = (
+    ("dns error", "its host name cannot be resolved"),
+    ("ConnectionRefused", "the connection was refused"),
+    ("certificate", "its TLS certificate is not trusted"),
+    ("TimedOut", "it did not answer in time"),
+    ("timed out", "it did not answer in time"),
+    ("ConnectionReset", "the connection was reset"),
+    ("IncompleteMessage", "the connection broke off"),
+    ("UnexpectedEof", "the connection broke off"),
+    ("Connect", "no connection could be made"),
+)
+
+_WRONG_KEY = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity"})
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_ELSEWHERE = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "TemporaryRedirect"}
+)
+_TRANSIENT_CODES = frozenset(
+    {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A failed attempt, as far as the client tells.
+
+    Attributes:
+        kind: the client's name of the failure, as a last resort.
+        status: HTTP status; None where no answer came.
+        code: the store's own word, as in S3's ``<Code>``.
+        cause: in plain words, why there was no answer.
+        region: where the bucket is, if the store says so.
+    """
+
+    kind: str
+    status: int | None = None
+    code: str = ""
+    cause: str = ""
+    region: str = ""
+
+
+def read_answer(error: Exception) -> Answer:
+    """Return what an obstore error says. Its text may hold signed URLs, so it is never shown."""
+    text = str(error)
+    found = _STATUS.search(text)
+    status = int(found[1] or found[2]) if found else None
+    if status is None and isinstance(error, FileNotFoundError):
+        status = 404
+    code, region = _CODE.search(text), _REGION.search(text)
+    cause = next((words for sign, words in _CAUSES if sign in text), "")
+    return Answer(
+        type(error).__name__,
+        status,
+        code[1] if code else "",
+        cause,
+        (region[1] or region[2]) if region else "",
+    )
+
+
+def explain(answer: Answer, root: str, key: str) -> StoreError:
+    """Return the error of growcache that an answer means.
+
+    Args:
+        answer: the failed attempt.
+        root: of the store, as ``s3://bucket/``.
+        key: of the object; empty for a listing.
+    """
+    where = f"{root}{key}"
+    store = root.rstrip("/")
+    said = " ".join(filter(None, (str(answer.status or ""), answer.code)))
+    if answer.code == "NoSuchBucket" or (answer.status == 404 and not key):
+        return _final(ObjectMissingError(
+            f"{store} does not exist; check the bucket in source.url and the endpoint_url"
+        ))  # fmt: skip
+    if answer.status in (404, 410):
+        return ObjectMissingError(f"{where} does not exist ({said})")
+    if answer.status in (412, 416) or answer.kind == "PreconditionError":
+        return ObjectChangedError(f"{where} was rewritten since it was listed ({said})")
+    if answer.code in _ELSEWHERE or answer.status in (301, 307):
+        region = answer.region or "ITS-REGION"
+        return AccessError(
+            f"{store} is in another region ({said}); set source.storage_options to "
+            f"{{client_kwargs: {{region_name: {region}}}}}"
+        )
+    if (refusal := _refusal(answer, store, where, said)) is not None:
+        return refusal
+    if answer.kind == "InvalidPathError":
+        return StoreError(
+            f"{where} holds a key that obstore cannot name (with //, or . and .. as a "
+            "component); set source.client: fsspec"
+        )
+    if answer.status is None or answer.status >= 500 or answer.status in (408, 425, 429):
+        return TransientStoreError(f"{where}: {said or answer.cause or answer.kind}")
+    if answer.code in _TRANSIENT_CODES:
+        return TransientStoreError(f"{where}: {said}")
+    return StoreError(f"{where}: the store answered {said}")
+
+
+def _refusal(answer: Answer, store: str, where: str, said: str) -> AccessError | None:
+    if answer.code in _WRONG_KEY or answer.status == 401:
+        return AccessError(
+            f"{store} refuses the credentials ({said}); check key and secret in "
+            "source.storage_options, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if answer.code in _EXPIRED:
+        return AccessError(f"{store}: the credentials have expired ({said}); renew them")
+    if answer.code == "RequestTimeTooSkewed":
+        return AccessError(f"{store} refuses this machine's clock ({said}); set it right")
+    if answer.status == 403 or answer.kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return AccessError(
+            f"{where} may not be read with these credentials ({said or answer.kind}); they need "
+            "to list and get, or anon: true in source.storage_options for a public bucket"
+        )
+    return None
+
+
+def _final(error: StoreError) -> StoreError:
+    # A wrong bucket is a wrong configuration, unlike an object that has gone.
+    error.exit_code = 2
+    return error

@@ -1,0 +1,373 @@
+"""The local, append-only copy of a listing: a key keeps its ordinal for ever.
+
+The file is a sequence of frames: a fixed head, then a body. A block's body is at most 64 entries
+as zlib-packed JSON, so that any entry costs one small read; its sizes and the running digest
+stand outside the packing, so that opening a million entries unpacks none. Only the head
+and body together are valid, by their CRC32C: what a crash tore off is cut away.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from growcache.errors import CacheError
+from growcache.remote.seen import SeenKeys, hash_key
+from growcache.remote.store import Entry
+
+_MAGIC = b"GCCAT\x00\x00\x01"
+BLOCK = 64  # entries
+_BLOCKS_IN_MEMORY = 128
+_DIGEST = 16  # bytes
+_HEAD = struct.Struct("<II")  # bytes of the frame behind these two, their CRC32C
+_FRAME = struct.Struct(
+    f"<BBHB{_DIGEST}s"
+)  # kind, flag, entries, bytes per size, digest after it
+_ENTRIES, _COMPLETE = 1, 2
+
+Columns = list[list[Any]]
+
+
+class Catalog:
+    """The first N keys of a store, by ordinal.
+
+    One process appends, any number read. Methods may be called from several threads.
+    """
+
+    def __init__(self, path: Path, descriptor: int, key_hash: Callable[[str], int]) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._lock = threading.RLock()
+        self._firsts: list[int] = []  # ordinal of each block's first entry
+        self._places: list[
+            tuple[int, int]
+        ] = []  # offset and length of each block's packed body
+        self._digests: list[bytes] = []  # after each block
+        self._sizes = np.zeros(BLOCK, np.int64)
+        self._stored = 0  # entries in blocks
+        self._pending: list[Entry] = []
+        self._unpacked: OrderedDict[int, Columns] = OrderedDict()
+        self._seen: SeenKeys | None = None
+        self._key_hash = key_hash
+        self._end = 0
+        self._complete = False
+        self._writable = True
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        key_hash: Callable[[str], int] = hash_key,
+    ) -> Self:
+        """Return the catalog at ``path``; an empty one is made if there is none.
+
+        Args:
+            path: of the file.
+            readonly: leave the file as it is; a frame that is just being written is ignored.
+            key_hash: 64 bits of a key; for tests of what happens when two collide.
+
+        Raises:
+            CacheError: the file is not a catalog.
+            FileNotFoundError: read-only, and there is none.
+        """
+        path = Path(path)
+        flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
+        catalog = cls(path, os.open(path, flags | os.O_CLOEXEC, 0o600), key_hash)
+        catalog._writable = not readonly
+        try:
+            catalog._recover()
+        except BaseException:
+            catalog.close()
+            raise
+        return catalog
+
+    def refresh(self) -> int:
+        """Take in what another process has appended since; return the number of entries."""
+        with self._lock:
+            self._scan()
+            return len(self)
+
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Add the entries whose keys are new, in order; return how many were.
+
+        A key that is known keeps its ordinal, size and version. Buffered until `flush`, except
+        for what fills whole blocks.
+        """
+        with self._lock:
+            seen = self._known()
+            new = 0
+            for entry in entries:
+                if seen.add(_identity(entry), len(self), self._identity_of):
+                    self._pending.append(entry)
+                    self._put_size(len(self) - 1, entry.size)
+                    new += 1
+                    if len(self._pending) == BLOCK:
+                        self._write_block()
+            return new
+
+    def flush(self) -> None:
+        """Write what is buffered, and have the disk keep it."""
+        with self._lock:
+            if self._pending:
+                self._write_block()
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Release the file; what was not flushed is lost."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._stored + len(self._pending)
+
+    def entry(self, ordinal: int) -> Entry:
+        """Return one entry.
+
+        Raises:
+            IndexError: there is no such ordinal.
+        """
+        with self._lock:
+            if not 0 <= ordinal < len(self):
+                raise IndexError(f"the catalog has {len(self)} entries, no number {ordinal}")
+            if ordinal >= self._stored:
+                return self._pending[ordinal - self._stored]
+            block = bisect_right(self._firsts, ordinal) - 1
+            return _row(self._columns(block), ordinal - self._firsts[block])
+
+    def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
+        """Return several entries."""
+        return [self.entry(int(ordinal)) for ordinal in ordinals]
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of every object, by ordinal: int64 [len], a read-only view of this moment."""
+        view = self._sizes[: len(self)]
+        view.flags.writeable = False
+        return view
+
+    def digest(self, count: int) -> str:
+        """Return 128 bits, in hex, that stand for the first ``count`` entries.
+
+        They do not depend on how the entries came to be split into blocks.
+
+        Raises:
+            IndexError: there are fewer.
+        """
+        with self._lock:
+            if not 0 <= count <= len(self):
+                raise IndexError(f"the catalog has {len(self)} entries, not {count}")
+            base, running = self._stored, self._last_digest()
+            if count < base:
+                block = bisect_right(self._firsts, count) - 1
+                base = self._firsts[block]
+                running = self._digests[block - 1] if block else bytes(_DIGEST)
+            for ordinal in range(base, count):
+                running = _advance(running, self.entry(ordinal))
+            return running.hex()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the listing had come to its end; kept in the file."""
+        return self._complete
+
+    @complete.setter
+    def complete(self, value: bool) -> None:
+        with self._lock:
+            if self._pending:
+                self._write_block()
+            if value != self._complete:
+                self._write_frame(_COMPLETE, int(value), 0, 0, self._last_digest(), b"", b"")
+                self._complete = value
+            os.fsync(self._descriptor)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the file takes on the disk, in whole blocks."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
+    # -- blocks -------------------------------------------------------------------------
+
+    def _write_block(self) -> None:
+        entries, self._pending = self._pending, []
+        digest = self._last_digest()
+        for entry in entries:
+            digest = _advance(digest, entry)
+        sizes = np.array([entry.size for entry in entries], np.uint64)
+        width = _width(int(sizes.max()))
+        packed = zlib.compress(orjson.dumps(_columns(entries)), 6)
+        try:
+            body = self._write_frame(
+                _ENTRIES, 0, len(entries), width, digest, _narrow(sizes, width), packed
+            )
+        except OSError:
+            self._pending = entries
+            raise
+        self._add_block(body, len(packed), len(entries), digest)
+
+    def _write_frame(
+        self,
+        kind: int,
+        flag: int,
+        count: int,
+        width: int,
+        digest: bytes,
+        sizes: bytes,
+        packed: bytes,
+    ) -> int:
+        """Append a frame; return where its packed body starts."""
+        if not self._writable:
+            raise CacheError(f"{self._path} was opened for reading")
+        content = _FRAME.pack(kind, flag, count, width, digest) + sizes + packed
+        frame = _HEAD.pack(len(content), google_crc32c.value(content)) + content
+        written = os.pwrite(self._descriptor, frame, self._end)
+        if written != len(frame):
+            os.ftruncate(self._descriptor, self._end)
+            raise OSError(f"{self._path}: only {written} of {len(frame)} bytes were written")
+        self._end += len(frame)
+        return self._end - len(packed)
+
+    def _add_block(self, body: int, length: int, count: int, digest: bytes) -> None:
+        self._firsts.append(self._stored)
+        self._places.append((body, length))
+        self._digests.append(digest)
+        self._stored += count
+
+    def _columns(self, block: int) -> Columns:
+        columns = self._unpacked.get(block)
+        if columns is None:
+            offset, length = self._places[block]
+            columns = orjson.loads(zlib.decompress(os.pread(self._descriptor, length, offset)))
+            self._unpacked[block] = columns
+            if len(self._unpacked) > _BLOCKS_IN_MEMORY:
+                self._unpacked.popitem(last=False)
+        else:
+            self._unpacked.move_to_end(block)
+        return columns
+
+    def _last_digest(self) -> bytes:
+        return self._digests[-1] if self._digests else bytes(_DIGEST)
+
+    def _put_size(self, ordinal: int, size: int) -> None:
+        if ordinal >= len(self._sizes):
+            # A new array, so that views handed out before stay as they were.
+            grown = np.zeros(max(BLOCK, 2 * len(self._sizes)), np.int64)
+            grown[: len(self._sizes)] = self._sizes
+            self._sizes = grown
+        self._sizes[ordinal] = size
+
+    # -- keys ---------------------------------------------------------------------------
+
+    def _known(self) -> SeenKeys:
+        if self._seen is None:
+            seen = SeenKeys(self._key_hash)
+            for ordinal in range(len(self)):
+                seen.add(self._identity_of(ordinal), ordinal, self._identity_of)
+            self._seen = seen
+        return self._seen
+
+    def _identity_of(self, ordinal: int) -> str:
+        return _identity(self.entry(ordinal))
+
+    # -- opening ------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        head = os.pread(self._descriptor, len(_MAGIC), 0)
+        if self._writable and _MAGIC.startswith(head) and head != _MAGIC:
+            os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash in the very first write
+        elif head != _MAGIC:
+            raise CacheError(
+                f"{self._path} is not a catalog of this version; move it away and list anew"
+            )
+        self._end = len(_MAGIC)
+        self._scan()
+        if self._writable:
+            os.ftruncate(self._descriptor, self._end)
+
+    def _scan(self) -> None:
+        """Take in the frames behind the known ones, up to the first that is not whole."""
+        size = os.fstat(self._descriptor).st_size
+        data = memoryview(os.pread(self._descriptor, size - self._end, self._end))
+        at = 0
+        while at + _HEAD.size + _FRAME.size <= len(data):
+            length, crc = _HEAD.unpack_from(data, at)
+            content = data[at + _HEAD.size : at + _HEAD.size + length]
+            if len(content) < max(length, _FRAME.size):
+                break
+            if google_crc32c.value(bytes(content)) != crc:
+                break
+            self._take_frame(content, self._end + at + _HEAD.size)
+            at += _HEAD.size + length
+        self._end += at
+
+    def _take_frame(self, content: memoryview, offset: int) -> None:
+        kind, flag, count, width, digest = _FRAME.unpack_from(content)
+        if kind == _COMPLETE:
+            self._complete = bool(flag)
+            return
+        packed = _FRAME.size + count * width
+        sizes = _widen(content[_FRAME.size : packed], width)
+        self._put_size(self._stored + count - 1, 0)
+        self._sizes[self._stored : self._stored + count] = sizes
+        self._add_block(offset + packed, len(content) - packed, count, digest)
+
+
+def _identity(entry: Entry) -> str:
+    # Two URLs of a source may be two buckets with the same keys.
+    return f"{entry.store}\x00{entry.key}"
+
+
+def _columns(entries: Sequence[Entry]) -> Columns:
+    return [
+        [entry.key for entry in entries],
+        [entry.size for entry in entries],
+        [entry.etag for entry in entries],
+        [entry.mtime for entry in entries],
+        [entry.store for entry in entries],
+    ]
+
+
+def _row(columns: Columns, index: int) -> Entry:
+    key, size, etag, mtime, store = (column[index] for column in columns)
+    return Entry(key, size, etag, mtime, store)
+
+
+def _advance(digest: bytes, entry: Entry) -> bytes:
+    # The time counts only where it is all there is: copies of a bucket have other times.
+    version = entry.etag if entry.etag is not None else entry.mtime
+    line = orjson.dumps([entry.store, entry.key, entry.size, version])
+    return blake2b(digest + line, digest_size=_DIGEST).digest()
+
+
+def _width(largest: int) -> int:
+    return next(width for width in (1, 2, 4, 8) if largest < 1 << (8 * width))
+
+
+def _narrow(sizes: npt.NDArray[np.uint64], width: int) -> bytes:
+    return sizes.astype(f"<u{width}").tobytes()
+
+
+def _widen(data: memoryview, width: int) -> npt.NDArray[np.int64]:
+    return np.frombuffer(data, f"<u{width}").astype(np.int64)

@@ -1,0 +1,243 @@
+"""NumPy's ``.npy``: the object as one sample, its rows, or windows of rows."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.remote.formats.objects import (
+    Measure,
+    Reader,
+    Visit,
+    one_of,
+    refuse_unknown,
+    whole_number,
+)
+from growcache.remote.formats.rows import Grid, Rows, native_order, read_samples
+from growcache.remote.store import Entry
+from growcache.schema import Sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_OPTIONS = ("axis", "window", "stride", "phase")
+_MAGIC = b"\x93NUMPY"
+_PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
+_SMALL = 1 << 16  # bytes; such an object is fetched whole rather than in two requests
+_LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
+_KNOWN_HEADERS = 8192  # objects; some 400 bytes each
+# Plain numbers only, checked before NumPy sees the text: it would build records of any size.
+_NUMBER = re.compile(r"[<>|=]?(\?|b1|[iu][1248]|f(2|4|8|16)|c(8|16|32))")
+_PYTHON2_LONG = re.compile(r"(\d+)L\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an ``.npy`` header says, checked against the size of its object.
+
+    Attributes:
+        data: where the values start, bytes.
+        dtype: of one value, byte order included.
+        shape: of the array.
+        fortran: whether the first axis varies fastest.
+    """
+
+    data: int
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    fortran: bool
+
+
+class WholeArray:
+    """An object is one sample."""
+
+    ranged = False
+
+    async def measure(self, reader: Reader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        header = await read_header(reader)
+        values = math.prod(header.shape) * header.dtype.itemsize
+        return Measure(float(values), reader.entry.size - values, 1)
+
+    async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`."""
+        data = await reader.read()
+        header = parse_header(data, reader.entry)
+        shape = header.shape
+        flat = np.frombuffer(memoryview(data), header.dtype, math.prod(shape), header.data)
+        values = native_order(flat.reshape(shape, order="F" if header.fortran else "C"))
+        return [({"x": values}, 0, shape[0] if shape else reader.entry.size)]
+
+
+class ArrayRows:
+    """An object is many samples along its first axis."""
+
+    ranged = True
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        # A second visit to an object is then a single request.
+        self._known: OrderedDict[Entry, Rows] = OrderedDict()
+
+    async def measure(self, reader: Reader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        reader, rows = await self._located(reader)
+        return self._grid.measure(rows, reader.entry.size)
+
+    async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`."""
+        reader, rows = await self._located(reader)
+        return await read_samples(reader, rows, self._grid, visit)
+
+    async def _located(self, reader: Reader) -> tuple[Reader, Rows]:
+        entry = reader.entry
+        if (rows := self._known.get(entry)) is not None:
+            self._known.move_to_end(entry)
+            return reader, rows
+        if entry.size <= _SMALL:
+            reader = _Fetched(entry, await reader.read())
+        rows = _rows(await read_header(reader), entry)
+        self._known[entry] = rows
+        if len(self._known) > _KNOWN_HEADERS:
+            self._known.popitem(last=False)
+        return reader, rows
+
+
+class _Fetched:
+    """A `Reader` of an object that is in memory."""
+
+    def __init__(self, entry: Entry, data: Buffer) -> None:
+        self.entry = entry
+        self._data = memoryview(data)
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        return self._data[start:stop]
+
+
+async def read_header(reader: Reader) -> Header:
+    """Return the header of an object, mostly by one small read.
+
+    Raises:
+        FormatError: not an ``.npy`` file of numbers, or shorter than it says.
+    """
+    head = await reader.read(0, _PROBE)
+    if (end := _header_end(head, reader.entry)) > memoryview(head).nbytes:
+        head = await reader.read(0, end)
+    return parse_header(head, reader.entry)
+
+
+def parse_header(data: Buffer, entry: Entry) -> Header:
+    """Return what the header at the start of ``data`` says; nothing is executed or unpickled.
+
+    Raises:
+        FormatError: not an ``.npy`` header of numbers, or one that promises more than the object
+            holds.
+    """
+    view = memoryview(data)
+    end = _header_end(view, entry)
+    start = 10 if view[6] == 1 else 12
+    fields = _literal(bytes(view[start:end]), "utf-8" if view[6] == 3 else "latin-1", entry)
+    header = Header(end, _dtype(fields["descr"], entry), *_shape(fields, entry))
+    needed = end + math.prod(header.shape) * header.dtype.itemsize
+    if needed > entry.size:
+        raise FormatError(
+            f"{entry.key}: its header promises {needed} bytes, the object has {entry.size}"
+        )
+    return header
+
+
+def _header_end(data: Buffer, entry: Entry) -> int:
+    view = memoryview(data)
+    if view.nbytes < 12 or view[:6] != _MAGIC or view[6] not in (1, 2, 3):
+        raise FormatError(f"{entry.key}: expected an .npy file, found {bytes(view[:8])!r}")
+    start = 10 if view[6] == 1 else 12
+    length = int.from_bytes(view[8:start], "little")
+    if length > _LONGEST_HEADER or start + length > entry.size:
+        raise FormatError(
+            f"{entry.key}: its .npy header claims {length} bytes, of at most "
+            f"{min(_LONGEST_HEADER, entry.size)}"
+        )
+    return start + length
+
+
+def _literal(text: bytes, encoding: str, entry: Entry) -> dict[str, Any]:
+    try:
+        words = text.decode(encoding).strip()
+        try:
+            found = ast.literal_eval(words)
+        except SyntaxError:  # Python 2 wrote shapes as (10L, 3L)
+            found = ast.literal_eval(_PYTHON2_LONG.sub(r"\1", words))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or set(found) != {"descr", "fortran_order", "shape"}:
+        raise FormatError(f"{entry.key}: its .npy header is not one: {text[:80]!r}")
+    return found
+
+
+def _dtype(descr: object, entry: Entry) -> np.dtype[np.generic]:
+    if isinstance(descr, str) and _NUMBER.fullmatch(descr):
+        try:
+            return np.dtype(descr)
+        except TypeError:  # float128 on a machine without it
+            pass
+    raise FormatError(
+        f"{entry.key}: expected an array of plain numbers, found dtype {str(descr)[:80]}"
+    )
+
+
+def _shape(fields: dict[str, Any], entry: Entry) -> tuple[tuple[int, ...], bool]:
+    shape, fortran = fields["shape"], fields["fortran_order"]
+    if (
+        isinstance(shape, tuple)
+        and len(shape) <= 32
+        and all(type(n) is int and n >= 0 for n in shape)
+        and isinstance(fortran, bool)
+    ):
+        return shape, fortran
+    raise FormatError(f"{entry.key}: its .npy header has shape {str(shape)[:80]}")
+
+
+def _rows(header: Header, entry: Entry) -> Rows:
+    if not header.shape:
+        raise FormatError(
+            f"{entry.key}: expected an array with an axis 0, found a single value"
+        )
+    if header.fortran and len(header.shape) > 1:
+        raise FormatError(
+            f"{entry.key}: its rows are not contiguous (Fortran order), so they cannot be read "
+            "by range; drop axis and window to take whole arrays"
+        )
+    return Rows(header.data, header.shape[0], header.shape[1:], header.dtype)
+
+
+def open_npy(options: Mapping[str, Any]) -> WholeArray | ArrayRows:
+    """Return the format.
+
+    Options:
+        axis: 0: each row is a sample. Without axis and window the object is one sample.
+        window: rows of one sample, along axis 0.
+        stride: rows from one window to the next; the window by default.
+        phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
+
+    Raises:
+        ConfigError: an unknown option, or a value that cannot be meant.
+    """
+    refuse_unknown("npy", options, _OPTIONS)
+    axis, window = options.get("axis"), whole_number(options, "window", 1)
+    stride = whole_number(options, "stride", 1)
+    if axis not in (None, 0) or isinstance(axis, bool):
+        raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
+    if stride is not None and window is None and axis is None:
+        raise ConfigError("source.options.stride: needs window (or axis: 0, to skip rows)")
+    random_phase = one_of(options, "phase", ("zero", "random"), "zero") == "random"
+    if axis is None and window is None:
+        return WholeArray()
+    return ArrayRows(Grid(window, stride or window or 1, random_phase=random_phase))

@@ -1,0 +1,135 @@
+"""What every object format offers, and what all of them share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from growcache.errors import ConfigError
+from growcache.remote.store import Entry
+from growcache.schema import Sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Which samples of an object one visit yields.
+
+    Attributes:
+        part: which of the ``parts`` contiguous shares.
+        parts: into how many the object is divided.
+        round: the pass of the permutation; with ``seed``, part of every random choice.
+        seed: of the cache.
+        take: so many samples of the part, at random, instead of all of them.
+    """
+
+    part: int
+    parts: int
+    round: int
+    seed: int
+    take: int | None = None
+
+
+class Reader(Protocol):
+    """An object, as a format reads it."""
+
+    @property
+    def entry(self) -> Entry:
+        """Which object."""
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """Return the bytes [start, stop)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How an object's size and its number of samples hang together.
+
+    Attributes:
+        stride_bytes: by how many bytes one sample lies behind the one before.
+        overhead_bytes: such that (size - overhead) / stride is the number of samples; negative
+            where samples lie apart.
+        samples: in this object.
+    """
+
+    stride_bytes: float
+    overhead_bytes: int
+    samples: int
+
+
+class ObjectFormat(Protocol):
+    """Turns an object's bytes into samples."""
+
+    ranged: bool
+    """Whether a part is read by byte range; otherwise each object is read whole, as one part."""
+
+    async def measure(self, reader: Reader) -> Measure:
+        """Return the sizes of one object.
+
+        Raises:
+            FormatError: the object is not what the format says.
+        """
+
+    async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """Return the samples of a visit, each with its origin [start, stop).
+
+        Origins count rows; bytes where the object has none. Arrays are little-endian, in C
+        order, and may be read-only views of one buffer.
+
+        Raises:
+            FormatError: the object is not what the format says.
+        """
+
+
+def share(samples: int, visit: Visit) -> range:
+    """Return the ordinals of the samples in the visit's part: contiguous, possibly none."""
+    return range(visit.part * samples // visit.parts, (visit.part + 1) * samples // visit.parts)
+
+
+def whole_number(options: Mapping[str, Any], name: str, least: int) -> int | None:
+    """Return an integer option, None where it is not given.
+
+    Raises:
+        ConfigError: not an integer of at least ``least``.
+    """
+    value = options.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"source.options.{name}: expected an integer of at least {least}, found {value!r}"
+        )
+    return value
+
+
+def one_of(
+    options: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str
+) -> str:
+    """Return an option that is one of few words.
+
+    Raises:
+        ConfigError: another word.
+    """
+    value = options.get(name, default)
+    if value not in choices:
+        raise ConfigError(
+            f"source.options.{name}: expected {' or '.join(choices)}, found {value!r}"
+        )
+    return str(value)
+
+
+def refuse_unknown(form: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse options that the format does not have.
+
+    Raises:
+        ConfigError: names the nearest one it has.
+    """
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            raise ConfigError(f"source.options: format {form} has no option {name!r}; {hint}")

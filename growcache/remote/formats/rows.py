@@ -1,0 +1,159 @@
+"""Samples out of an array of rows: single rows or windows, read by byte range."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from growcache.remote.formats.objects import Measure, Reader, Visit, share
+from growcache.schema import Array, Sample
+from growcache.seeding import derive, generator
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_WORTH_A_REQUEST = 1 << 18  # bytes; a gap smaller than this is read along
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the rows of one object lie.
+
+    Attributes:
+        offset: of the first row, bytes.
+        count: rows.
+        shape: of one row.
+        dtype: of one value, byte order included.
+    """
+
+    offset: int
+    count: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row to the next."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which runs of rows are samples.
+
+    Attributes:
+        window: rows of one sample; None: single rows, without an axis for them.
+        stride: rows from one start to the next.
+        pad: whether windows that reach past the last row are kept, filled with zeros.
+        random_phase: whether the grid starts at a random row, anew in every pass.
+        channels: the subset of the row's first axis; None: all.
+    """
+
+    window: int | None = None
+    stride: int = 1
+    pad: bool = False
+    random_phase: bool = False
+    channels: tuple[int, ...] | None = None
+
+    @property
+    def length(self) -> int:
+        """Rows of one sample."""
+        return self.window or 1
+
+    def possible(self, rows: int) -> int:
+        """Return at how many rows a sample can start."""
+        return rows if self.pad else max(0, rows - self.length + 1)
+
+    def starts(self, rows: int, phase: int) -> range:
+        """Return the first rows of all samples."""
+        return range(phase, self.possible(rows), self.stride)
+
+    def phase(self, rows: int, visit: Visit, key: str) -> int:
+        """Return where the grid starts in this pass.
+
+        Uniform over the stride, so that every possible start is equally likely; over the
+        possible starts where those are fewer, so that a short object is not passed over.
+        """
+        choices = min(self.stride, self.possible(rows))
+        if not self.random_phase or choices < 2:
+            return 0
+        return derive("phase", visit.seed, visit.round, key) % choices
+
+    def measure(self, rows: Rows, size: int) -> Measure:
+        """Return the sizes of an object of ``size`` bytes, at phase 0."""
+        stride = self.stride * rows.row_bytes
+        samples = len(self.starts(rows.count, 0))
+        used = rows.offset + rows.count * rows.row_bytes
+        lost = 0 if self.pad else (self.length - self.stride) * rows.row_bytes
+        return Measure(float(stride), size - used + rows.offset + lost, samples)
+
+
+async def read_samples(
+    reader: Reader, rows: Rows, grid: Grid, visit: Visit
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples of a visit, in the order of the object."""
+    starts = grid.starts(rows.count, grid.phase(rows.count, visit, reader.entry.key))
+    wanted: Sequence[int] = starts[_slice(share(len(starts), visit))]
+    if visit.take is not None:
+        wanted = _taken(wanted, visit, reader.entry.key)
+    runs = _runs(wanted, grid.length, max(1, _WORTH_A_REQUEST // max(1, rows.row_bytes)))
+    read = await asyncio.gather(*(_read_run(reader, rows, grid, run) for run in runs))
+    return [sample for samples in read for sample in samples]
+
+
+def _slice(ordinals: range) -> slice:
+    return slice(ordinals.start, ordinals.stop)
+
+
+def _taken(starts: Sequence[int], visit: Visit, key: str) -> list[int]:
+    rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
+    count = min(visit.take or 0, len(starts))
+    return [starts[int(i)] for i in np.sort(rng.choice(len(starts), count, replace=False))]
+
+
+def _runs(starts: Sequence[int], length: int, gap: int) -> list[list[int]]:
+    """Return the starts in groups that are worth one request each."""
+    runs: list[list[int]] = []
+    for start in starts:
+        if runs and start - (runs[-1][-1] + length) <= gap:
+            runs[-1].append(start)
+        else:
+            runs.append([start])
+    return runs
+
+
+async def _read_run(
+    reader: Reader, rows: Rows, grid: Grid, starts: list[int]
+) -> list[tuple[Sample, int, int]]:
+    first, last = starts[0], min(starts[-1] + grid.length, rows.count)
+    at = rows.offset + first * rows.row_bytes
+    data: Buffer = b""
+    if rows.row_bytes:
+        data = await reader.read(at, rows.offset + last * rows.row_bytes)
+    values = np.frombuffer(memoryview(data), rows.dtype).reshape(last - first, *rows.shape)
+    values = native_order(values if grid.channels is None else values[:, list(grid.channels)])
+    return [
+        (_cut(values, start - first, grid), start, min(start + grid.length, rows.count))
+        for start in starts
+    ]
+
+
+def _cut(values: Array, at: int, grid: Grid) -> Sample:
+    if grid.window is None:
+        return {"x": values[at]}
+    window = values[at : at + grid.window]
+    if len(window) < grid.window:
+        padded = np.zeros((grid.window, *values.shape[1:]), values.dtype)
+        padded[: len(window)] = window
+        window = padded
+    return {"x": window}
+
+
+def native_order(values: Array) -> Array:
+    """Return the array little-endian and in C order, itself if it is."""
+    return np.asarray(values, values.dtype.newbyteorder("<"), order="C")

@@ -1,0 +1,272 @@
+"""Every other URL, and every option obstore has no word for, through fsspec."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.core import url_to_fs
+
+from growcache.config import SourceConfig
+from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
+from growcache.remote.answers import Answer, explain
+from growcache.remote.store import PAGE, Entry
+from growcache.remote.urls import BUCKETS, WEB, Location
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_S3 = frozenset({"s3", "s3a"})
+_MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+class FsspecBackend:
+    """One fsspec file system; ``root`` is what its paths have before our keys."""
+
+    def __init__(
+        self, opened: Callable[[], Any], location: Location, root: str, concurrency: int
+    ) -> None:
+        self._open = opened
+        self._fs = opened()
+        self._location = location
+        self._root = root
+        self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
+        # Clients such as paramiko's are not meant for several threads: one for each.
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(min(8, concurrency), "growcache-fsspec")
+        special = _SPECIAL.get(location.scheme) if self._is_async else None
+        self._get_async = special or _plain_get
+
+    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+        """See `Backend.listing`."""
+        try:
+            if location.scheme in _S3:
+                yield from _s3_pages(self._fs, self._root.rstrip("/"), location.prefix, after)
+            else:
+                yield from self._walked(location)
+        except Exception as error:  # noqa: BLE001 - clients of any make; see _translated
+            raise self._translated(error, "") from None
+
+    def head(self, key: str) -> Entry:
+        """See `Backend.head`."""
+        try:
+            info = self._fs.info(self._root + key)
+        except Exception as error:  # noqa: BLE001
+            raise self._translated(error, key) from None
+        if info["type"] == "directory":
+            raise ObjectMissingError(
+                f"{self._location.root}{key} is a folder; to take what is below it, end "
+                "source.url with /"
+            )
+        return _entry(key, info)
+
+    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """See `Backend.get`."""
+        try:
+            if self._is_async:
+                return await self._on_fsspec_loop(
+                    self._get_async(self._fs, self._root, entry, start, stop)
+                )
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._get, entry, start, stop)
+        except Exception as error:  # noqa: BLE001
+            raise self._translated(error, entry.key) from None
+
+    async def close(self) -> None:
+        """See `Backend.close`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _on_fsspec_loop(self, work: Coroutine[Any, Any, bytes]) -> bytes:
+        """Run on the loop that fsspec keeps in a thread.
+
+        Its sessions belong to one loop; so listing (which blocks) and reading share one.
+        """
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._fs.loop))
+
+    def _get(self, entry: Entry, start: int, stop: int) -> bytes:
+        fs = getattr(self._own, "fs", None)
+        if fs is None:
+            fs = self._own.fs = self._open()
+        data: bytes = fs.cat_file(self._root + entry.key, start, stop)
+        # After the read: what was written before or during it shows now.
+        _check(entry, fs.info(self._root + entry.key))
+        return data
+
+    def _walked(self, location: Location) -> Iterator[list[Entry]]:
+        page: list[Entry] = []
+        top = (self._root + location.prefix).rstrip("/") or self._fs.root_marker
+        self._fs.invalidate_cache()
+        for _, _, files in self._fs.walk(
+            top, maxdepth=location.depth, detail=True, on_error="raise"
+        ):
+            for info in sorted(files.values(), key=lambda info: str(info["name"])):
+                page.append(_entry(str(info["name"]).removeprefix(self._root), info))
+                if len(page) == PAGE:
+                    yield page
+                    page = []
+        yield page
+
+    def _translated(self, error: Exception, key: str) -> Exception:
+        if isinstance(error, StoreError):
+            return error
+        if type(error).__module__ == "builtins" and not isinstance(error, OSError):
+            return error  # a bug, not an answer of the store
+        return explain(_answer(error), self._location.root, key)
+
+
+def _answer(error: BaseException) -> Answer:
+    """Return what a client's exception says; s3fs keeps botocore's as the cause."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = str(response.get("Error", {}).get("Code", ""))
+        region = str(response.get("Error", {}).get("Region", ""))
+        if code.isdigit():  # answers to HEAD have no body, so no word
+            status, code = int(code), ""
+        return Answer(type(error).__name__, status, code, region=region)
+    for name in ("status", "status_code", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int) and 300 <= status < 600:
+            return Answer(type(error).__name__, status)
+    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        return Answer(type(error).__name__, 404)
+    if isinstance(error, PermissionError):
+        return Answer(type(error).__name__, 403)
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        return Answer(type(error).__name__, 401)
+    cause = getattr(error, "strerror", None) or type(error).__name__
+    return Answer(type(error).__name__, cause=f"no answer ({cause})")
+
+
+def _entry(key: str, info: Mapping[str, Any]) -> Entry:
+    etag = info.get("ETag") or info.get("etag")
+    return Entry(key, int(info["size"] or 0), etag and str(etag), _modified(info))
+
+
+def _modified(info: Mapping[str, Any]) -> float | None:
+    for name in _MODIFIED:
+        value = info.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        if isinstance(value, str):
+            try:
+                return datetime.fromisoformat(value).timestamp()
+            except ValueError:
+                continue
+    return None
+
+
+def _check(entry: Entry, info: Mapping[str, Any]) -> None:
+    found = _entry(entry.key, info)
+    if (found.size, found.etag, found.mtime) != (entry.size, entry.etag, entry.mtime):
+        raise ObjectChangedError(
+            f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
+            f"{entry.etag or entry.mtime}, found {found.size} of {found.etag or found.mtime}"
+        )
+
+
+async def _plain_get(fs: Any, root: str, entry: Entry, start: int, stop: int) -> bytes:
+    data: bytes = await fs._cat_file(root + entry.key, start=start, end=stop)
+    _check(entry, await fs._info(root + entry.key))
+    return data
+
+
+async def _s3_get(fs: Any, root: str, entry: Entry, start: int, stop: int) -> bytes:
+    """One conditional request; `_cat_file` would ask for the size first, and not for a version."""
+    wanted = {"IfMatch": entry.etag} if entry.etag else {}
+    if start or stop < entry.size:
+        wanted["Range"] = f"bytes={start}-{stop - 1}"
+    answer = await fs._call_s3("get_object", Bucket=root.rstrip("/"), Key=entry.key, **wanted)
+    async with answer["Body"] as body:
+        data: bytes = await body.read()
+        return data
+
+
+async def _web_get(fs: Any, root: str, entry: Entry, start: int, stop: int) -> bytes:
+    """One request, whose answer says which version it is."""
+    settings = dict(fs.kwargs)
+    headers = dict(settings.pop("headers", {}))
+    if start or stop < entry.size:
+        headers["Range"] = f"bytes={start}-{stop - 1}"
+    if entry.etag and not entry.etag.startswith("W/"):
+        headers["If-Match"] = entry.etag
+    session = await fs.set_session()
+    address = fs.encode_url(root + entry.key)
+    async with session.get(address, headers=headers, **settings) as answer:
+        answer.raise_for_status()
+        found = answer.headers.get("ETag")
+        if entry.etag and found and found != entry.etag:
+            raise ObjectChangedError(f"{entry.key} was rewritten since it was listed")
+        data: bytes = await answer.read()
+        return data if answer.status == 206 else data[start:stop]
+
+
+_SPECIAL = {"s3": _s3_get, "s3a": _s3_get, "http": _web_get, "https": _web_get}
+
+
+def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[list[Entry]]:
+    """Yield pages as they come; `find` would hold them all back until the last."""
+    more = {"StartAfter": after} if after else {}
+    while True:
+        answer = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        yield [
+            Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())
+            for row in answer.get("Contents", ())
+            if row["Size"] or not row["Key"].endswith("/")
+        ]
+        if not answer.get("IsTruncated"):
+            return
+        more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+
+def open_fsspec(
+    location: Location, url: str, source: SourceConfig, concurrency: int
+) -> tuple[Location, FsspecBackend]:
+    """Return the backend of a URL, and the location in that file system's own paths.
+
+    Raises:
+        ConfigError: fsspec knows no such scheme, misses its package, or refuses an option.
+    """
+    options = dict(source.storage_options)
+    if location.scheme in _S3:
+        options = _one_attempt(options, concurrency)
+
+    def opened() -> Any:
+        fs = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)[0]
+        if location.scheme in _S3:
+            fs.retries = 1
+        return fs
+
+    try:
+        fs, path = url_to_fs(url, **options)
+        folder = "/" if url.endswith("/") and not path.endswith("/") else ""
+        if location.scheme in BUCKETS:
+            root = f"{location.scheme}://{location.bucket}/"
+            root = root if location.scheme in WEB else f"{location.bucket}/"
+        else:
+            root = ""
+            location = replace(location, pattern=path + folder)
+        del fs
+        return location, FsspecBackend(opened, location, root, concurrency)
+    except (ImportError, ValueError, TypeError) as error:
+        known = "" if location.scheme in fsspec.available_protocols() else "; see fsspec's docs"
+        raise ConfigError(f"source.url {location.url}: {error}{known}") from None
+
+
+def _one_attempt(options: dict[str, Any], concurrency: int) -> dict[str, Any]:
+    """Leave retries to growcache, and have a connection for every read in flight."""
+    config = {
+        "retries": {"max_attempts": 0},
+        "max_pool_connections": max(10, concurrency),
+        **options.get("config_kwargs", {}),
+    }
+    return {**options, "config_kwargs": config}

@@ -1,0 +1,146 @@
+"""Local files as objects: exact (size and mtime of the open file), and no imports to pay."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from growcache.errors import (
+    AccessError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+    TransientStoreError,
+)
+from growcache.remote.store import PAGE, Entry
+from growcache.remote.urls import Location
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
+
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM})
+# Network mounts answer these while the server is away.
+_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
+_LARGEST_READ = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at once
+
+
+class LocalBackend:
+    """Files of this machine; keys are absolute paths."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._threads = ThreadPoolExecutor(min(32, concurrency), "growcache-read")
+
+    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+        """See `Backend.listing`; sorted within each folder."""
+        root = Path(location.prefix)
+        if not root.is_dir():
+            error = ObjectMissingError(
+                f"no folder {root}; expected the one that source.url {location.url} names"
+            )
+            error.exit_code = 2
+            raise error
+        page: list[Entry] = []
+        for path in _walk(str(root), location.depth, frozenset()):
+            if (entry := _entry(path)) is not None:
+                page.append(entry)
+            if len(page) == PAGE:
+                yield page
+                page = []
+        yield page
+
+    def head(self, key: str) -> Entry:
+        """See `Backend.head`."""
+        try:
+            found = Path(key).stat()
+        except OSError as error:
+            raise _translated(error, key) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise ObjectMissingError(
+                f"{key} is not a file; to take all files below a folder, end source.url with /"
+            )
+        return Entry(key, found.st_size, None, found.st_mtime)
+
+    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """See `Backend.get`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _read, entry, start, stop)
+
+    async def close(self) -> None:
+        """See `Backend.close`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """Yield files (and links to files) below a folder; links back up are not followed."""
+    try:
+        found = os.stat(folder)  # noqa: PTH116 - paths stay strings: a million of them
+        with os.scandir(folder) as scan:
+            children = sorted((child.name, child.is_dir()) for child in scan)
+    except OSError as error:
+        logger.warning("%s is left out of the listing: %s", folder, error.strerror)
+        return
+    here = (found.st_dev, found.st_ino)
+    if here in above:
+        return
+    base = folder if folder.endswith("/") else folder + "/"
+    for name, is_folder in children:
+        if not is_folder:
+            yield base + name
+        elif depth is None or depth > 1:
+            yield from _walk(base + name, depth and depth - 1, above | {here})
+
+
+def _entry(path: str) -> Entry | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:  # a dangling link, or deleted between the two calls
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Entry(path, found.st_size, None, found.st_mtime)
+
+
+def _read(entry: Entry, start: int, stop: int) -> bytes:
+    try:
+        descriptor = os.open(entry.key, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if (found.st_size, found.st_mtime) != (entry.size, entry.mtime):
+                raise ObjectChangedError(
+                    f"{entry.key} was rewritten since it was listed: expected {entry.size} "
+                    f"bytes of time {entry.mtime}, found {found.st_size} of {found.st_mtime}"
+                )
+            return _pread(descriptor, start, stop)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _translated(error, entry.key) from None
+
+
+def _pread(descriptor: int, start: int, stop: int) -> bytes:
+    data = os.pread(descriptor, min(stop - start, _LARGEST_READ), start)
+    if len(data) == stop - start or not data:
+        return data
+    return data + _pread(descriptor, start + len(data), stop)
+
+
+def _translated(error: OSError, key: str) -> OSError:
+    if isinstance(error, StoreError):
+        return error
+    if error.errno in _GONE:
+        return ObjectMissingError(f"{key} does not exist")
+    if error.errno in _REFUSED:
+        return AccessError(f"{key} may not be read by this user: {error.strerror}")
+    if error.errno in _PASSING:
+        return TransientStoreError(f"{key} cannot be read just now: {error.strerror}")
+    return StoreError(f"{key} cannot be read: {error.strerror}")

@@ -1,0 +1,264 @@
+"""S3, Google Cloud, Azure and web servers through obstore (Rust's object_store)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+from growcache.config import SourceConfig
+from growcache.errors import ConfigError, ObjectChangedError
+from growcache.remote.answers import explain, read_answer
+from growcache.remote.credentials import s3_settings
+from growcache.remote.store import PAGE, Entry
+from growcache.remote.urls import WEB, Location
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+    from typing_extensions import Buffer
+
+    AnyStore = AzureStore | GCSStore | HTTPStore | S3Store
+
+_FAILURES = (BaseError, OSError, ValueError)
+
+_GCS_NAMES = {"endpoint_url": "base_url", "anon": "skip_signature"}
+_AZURE_NAMES = {"sas_token": "sas_key", "anon": "skip_signature", "endpoint_url": "endpoint"}
+_GCS_OPTIONS = frozenset(
+    {"base_url", "skip_signature", "application_credentials", "service_account"}
+)
+_AZURE_OPTIONS = frozenset(
+    {"account_name", "account_key", "sas_key", "skip_signature", "endpoint", "use_emulator",
+     "client_id", "client_secret", "tenant_id"}
+)  # fmt: skip
+
+
+class ObstoreBackend:
+    """One bucket, container or web host."""
+
+    def __init__(self, store: AnyStore, root: str, *, checks_answers: bool) -> None:
+        """``checks_answers``: web servers may ignore If-Match, so what they sent is compared."""
+        self._store = store
+        self._root = root
+        self._checks_answers = checks_answers
+
+    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+        """See `Backend.listing`."""
+        held: Entry | None = None
+        try:
+            listing = obstore.list(
+                self._store, location.prefix or None, offset=after, chunk_size=PAGE
+            )
+            for metas in listing:
+                page, held = _without_folders(held, [_entry(meta) for meta in metas])
+                yield page
+        except _FAILURES as error:
+            raise self._translated(error, "") from None
+        yield [held] if held else []
+
+    def head(self, key: str) -> Entry:
+        """See `Backend.head`."""
+        try:
+            return _entry(obstore.head(self._store, key), key)
+        except _FAILURES as error:
+            raise self._translated(error, key) from None
+
+    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """See `Backend.get`."""
+        options: GetOptions = {}
+        # A weak ETag never satisfies If-Match (RFC 9110 section 13.1.1).
+        if (etag := entry.etag) is not None and not etag.startswith("W/"):
+            options["if_match"] = etag
+        if start or stop < entry.size:
+            options["range"] = (start, stop)
+        try:
+            answer = await obstore.get_async(self._store, entry.key, options=options)
+            if self._checks_answers:
+                _check(answer.meta, entry)
+            return await answer.bytes_async()
+        except _FAILURES as error:
+            raise self._translated(error, entry.key) from None
+
+    async def close(self) -> None:
+        """See `Backend.close`; obstore closes its connections when it is collected."""
+
+    def _translated(self, error: Exception, key: str) -> Exception:
+        if isinstance(error, ObjectChangedError):
+            return error
+        return explain(read_answer(error), self._root, key)
+
+
+def _entry(meta: ObjectMeta, key: str | None = None) -> Entry:
+    modified = meta["last_modified"].timestamp()
+    return Entry(key or meta["path"], meta["size"], meta["e_tag"], modified)
+
+
+def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry], Entry | None]:
+    """Return a page without folder markers, and its last entry if it may yet be one.
+
+    Consoles and mounts put empty objects called ``folder/`` beside the folder's content.
+    obstore lists them without the slash, so they are known by what follows them.
+    """
+    rows = [held, *page] if held else page
+    kept = [
+        entry
+        for entry, following in pairwise(rows)
+        if entry.size or not following.key.startswith(entry.key + "/")
+    ]
+    if not rows:
+        return [], None
+    return (kept, rows[-1]) if not rows[-1].size else ([*kept, rows[-1]], None)
+
+
+def _check(meta: ObjectMeta, entry: Entry) -> None:
+    if entry.etag is not None:
+        same = meta["e_tag"] == entry.etag
+    else:
+        same = entry.mtime in (None, meta["last_modified"].timestamp())
+    if not same or meta["size"] != entry.size:
+        raise ObjectChangedError(
+            f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
+            f"version {entry.etag or entry.mtime}, found {meta['size']} of {meta['e_tag']}"
+        )
+
+
+def open_obstore(
+    location: Location, source: SourceConfig, timeout_seconds: float
+) -> ObstoreBackend | None:
+    """Return the backend of a location; None where fsspec must serve it.
+
+    Raises:
+        ConfigError: ``client: obstore`` is asked for and cannot serve it.
+        AccessError: no credentials.
+    """
+    opened = None
+    opener = _OPENERS.get(location.scheme)
+    if opener is not None:
+        try:
+            opened = opener(location, source.storage_options, timeout_seconds)
+        except BaseError as error:
+            # What obstore refuses here is configuration; its text may hold secrets.
+            kind = type(error).__name__
+            raise ConfigError(
+                f"source {location.root}: its storage_options were refused ({kind}); "
+                "check the endpoint and the names of the options"
+            ) from None
+    if opened is None:
+        if source.client == "obstore":
+            raise ConfigError(
+                f"source.client: obstore cannot serve {location.url} with these storage_options; "
+                "use client: auto or fsspec"
+            )
+        return None
+    return ObstoreBackend(opened, location.root, checks_answers=location.scheme in WEB)
+
+
+def _open_s3(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    settings = s3_settings(location.bucket, options)
+    if settings is None:
+        return None
+    client = _client_options(timeout_seconds)
+    if isinstance(settings.verify, str):
+        with open(settings.verify, "rb") as file:  # noqa: PTH123
+            client["root_certificate"] = file.read()
+    elif not settings.verify:
+        client["allow_invalid_certificates"] = True
+    config: Any = settings.config
+    return S3Store(
+        config=config,
+        client_options=client,  # type: ignore[arg-type]
+        retry_config=_ONE_ATTEMPT,
+        credential_provider=settings.provider,  # type: ignore[arg-type]
+    )
+
+
+def _open_gcs(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    config = _renamed(options, _GCS_NAMES, _GCS_OPTIONS)
+    if config is None:
+        token = options.get("token")
+        if not isinstance(token, str) or token in ("cloud", "browser", "cache"):
+            return None
+        named = {k: v for k, v in options.items() if k != "token"}
+        named |= {
+            "anon": {"anon": True},
+            "google_default": {},
+        }.get(token, {"application_credentials": token})
+        config = _renamed(named, _GCS_NAMES, _GCS_OPTIONS)
+        if config is None:
+            return None
+    return GCSStore(
+        location.bucket,
+        config=config,  # type: ignore[arg-type]
+        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
+        retry_config=_ONE_ATTEMPT,
+    )
+
+
+def _open_azure(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    config = _renamed(options, _AZURE_NAMES, _AZURE_OPTIONS)
+    if config is None or "@" in location.bucket:
+        return None
+    return AzureStore(
+        location.bucket,
+        config=config,  # type: ignore[arg-type]
+        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
+        retry_config=_ONE_ATTEMPT,
+    )
+
+
+def _open_web(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    # Listing pages of links, queries and headers are what fsspec's client is good at.
+    if options or location.is_glob or "?" in location.pattern or not location.is_key:
+        return None
+    return HTTPStore.from_url(
+        f"{location.scheme}://{location.bucket}",
+        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
+        retry_config=_ONE_ATTEMPT,
+    )
+
+
+_OPENERS = {
+    "s3": _open_s3,
+    "s3a": _open_s3,
+    "gs": _open_gcs,
+    "gcs": _open_gcs,
+    "az": _open_azure,
+    "abfs": _open_azure,
+    "abfss": _open_azure,
+    "http": _open_web,
+    "https": _open_web,
+}
+
+# Retries are growcache's own, so that every client has the same and they can be counted.
+_ONE_ATTEMPT: Any = {"max_retries": 0}
+
+
+def _renamed(
+    options: Mapping[str, Any], names: Mapping[str, str], known: frozenset[str]
+) -> dict[str, Any] | None:
+    values = {names.get(k, k): v for k, v in options.items() if v is not None}
+    return values if set(values) <= known else None
+
+
+def _client_options(timeout_seconds: float) -> dict[str, Any]:
+    stalled = timedelta(seconds=max(0.1, timeout_seconds / 4))
+    return {
+        "allow_http": True,
+        "connect_timeout": min(stalled, timedelta(seconds=5)),
+        # A stalled connection is given up early enough that another one has its chance.
+        "read_timeout": stalled,
+        # The whole of a large object may take as long as it takes.
+        "timeout": timedelta(days=1),
+    }

@@ -1,0 +1,106 @@
+"""The one retry policy: jittered exponential back-off until nothing moved for so long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from growcache.errors import TransientStoreError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+T = TypeVar("T")
+
+FIRST_WAIT_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 8.0
+
+
+class Patience:
+    """Tries again what failed for a transient reason.
+
+    The clock starts with the first failure, so that one long attempt that broke off (a
+    large object on a slow link) is not by itself a reason to give up.
+    """
+
+    def __init__(
+        self,
+        timeout_seconds: float,
+        on_retry: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._on_retry = on_retry
+
+    def call(self, attempt: Callable[[], T]) -> T:
+        """Return what ``attempt`` returns, in the end.
+
+        Raises:
+            TransientStoreError: still failing after ``timeout_seconds``.
+        """
+        try:
+            return attempt()
+        except TransientStoreError as error:
+            from tenacity import Retrying
+
+            first = _Once(error)
+
+            def again() -> T:
+                first.raise_it()
+                return attempt()
+
+            return Retrying(**self._policy())(again)
+
+    async def again(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
+        """Return what ``attempt`` returns, in the end, after a first try ended in ``error``.
+
+        The first try is the caller's own, because going through tenacity costs as much as a
+        small read.
+
+        Raises:
+            TransientStoreError: still failing after ``timeout_seconds``.
+        """
+        from tenacity import AsyncRetrying
+
+        first = _Once(error)
+
+        async def again() -> T:
+            first.raise_it()
+            return await attempt()
+
+        return await AsyncRetrying(**self._policy())(again)
+
+    def _policy(self) -> dict[str, Any]:
+        from tenacity import retry_if_exception_type, stop_before_delay, wait_random_exponential
+
+        return {
+            "retry": retry_if_exception_type(TransientStoreError),
+            "wait": wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
+            "stop": stop_before_delay(self._timeout_seconds),
+            "before_sleep": self._tell,
+            "retry_error_callback": self._give_up,
+        }
+
+    def _tell(self, state: RetryCallState) -> None:
+        if self._on_retry is not None and state.outcome is not None:
+            error = state.outcome.exception()
+            if error is not None:
+                self._on_retry(error)
+
+    def _give_up(self, state: RetryCallState) -> Any:
+        error = state.outcome.exception() if state.outcome is not None else None
+        raise TransientStoreError(
+            f"{error}; given up after {state.attempt_number} tries, "
+            f"{self._timeout_seconds:g} s without progress"
+        ) from error
+
+
+class _Once:
+    """Replays the failure that came before tenacity, so that it waits first."""
+
+    def __init__(self, error: TransientStoreError) -> None:
+        self._error: TransientStoreError | None = error
+
+    def raise_it(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

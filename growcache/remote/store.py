@@ -1,0 +1,292 @@
+"""Listing and reading the objects of a source: one contract over every client.
+
+Backends (obstore, fsspec, local files) do one attempt; what all of them share is here: the
+bound on reads in flight, retries, accounting, and the several URLs of one source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
+
+from growcache.config import SourceConfig
+from growcache.errors import ObjectChangedError, ObjectMissingError, TransientStoreError
+from growcache.remote.retry import Patience
+from growcache.remote.urls import BUCKETS, WEB, Location, parse_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PAGE = 1000  # entries; what S3 answers at once
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One listed object.
+
+    Attributes:
+        key: without bucket or scheme; of local files the absolute path.
+        size: bytes.
+        etag: the version as the store names it, quotes included; None where it has none.
+        mtime: last modification, seconds since the epoch; None where unknown.
+        store: index into `SourceConfig.url`.
+    """
+
+    key: str
+    size: int
+    etag: str | None
+    mtime: float | None
+    store: int = 0
+
+
+class Store(Protocol):
+    """The objects of one source."""
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """Yield the listing page by page. Blocks: iterate in a thread.
+
+        Sizes are known, empty objects are included, folders are not. Where a store that
+        cannot resume a listing fails in the middle of it, keys may come twice.
+
+        Raises:
+            AccessError: the store refuses the credentials or the bucket.
+            ObjectMissingError: no such bucket, folder or (for a URL without glob) object.
+            TransientStoreError: no answer for ``timeout_seconds``.
+        """
+
+    async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
+        """Return the bytes [start, stop) of an object, all of them by default.
+
+        The buffer is read-only and owns its memory. A range that reaches past the end is cut
+        off there.
+
+        Raises:
+            ObjectChangedError: not the version that was listed.
+            ObjectMissingError: deleted since.
+            AccessError: refused.
+            TransientStoreError: no progress for ``timeout_seconds``, retries included.
+            StoreError: any other answer.
+        """
+
+    async def close(self) -> None:
+        """Give connections and threads back; the store cannot be used afterwards."""
+
+
+class Backend(Protocol):
+    """One client on one bucket, host or file system; single attempts, growcache's errors."""
+
+    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+        """Yield pages of what lies below ``location.prefix``, matching or not.
+
+        ``after``: the last key seen before a failure; may be ignored.
+        """
+
+    def head(self, key: str) -> Entry:
+        """Return the entry of one object. Blocks."""
+
+    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """Return a non-empty range of an object, unless it changed."""
+
+    async def close(self) -> None:
+        """Give up connections and threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReader:
+    """One object of a store, as object formats read it."""
+
+    store: Store
+    entry: Entry
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """Return the bytes [start, stop); see `Store.read`."""
+        return await self.store.read(self.entry, start, stop)
+
+
+class RemoteStore:
+    """The `Store` over any backends; see `open_store`."""
+
+    def __init__(
+        self,
+        backends: Sequence[tuple[Location, Backend]],
+        patience: Patience,
+        concurrency: int,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
+        self._locations = [location for location, _ in backends]
+        self._backends = [backend for _, backend in backends]
+        self._patience = patience
+        self._concurrency = concurrency
+        self._on_bytes = on_bytes
+        self._slots: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
+        """See `Store.read`."""
+        if stop is None or stop > entry.size:
+            stop = entry.size
+        if start < 0:
+            raise ValueError(f"start must not be negative, found {start}")
+        if start >= stop:
+            return b""
+        get = self._backends[entry.store].get
+        # A read that backs off keeps its slot: fewer requests is what a throttling store wants.
+        async with self._slots_of_this_loop():
+            try:
+                data = await get(entry, start, stop)
+            except TransientStoreError as error:
+                data = await self._patience.again(lambda: get(entry, start, stop), error)
+        if (found := len(data)) != stop - start:  # type: ignore[arg-type]
+            raise ObjectChangedError(
+                f"{entry.key}: expected {stop - start} bytes at {start}, the store sent {found}; "
+                "the object was rewritten since it was listed"
+            )
+        if self._on_bytes is not None:
+            self._on_bytes(found)
+        return data
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """See `Store.pages`."""
+        numbered = enumerate(zip(self._locations, self._backends, strict=True))
+        for (is_key, _), grouped in groupby(numbered, lambda n: (n[1][0].is_key, id(n[1][1]))):
+            run = list(grouped)
+            yield from self._heads(run) if is_key else self._listings(run)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        for backend in {id(backend): backend for backend in self._backends}.values():
+            await backend.close()
+
+    def _listings(
+        self, run: list[tuple[int, tuple[Location, Backend]]]
+    ) -> Iterator[list[Entry]]:
+        for number, (location, backend) in run:
+            for page in self._resumed(location, backend):
+                found = [
+                    entry if number == 0 else replace(entry, store=number)
+                    for entry in page
+                    if location.matches(entry.key) and not self._listed(entry.key, number)
+                ]
+                if found:
+                    yield found
+
+    def _heads(self, run: list[tuple[int, tuple[Location, Backend]]]) -> Iterator[list[Entry]]:
+        def head(one: tuple[int, tuple[Location, Backend]]) -> Entry:
+            number, (location, backend) = one
+            entry = self._patience.call(lambda: backend.head(location.pattern))
+            return replace(entry, store=number)
+
+        fresh = [one for one in run if not self._listed(one[1][0].pattern, one[0])]
+        with ThreadPoolExecutor(min(16, len(run))) as threads:
+            for at in range(0, len(fresh), PAGE):
+                try:
+                    yield list(threads.map(head, fresh[at : at + PAGE]))
+                except ObjectMissingError as error:
+                    error.exit_code = 2  # the URL itself is wrong, not one object of many
+                    raise
+
+    def _resumed(self, location: Location, backend: Backend) -> Iterator[list[Entry]]:
+        """Yield a listing that goes on after transient failures, from the last key."""
+        after: str | None = None
+        listing: Iterator[list[Entry]] | None = None
+
+        def advance() -> list[Entry] | None:
+            nonlocal listing
+            if listing is None:
+                listing = backend.listing(location, after)
+            try:
+                return next(listing, None)
+            except TransientStoreError:
+                listing = None
+                raise
+
+        while (page := self._patience.call(advance)) is not None:
+            if page:
+                after = page[-1].key
+                yield page
+
+    def _listed(self, key: str, number: int) -> bool:
+        """Whether an earlier URL of the same bucket or file system has the key already."""
+        root = self._locations[number].root
+        return any(
+            location.root == root
+            and (location.scheme in BUCKETS or backend is self._backends[number])
+            and location.matches(key)
+            for location, backend in zip(
+                self._locations[:number], self._backends[:number], strict=True
+            )
+        )
+
+    def _slots_of_this_loop(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._loop is not loop:
+            self._slots, self._loop = asyncio.Semaphore(self._concurrency), loop
+        return self._slots
+
+
+def open_store(
+    source: SourceConfig,
+    *,
+    concurrency: int = 16,
+    timeout_seconds: float = 60,
+    on_retry: Callable[[BaseException], None] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> RemoteStore:
+    """Return the store that holds the objects of a source. Asks it nothing yet.
+
+    Args:
+        source: URLs, storage options and client.
+        concurrency: reads in flight.
+        timeout_seconds: without progress for so long, a read or listing is given up.
+        on_retry: told of every failure that is tried again, in the thread it happened in.
+        on_bytes: told the size of every successful read.
+
+    Raises:
+        ConfigError: a URL or option that no client understands.
+        AccessError: no credentials are to be found.
+    """
+    clients: dict[tuple[object, ...], Backend] = {}
+    backends = []
+    for url in source.url:
+        location = parse_url(url)
+        if location.scheme == "file" and source.client != "fsspec":
+            client: tuple[object, ...] = ("file",)
+        elif location.scheme in BUCKETS:
+            client = (location.root, location.scheme in WEB and location.is_key)
+        else:
+            client = (url,)
+        if client in clients:
+            backends.append((location, clients[client]))
+            continue
+        location, clients[client] = _open_backend(
+            location, url, source, concurrency, timeout_seconds
+        )
+        backends.append((location, clients[client]))
+    return RemoteStore(backends, Patience(timeout_seconds, on_retry), concurrency, on_bytes)
+
+
+def _open_backend(
+    location: Location,
+    url: str,
+    source: SourceConfig,
+    concurrency: int,
+    timeout_seconds: float,
+) -> tuple[Location, Backend]:
+    # Imported here: a sampler of local files needs neither obstore nor fsspec.
+    if location.scheme == "file" and source.client == "auto":
+        from growcache.remote.local_store import LocalBackend
+
+        return location, LocalBackend(concurrency)
+    if source.client != "fsspec":
+        from growcache.remote.obstore_store import open_obstore
+
+        opened = open_obstore(location, source, timeout_seconds)
+        if opened is not None:
+            return location, opened
+    from growcache.remote.fsspec_store import open_fsspec
+
+    return open_fsspec(location, url, source, concurrency)
