@@ -78,12 +78,12 @@ class Gatherer:
         self._in_order = in_order
 
     def gather(
-        self, shards: Sequence[Columns], places: Integers, rows: Integers
+        self, shards: Sequence[Columns | None], places: Integers, rows: Integers
     ) -> tuple[dict[str, Array], Integers]:
         """Return the fields of a block, and which planned row stands where.
 
         Args:
-            shards: the shards that the block touches.
+            shards: the shards that the block touches; None for one that no row is of.
             places: int64 [n], for each row its shard in ``shards``.
             rows: int64 [n], the row in that shard.
 
@@ -99,8 +99,8 @@ class Gatherer:
         for field in self._schema.fields:
             out = self._rows_of(self._pools[field.name].take(), field, len(rows))
             target = self._rows_of(self._scratch, field, len(rows)) if self._in_order else out
-            for shard, start, stop in zip(shards, edges, edges[1:], strict=False):
-                if stop > start:
+            for shard, start, stop in zip(shards, edges[:-1], edges[1:], strict=True):
+                if shard is not None and stop > start:
                     self._take(shard.fields[field.name], rows[start:stop], target[start:stop])
             if self._in_order:
                 self._take(target, back, out)

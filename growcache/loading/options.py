@@ -1,0 +1,76 @@
+"""The arguments that all loaders share, checked once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from growcache.errors import ConfigError
+from growcache.loading.maps import Verify
+from growcache.loading.transforms import arguments_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """What an epoch is made of; see `growcache.torch.EpochLoader` for each of them."""
+
+    path: str | os.PathLike[str]
+    batch_size: int
+    min_samples: int = 1000
+    samples_per_epoch: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = True
+    fixed: bool = False
+    transform: Callable[..., Any] | None = None
+    job: str = "default"
+    verify: Verify = "first"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "min_samples", "samples_per_epoch"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be a whole number above 0, found {value!r}")
+        if self.verify not in ("first", "always"):
+            raise ConfigError(f"verify must be 'first' or 'always', found {self.verify!r}")
+        if self.transform is not None:
+            arguments_of(self.transform)
+        if self.samples_per_epoch is None:
+            return
+        if self.fixed:
+            raise ConfigError(
+                "fixed and samples_per_epoch exclude one another: a fixed epoch is one pass "
+                "over everything"
+            )
+        if self.drop_last and self.samples_per_epoch < self.batch_size:
+            raise ConfigError(
+                f"samples_per_epoch {self.samples_per_epoch} is less than batch_size "
+                f"{self.batch_size}, so drop_last leaves nothing; use drop_last=False"
+            )
+
+    @property
+    def root(self) -> Path:
+        """The cache directory, independent of later changes of the working directory."""
+        return Path(self.path).absolute()
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether an epoch ends with a batch that may be smaller."""
+        return self.fixed or not self.drop_last
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Batches of an epoch of ``samples_per_epoch``; None where epochs grow."""
+        return None if self.samples_per_epoch is None else self.steps(self.samples_per_epoch)
+
+    def usable(self, samples: int) -> int:
+        """Return how many of so many samples make batches."""
+        return samples if self.keeps_last else samples - samples % self.batch_size
+
+    def steps(self, samples: int) -> int:
+        """Return how many batches so many samples make."""
+        extra = self.batch_size - 1 if self.keeps_last else 0
+        return (samples + extra) // self.batch_size

@@ -1,0 +1,220 @@
+"""What a loader has delivered, and how much of it was new."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from growcache.cache.files import Layout
+from growcache.cache.index import IndexView, ShardRow
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CorruptShardError
+from growcache.loading.gather import Integers
+
+WARN_REUSE = 4.0
+WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a loader did, in its latest epoch and since it was made.
+
+    Uses are counted per shard, as delivered samples over the samples it holds; so where
+    epochs end inside a pass, the figures that say "distinct" are estimates.
+
+    Attributes:
+        samples: delivered in the latest epoch.
+        new_samples: of these, in shards that this loader had not read before.
+        passes: passes over the cache begun so far.
+        cache_samples: in the latest snapshot.
+        reuse: delivered over distinct samples, since the loader was made.
+        reuse_recent: the same since the cache was last turned over.
+        uses_max: of a sample.
+        coverage_samples: distinct samples over the population; None while that is unknown.
+        coverage_objects: objects with a delivered sample, over all objects; None likewise.
+        ess_samples: effective sample size (Σu)²/Σu² of the uses u.
+        age_seconds_mean: since the samples of the latest snapshot were drawn.
+        age_seconds_max: of the oldest of them.
+        skipped: samples of corrupt shards, never delivered.
+        wait_seconds: that the latest epoch's consumer waited for batches.
+        limited_by: what set the pace: ``training``, ``loading`` or ``cache`` (waiting for
+            samples).
+    """
+
+    samples: int = 0
+    new_samples: int = 0
+    passes: int = 0
+    cache_samples: int = 0
+    reuse: float = 0.0
+    reuse_recent: float = 0.0
+    uses_max: float = 0.0
+    coverage_samples: float | None = None
+    coverage_objects: float | None = None
+    ess_samples: float = 0.0
+    age_seconds_mean: float = 0.0
+    age_seconds_max: float = 0.0
+    skipped: int = 0
+    wait_seconds: float = 0.0
+    limited_by: str = "training"
+
+    def __str__(self) -> str:
+        covered = "" if self.coverage_samples is None else f", {self.coverage_samples:.1%} seen"
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        return (
+            f"{self.samples} samples ({self.new_samples} new) of {self.cache_samples} cached, "
+            f"reuse {self.reuse:.2f}{covered}, age {self.age_seconds_mean:.0f} s, "
+            f"waited {self.wait_seconds:.2f} s, limited by {self.limited_by}{skipped}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassFacts:
+    """What the report needs to know of the snapshot of a pass."""
+
+    shards: tuple[ShardRow, ...]
+    view: IndexView
+    waited_seconds: float
+
+
+class Tally:
+    """Counts deliveries as the consumer receives them; used by its thread alone."""
+
+    def __init__(self, root: Path) -> None:
+        self._layout = Layout(root)
+        self._facts: PassFacts | None = None
+        self._passes = 0
+        self._sizes: dict[int, int] = {}
+        self._delivered: dict[int, int] = {}
+        self._keys: set[str] = set()
+        self._keys_of: set[int] = set()
+        self._total = self._distinct = 0
+        self._turn = (0, 0, 0)  # delivered, distinct and cached when the turnover began
+        self._recent: float | None = None
+        self._warned = False
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Start the counts that are per epoch."""
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        self._samples = self._new = 0
+        self._waited = self._waited_cache = 0.0
+
+    def end_epoch(self) -> None:
+        """Stop the clock of the epoch."""
+        self._ended = time.monotonic()
+
+    def begin_pass(self, facts: PassFacts) -> None:
+        """Note a new snapshot."""
+        self._passes += 1
+        self._facts = facts
+        self._waited_cache += facts.waited_seconds
+        self._sizes.update((row.number, row.samples) for row in facts.shards)
+        if self._passes == 1:
+            self._turn = (0, 0, sum(row.samples for row in facts.shards))
+
+    def waited(self, seconds: float) -> None:
+        """Count time in which the consumer had no batch."""
+        self._waited += seconds
+
+    def deliver(self, numbers: Integers) -> None:
+        """Count samples of these shards (one entry per sample) as delivered."""
+        found, counts = np.unique(numbers, return_counts=True)
+        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+            before = self._delivered.get(number, 0)
+            self._delivered[number] = before + count
+            self._samples += count
+            self._total += count
+            new = min(before + count, self._sizes[number]) - min(before, self._sizes[number])
+            self._new += new
+            self._distinct += new
+        self._turn_over()
+
+    def _turn_over(self) -> None:
+        delivered, distinct, cached = self._turn
+        if not cached or self._distinct - distinct < cached or self._facts is None:
+            return
+        # The first turnover is the filling of the cache, which reads what is there often.
+        if distinct:
+            self._recent = (self._total - delivered) / (self._distinct - distinct)
+        now_cached = sum(row.samples for row in self._facts.shards)
+        self._turn = (self._total, self._distinct, now_cached)
+        if self._recent is not None and self._recent > WARN_REUSE and not self._warned:
+            self._warned = True
+            _log.warning(
+                "every sample was delivered %.1f times while the cache was turned over once: "
+                "training outruns the remote store; a larger cache.max_bytes or more "
+                "sampling.workers make for more distinct samples",
+                self._recent,
+            )
+
+    def report(self, skipped: int) -> Report:
+        """Return the counts as of now."""
+        if self._facts is None:
+            return Report(wait_seconds=self._waited)
+        sizes = np.array([self._sizes[n] for n in self._delivered], np.float64)
+        uses = np.array(list(self._delivered.values()), np.float64) / np.maximum(sizes, 1)
+        squares = float((sizes * uses**2).sum())
+        delivered, distinct, _ = self._turn
+        recent = self._recent
+        if recent is None:
+            recent = _ratio(self._total - delivered, self._distinct - distinct)
+        mean, oldest = _ages(self._facts.shards)
+        population, editions = self._facts.view.population_samples, self._facts.view.editions
+        return Report(
+            samples=self._samples,
+            new_samples=self._new,
+            passes=self._passes,
+            cache_samples=sum(row.samples for row in self._facts.shards),
+            reuse=_ratio(self._total, self._distinct),
+            reuse_recent=recent,
+            uses_max=float(uses.max(initial=0.0)),
+            coverage_samples=min(1.0, self._distinct / population) if population else None,
+            coverage_objects=(
+                min(1.0, self._objects() / editions[-1].objects)
+                if editions and editions[-1].objects
+                else None
+            ),
+            ess_samples=float((sizes * uses).sum()) ** 2 / squares if squares else 0.0,
+            age_seconds_mean=mean,
+            age_seconds_max=oldest,
+            skipped=skipped,
+            wait_seconds=self._waited,
+            limited_by=self._limit(),
+        )
+
+    def _limit(self) -> str:
+        elapsed = (self._ended or time.monotonic()) - self._began
+        if self._waited <= WAIT_SHARE * elapsed:
+            return "training"
+        return "cache" if self._waited_cache > self._waited / 2 else "loading"
+
+    def _objects(self) -> int:
+        """Count the objects seen; a shard that went before the first report is missed."""
+        for number in self._delivered.keys() - self._keys_of:
+            try:
+                data = self._layout.sidecar(number).read_bytes()
+                self._keys.update(Sidecar.from_bytes(data).origins.keys)
+            except (FileNotFoundError, CorruptShardError):
+                continue
+            self._keys_of.add(number)
+        return len(self._keys)
+
+
+def _ratio(delivered: int, distinct: int) -> float:
+    return delivered / distinct if distinct else 0.0
+
+
+def _ages(shards: Iterable[ShardRow]) -> tuple[float, float]:
+    now = time.time()
+    ages = [(max(0.0, now - row.drawn_at), row.samples) for row in shards]
+    samples = sum(n for _, n in ages)
+    mean = sum(age * n for age, n in ages) / samples if samples else 0.0
+    return mean, max((age for age, _ in ages), default=0.0)

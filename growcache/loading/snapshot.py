@@ -1,0 +1,184 @@
+"""An immutable picture of a cache, protected from eviction by a lease."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+
+from growcache.cache.files import Layout
+from growcache.cache.formats.tfrecord import MappedShard
+from growcache.cache.index import IndexView, ShardRow, read_index
+from growcache.cache.leases import Lease
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CacheMissingError, CorruptShardError
+from growcache.loading.maps import Key, MapPool, Verify, key_of
+from growcache.schema import Origin, Sample, Schema
+
+
+class Snapshot:
+    """The samples that a cache holds at one moment, kept until `close`.
+
+    A context manager. ``snapshot[i]`` is sample i as a dict of arrays of its own; they
+    are ordered by shard, oldest first.
+
+    Attributes:
+        schema: of every sample.
+        shards: rows of the index, those with samples, oldest first.
+        view: the index when the snapshot was taken.
+    """
+
+    def __init__(
+        self, layout: Layout, view: IndexView, shards: Iterable[ShardRow], lease: Lease
+    ) -> None:
+        if view.schema is None:
+            raise CacheMissingError(f"the cache at {layout.root} has no samples yet")
+        self.schema: Schema = view.schema
+        self.shards = tuple(shards)
+        self.view = view
+        self._layout = layout
+        self._lease = lease
+        self._verify: Verify = "first"
+        self._ends = list(accumulate(row.samples for row in self.shards))
+        self._rows = {row.number: row for row in self.shards}
+        self._sidecars: dict[int, Sidecar] = {}
+        self._read: set[int] = set()
+        self._maps = MapPool.of(layout.root)
+        keys = [key_of(row) for row in self.shards]
+        self._maps.hold(keys)
+        self._finalizer = weakref.finalize(self, _let_go, self._maps, keys, lease)
+
+    @classmethod
+    def take(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        job: str = "default",
+        verify: Verify = "first",
+    ) -> Snapshot:
+        """Return what is cached now, leased.
+
+        Args:
+            path: of the cache directory.
+            job: whose uses are counted.
+            verify: check a shard when this process first maps it, or before every use.
+
+        Raises:
+            CacheMissingError: no cache there, or no sample in it yet.
+        """
+        layout = Layout(path)
+        view = read_index(layout.root)
+        if view.schema is None:
+            raise CacheMissingError(
+                f"the cache at {layout.root} has no samples yet; wait for them with "
+                "growcache.loading.waiting.wait_for_samples, or use a loader, which waits"
+            )
+        wanted = [row for row in view.shards if row.samples]
+        lease = Lease.create(layout.root, job, [row.number for row in wanted])
+        try:
+            # Only what is still live after the lease was there is safe: the evictor
+            # retires first and reads the leases then.
+            view = read_index(layout.root)
+            live = {row.number for row in view.shards}
+            lease.drop([row.number for row in wanted if row.number not in live])
+            snapshot = cls(layout, view, [r for r in wanted if r.number in live], lease)
+        except BaseException:
+            lease.close()
+            raise
+        snapshot._verify = verify
+        return snapshot
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, i: int) -> Sample:
+        """Return sample ``i``.
+
+        Raises:
+            IndexError: there is no such sample.
+            CorruptShardError: its shard is damaged.
+        """
+        row, place = self._locate(i)
+        sample: Sample = self.mapped(row.number)[place]
+        self.mark_read([row.number])
+        return sample
+
+    def origin(self, i: int) -> Origin:
+        """Return where sample ``i`` came from."""
+        row, place = self._locate(i)
+        return self.sidecar(row.number).origin(place)
+
+    def sidecar(self, number: int) -> Sidecar:
+        """Return the shard's description of itself; read once.
+
+        Raises:
+            CorruptShardError: missing or damaged.
+        """
+        if number not in self._sidecars:
+            path = self._layout.sidecar(number)
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                raise CorruptShardError(f"{path} is missing; run growcache check") from None
+            self._sidecars[number] = Sidecar.from_bytes(data, str(path))
+        return self._sidecars[number]
+
+    def mapped(self, number: int) -> MappedShard:
+        """Return a shard of this snapshot in memory, its content checked.
+
+        Batches must copy from it: what is handed out may not view the map.
+
+        Raises:
+            CorruptShardError: its bytes are not what was written.
+        """
+        return self._maps.open(self._rows[number], self.schema, self._verify)
+
+    def file(self, number: int) -> Path:
+        """Return the path of a shard's records."""
+        return self._layout.shard(number)
+
+    def mark_read(self, numbers: Iterable[int]) -> None:
+        """Count a use of these shards (once per snapshot)."""
+        for number in numbers:
+            if number not in self._read:
+                self._read.add(number)
+                self._lease.mark_read(number, mapped=True)
+
+    def close(self) -> None:
+        """Let the shards go; twice is harmless."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return (
+            f"<Snapshot of {self._layout.root}: {len(self)} samples in "
+            f"{len(self.shards)} shards, {state}>"
+        )
+
+    def _locate(self, i: int) -> tuple[ShardRow, int]:
+        index = i + len(self) if i < 0 else i
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {i} of a snapshot of {len(self)} samples")
+        place = bisect_right(self._ends, index)
+        row = self.shards[place]
+        return row, index - self._ends[place] + row.samples
+
+
+def _let_go(maps: MapPool, keys: list[Key], lease: Lease) -> None:
+    # In this order: a file that is unlinked while it is mapped frees no space.
+    maps.release(keys)
+    lease.close()

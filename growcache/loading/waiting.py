@@ -1,0 +1,151 @@
+"""Waiting until a cache holds enough, woken by changes in its directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from growcache.cache.files import Layout
+from growcache.cache.index import IndexView, read_index
+from growcache.cache.status import read_status
+from growcache.errors import CacheError, CacheMissingError, ConfigError
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
+
+POLL_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def samples_wanted(view: IndexView, min_samples: int) -> int:
+    """Return how many samples a reader that asked for ``min_samples`` must wait for.
+
+    Nobody can wait for more than there will be: the population bounds it once it is
+    known, and what is there once the cache is complete.
+    """
+    if view.complete:
+        return min(min_samples, view.totals.samples)
+    if view.population_samples is not None:
+        return min(min_samples, max(1, int(view.population_samples)))
+    return min_samples
+
+
+def wait_for_samples(
+    path: str | os.PathLike[str],
+    min_samples: int,
+    *,
+    complete: bool = False,
+    wake: threading.Event | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> IndexView:
+    """Return the index once the cache holds ``min_samples``, however long that takes.
+
+    The cache need not exist yet. What is waited for is logged once, as a warning.
+
+    Args:
+        path: of the cache directory.
+        min_samples: capped by the population, once that is known.
+        complete: wait until the whole population is cached.
+        wake: set from outside, it makes the wait look at ``stopped`` at once.
+        stopped: whether to give up and return what is there.
+
+    Raises:
+        ConfigError: the cache can never hold so many.
+        CacheError: the cache is complete without a sample.
+    """
+    wake = wake or threading.Event()
+    layout, told = Layout(path), False
+    view = _look(layout)
+    if _enough(view, min_samples, complete):
+        return view
+    with _watched(layout.root, wake):
+        while True:
+            wake.clear()
+            if stopped():
+                break
+            view = _look(layout)
+            if _enough(view, min_samples, complete):
+                break
+            _refuse_impossible(layout, view, min_samples)
+            if not told:
+                _log.warning("%s", _event(layout, view, min_samples, complete))
+                told = True
+            wake.wait(POLL_SECONDS)
+    return view
+
+
+def _look(layout: Layout) -> IndexView:
+    try:
+        return read_index(layout.root)
+    except CacheMissingError:
+        return IndexView()
+
+
+def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
+    if view.complete and not view.totals.samples:
+        raise CacheError(
+            "the cache is complete but holds no sample: every draw was skipped or empty; "
+            "growcache status and growcache check say why"
+        )
+    if complete and not view.complete:
+        return False
+    return 0 < samples_wanted(view, min_samples) <= view.totals.samples
+
+
+def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> None:
+    if view.schema is None:
+        return
+    wanted = samples_wanted(view, min_samples) * view.schema.nbytes
+    max_bytes = read_status(layout.root).max_bytes
+    if max_bytes and wanted > max_bytes:
+        raise ConfigError(
+            f"min_samples {min_samples} of {view.schema.nbytes:,} bytes need {wanted:,} bytes, "
+            f"but cache.max_bytes is {max_bytes:,}; lower one or raise the other"
+        )
+
+
+def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) -> str:
+    if not layout.index.exists():
+        return f"waiting for a cache at {layout.root}; fill one with: growcache run CONFIG"
+    event = "all samples" if complete else f"{samples_wanted(view, min_samples)} samples"
+    running = read_status(layout.root).state != "stopped"
+    hint = "" if running else "; the service is stopped, start it with: growcache run CONFIG"
+    return f"waiting for {event} in {layout.root}, {view.totals.samples} are there{hint}"
+
+
+@contextmanager
+def _watched(root: Path, wake: threading.Event) -> Iterator[None]:
+    """Set ``wake`` at every change in the directory; polling is what is left without."""
+    observer = _observer(root, wake)
+    try:
+        yield
+    finally:
+        if observer is not None:
+            observer.stop()
+            observer.join()
+
+
+def _observer(root: Path, wake: threading.Event) -> BaseObserver | None:
+    from watchdog.events import FileSystemEvent, FileSystemEventHandler
+    from watchdog.observers import Observer
+
+    class Wake(FileSystemEventHandler):
+        def on_any_event(self, event: FileSystemEvent) -> None:
+            wake.set()
+
+    # The index and its WAL lie in the root itself; before it exists, its parent says so.
+    existing = next((p for p in (root, *root.parents) if p.is_dir()), None)
+    observer = Observer()
+    try:
+        observer.schedule(Wake(), str(existing))
+        observer.start()
+    except OSError as error:  # the system's limit on watches
+        _log.info("no file events (%s): polling every %g s", error, POLL_SECONDS)
+        return None
+    return observer
