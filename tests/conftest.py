@@ -1,0 +1,66 @@
+"""Servers for every test that needs one; each starts once, when first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# The servers run as processes that import their programs from here.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.servers import Bucket, S3Server
+from tests.servers.ceph import ceph, missing
+from tests.servers.moto import moto
+from tests.servers.slowlink import SlowLink
+from tests.servers.slowlink import slowlink as running_slowlink
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    """S3 for the everyday suite."""
+    with moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph_server() -> Iterator[S3Server]:
+    """S3 to conform to; skipped, with the reason, where it is not installed."""
+    if reason := missing():
+        pytest.skip(reason)
+    root = Path(tempfile.mkdtemp(prefix="ceph-", dir="/tmp"))
+    try:
+        with ceph(root) as server:
+            yield server
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.ceph)])
+def s3(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """A fresh bucket on each S3 server."""
+    bucket = Bucket.make(request.getfixturevalue(f"{request.param}_server"))
+    yield bucket
+    bucket.remove()
+
+
+@pytest.fixture
+def bucket(moto_server: S3Server) -> Iterator[Bucket]:
+    """A fresh bucket on the everyday server."""
+    bucket = Bucket.make(moto_server)
+    yield bucket
+    bucket.remove()
+
+
+@pytest.fixture
+def slowlink() -> Iterator[Callable[..., SlowLink]]:
+    """Starts proxies: ``slowlink(endpoint, latency_seconds=0.05)``; they end with the test."""
+    with contextlib.ExitStack() as open_links:
+        yield lambda endpoint, **faults: open_links.enter_context(
+            running_slowlink(endpoint, **faults)
+        )

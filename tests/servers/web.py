@@ -1,0 +1,82 @@
+"""A web server of a folder, with ranges and ETags (and a way to go without either)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import html
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    root: Path
+    etags: bool
+
+    def do_HEAD(self) -> None:
+        self._serve(body=False)
+
+    def do_GET(self) -> None:
+        self._serve(body=True)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def _serve(self, *, body: bool) -> None:
+        path = self.root / unquote(urlsplit(self.path).path).lstrip("/")
+        if path.is_dir():
+            names = sorted(child.name + "/" * child.is_dir() for child in path.iterdir())
+            links = "".join(f'<a href="{quote(n)}">{html.escape(n)}</a>\n' for n in names)
+            self._answer(200, links.encode(), body, {"Content-Type": "text/html"})
+        elif not path.is_file():
+            self._answer(404, b"no such file", body, {})
+        else:
+            self._file(path.read_bytes(), body)
+
+    def _file(self, data: bytes, body: bool) -> None:
+        headers = {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Accept-Ranges": "bytes"}
+        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        if self.etags:
+            headers["ETag"] = etag
+            if self.headers.get("If-Match", etag) != etag:
+                self._answer(412, b"", body, headers)
+                return
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is None:
+            self._answer(200, data, body, headers)
+        elif int(wanted[1]) >= len(data):
+            self._answer(416, b"", body, headers)
+        else:
+            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            self._answer(206, data[start:stop], body, headers)
+
+    def _answer(self, status: int, data: bytes, body: bool, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def web(root: Path, *, etags: bool = True) -> Iterator[str]:
+    """The address of a server of a folder, in a thread of this process."""
+    handler = type("Handler", (_Handler,), {"root": root, "etags": etags})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
