@@ -1,0 +1,135 @@
+"""Caches with samples that say who they are, written by the cache's own code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from growcache.cache.files import Layout
+from growcache.cache.formats import tfrecord
+from growcache.cache.identity import Identity, write_identity
+from growcache.cache.incoming import checksums, write_incoming
+from growcache.cache.index import Index, ShardRow, ShardState
+from growcache.cache.locks import FileLock
+from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
+from growcache.schema import Field, Sample, Schema
+
+
+class Filler:
+    """Plays the supervisor: commits and retires shards of a cache.
+
+    Sample ``row`` of shard ``number`` has ``id`` = 1000 number + row, and an ``x`` that is
+    full of it.
+    """
+
+    def __init__(self, root: Path, shape: tuple[int, ...] = (4,)) -> None:
+        self.root = root
+        self.shape = shape
+        self.schema = Schema((Field("id", "<i8", ()), Field("x", "<f4", shape)))
+        self.layout = Layout(root)
+        self.layout.create()
+        self.closed = False
+        self.lock = FileLock.acquire(self.layout.supervisor_lock)
+        self.index = Index.open(self.layout)
+        write_identity(root, Identity("f" * 32, {}, self.schema))
+
+    def sample(self, number: int, row: int) -> Sample:
+        name = 1000 * number + row
+        return {"id": np.array(name), "x": np.full(self.shape, name, "<f4")}
+
+    def add(self, *numbers: int, samples: int = 10) -> None:
+        for number in numbers:
+            self._add(number, samples)
+
+    def _add(self, number: int, samples: int) -> None:
+        buffers = tfrecord.encode(self.schema, [self.sample(number, i) for i in range(samples)])
+        digest, crc = checksums(buffers) if samples else ("", 0)
+        record_bytes = tfrecord.layout(self.schema).record_bytes
+        sidecar = Sidecar(
+            fingerprint="f" * 32,
+            edition=0,
+            round=0,
+            number=number,
+            group=number,
+            schema=self.schema,
+            samples=samples,
+            parts=samples,
+            record_bytes=record_bytes,
+            shard_bytes=samples * record_bytes,
+            digest=digest,
+            crc32c=crc,
+            origins=Origins.pack(
+                DrawnFrom(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
+                for i in range(samples)
+            ),
+        )
+        write_incoming(self.layout, "p", sidecar, buffers)
+        for suffix, target in (
+            (".json", self.layout.sidecar(number)),
+            (".tfrecord", self.layout.shard(number)),
+        ):
+            incoming = self.layout.incoming_path("p", number, suffix)
+            if incoming.exists():
+                incoming.rename(target)
+        with self.index.transaction():
+            row = ShardRow(
+                number=number,
+                seq=self.index.next_seq(),
+                state=ShardState.LIVE,
+                group=number,
+                edition=0,
+                round=0,
+                samples=samples,
+                parts=samples,
+                holes=0,
+                shard_bytes=sidecar.shard_bytes,
+                allocated=sidecar.shard_bytes,
+                record_bytes=record_bytes,
+                digest=digest,
+                drawn_at=time.time(),
+                uses=0,
+            )
+            self.index.insert_shards([(row, sidecar)], with_samples=False)
+
+    def retire(self, *numbers: int) -> None:
+        with self.index.transaction():
+            self.index.set_state(numbers, ShardState.RETIRED)
+
+    def note(self, **meta: object) -> None:
+        with self.index.transaction():
+            for key, value in meta.items():
+                self.index.set_meta(key, value)
+
+    def damage(self, number: int) -> None:
+        path = self.layout.shard(number)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.index.close()
+            self.lock.close()
+        self.closed = True
+
+
+@pytest.fixture
+def make_cache(tmp_path: Path) -> Iterator[Callable[..., Filler]]:
+    made: list[Filler] = []
+
+    def make(name: str = "cache", shape: tuple[int, ...] = (4,)) -> Filler:
+        made.append(Filler(tmp_path / name, shape))
+        return made[-1]
+
+    yield make
+    for filler in made:
+        filler.close()
+
+
+@pytest.fixture
+def cache(make_cache: Callable[..., Filler]) -> Filler:
+    return make_cache()

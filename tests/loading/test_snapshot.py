@@ -1,0 +1,148 @@
+"""A snapshot shows what was live, keeps it, counts its uses, and never serves a wrong byte."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from growcache.cache.leases import DROPPED, HELD, MAPPED, Lease, read_leases
+from growcache.errors import CacheMissingError, CorruptShardError
+from growcache.loading import snapshot as module
+from growcache.loading.maps import MapPool
+from growcache.loading.snapshot import Snapshot
+
+
+def test_samples_in_order_of_their_shards(cache: Any) -> None:
+    cache.add(7, samples=3)
+    cache.add(2, samples=0)
+    cache.add(1, samples=2)
+    with Snapshot.take(cache.root) as snapshot:
+        assert len(snapshot) == 5
+        assert [row.number for row in snapshot.shards] == [7, 1]
+        assert snapshot.schema == cache.schema
+        assert [int(snapshot[i]["id"]) for i in range(5)] == [7000, 7001, 7002, 1000, 1001]
+        assert int(snapshot[-1]["id"]) == 1001
+        assert snapshot[3]["x"].shape == (4,)
+        assert snapshot.origin(4).key == "object-1-1"
+        assert (snapshot.origin(2).start, snapshot.origin(2).stop) == (2, 3)
+        for beyond in (5, -6):
+            with pytest.raises(IndexError, match="snapshot of 5"):
+                snapshot[beyond]
+
+
+def test_samples_are_copies(cache: Any) -> None:
+    cache.add(0)
+    with Snapshot.take(cache.root) as snapshot:
+        snapshot[0]["x"][:] = -1
+        assert snapshot[0]["x"][0] == 0
+        kept = snapshot[3]["x"]
+    cache.layout.shard(0).unlink()
+    np.testing.assert_array_equal(kept, np.full(4, 3))
+
+
+def test_a_missing_cache_is_named(cache: Any) -> None:
+    with pytest.raises(CacheMissingError, match="growcache run"):
+        Snapshot.take(cache.root / "elsewhere")
+    cache.layout.identity.unlink()
+    with pytest.raises(CacheMissingError, match="no samples yet"):
+        Snapshot.take(cache.root)
+
+
+def test_its_lease_says_what_is_held_and_what_was_read(cache: Any) -> None:
+    cache.add(0, 1, 2)
+    with Snapshot.take(cache.root, job="mine") as snapshot:
+        snapshot[11]
+        (lease,) = read_leases(cache.root)
+        assert (lease.job, lease.open, lease.numbers) == ("mine", True, (0, 1, 2))
+        assert list(lease.states) == [HELD, MAPPED, HELD]
+    (lease,) = read_leases(cache.root)
+    assert (lease.closed, lease.open, lease.used()) == (True, False, (1,))
+
+
+def test_what_retires_while_the_lease_is_made_is_not_served(
+    cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.add(0, 1, 2)
+
+    class Slow(Lease):
+        @classmethod
+        def create(cls, *arguments: Any) -> Lease:
+            cache.retire(1)  # the evictor, between the two looks at the index
+            return Lease.create(*arguments)
+
+    monkeypatch.setattr(module, "Lease", Slow)
+    with Snapshot.take(cache.root) as snapshot:
+        assert [row.number for row in snapshot.shards] == [0, 2]
+        (lease,) = read_leases(cache.root)
+        assert list(lease.states) == [HELD, DROPPED, HELD]
+
+
+def test_a_corrupt_shard_is_refused_and_logged_once(
+    cache: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.add(0, 1)
+    cache.damage(1)
+    with Snapshot.take(cache.root) as snapshot, caplog.at_level(logging.WARNING):
+        assert int(snapshot[0]["id"]) == 0
+        for _ in range(2):
+            with pytest.raises(CorruptShardError, match=r"00000001\.tfrecord.*growcache check"):
+                snapshot[10]
+    assert len(caplog.records) == 1
+
+
+def test_verify_always_sees_later_damage(cache: Any) -> None:
+    cache.add(0)
+    with (
+        Snapshot.take(cache.root) as first,
+        Snapshot.take(cache.root, verify="always") as always,
+    ):
+        first[0]
+        always[0]
+        cache.damage(0)
+        first[0]
+        with pytest.raises(CorruptShardError):
+            always[0]
+
+
+def test_maps_pass_on_and_go_with_the_last_snapshot(cache: Any) -> None:
+    cache.add(0, 1)
+    pool = MapPool.of(cache.root)
+    first = Snapshot.take(cache.root)
+    shard, gone = first.mapped(0), first.mapped(1)
+    cache.retire(1)
+    second = Snapshot.take(cache.root)
+    first.close()
+    assert second.mapped(0) is shard
+    assert len(shard) == 10
+    assert len(gone) == 0
+    second.close()
+    assert not pool._maps
+    assert not pool._holds
+
+
+def test_a_forgotten_snapshot_frees_its_lease(cache: Any) -> None:
+    cache.add(0)
+    snapshot = Snapshot.take(cache.root)
+    assert [lease.open for lease in read_leases(cache.root)] == [True]
+    del snapshot
+    gc.collect()
+    assert [lease.open for lease in read_leases(cache.root)] == [False]
+
+
+def test_a_cache_filled_anew_is_not_the_old_one(make_cache: Any, tmp_path: Any) -> None:
+    old = make_cache("a")
+    old.add(0)
+    with Snapshot.take(old.root) as snapshot:
+        snapshot[0]
+        keep = MapPool.of(old.root)  # as long as a loader lives
+    old.close()
+    old.root.rename(tmp_path / "away")
+    new = make_cache("a", shape=(6,))
+    new.add(0)
+    with Snapshot.take(new.root) as snapshot:
+        assert snapshot[0]["x"].shape == (6,)
+    assert MapPool.of(new.root) is keep

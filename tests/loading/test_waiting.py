@@ -1,0 +1,131 @@
+"""Readers wait for samples, are woken by them, and say what they wait for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from growcache.cache.index import IndexView, Totals
+from growcache.cache.status import Status, write_status
+from growcache.errors import CacheError, ConfigError
+from growcache.loading import waiting
+from growcache.loading.waiting import samples_wanted, wait_for_samples
+
+
+def later(action: Callable[[], Any], seconds: float = 0.2) -> threading.Timer:
+    timer = threading.Timer(seconds, action)
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize(
+    ("complete", "population", "wanted"),
+    [
+        (False, None, 1000),
+        (False, 70.4, 70),
+        (False, 0.3, 1),
+        (True, None, 40),
+        (False, 9e9, 1000),
+    ],
+)
+def test_what_is_waited_for_is_capped(
+    complete: bool, population: float | None, wanted: int
+) -> None:
+    view = IndexView(
+        totals=Totals(samples=40), complete=complete, population_samples=population
+    )
+    assert samples_wanted(view, 1000) == wanted
+
+
+def test_enough_returns_at_once(cache: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cache.add(0, 1)
+    assert wait_for_samples(cache.root, 20).totals.samples == 20
+    assert not caplog.records
+
+
+def test_new_samples_wake_the_reader(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 30.0)
+    cache.add(0)
+    done = threading.Event()
+
+    def reader() -> None:
+        wait_for_samples(cache.root, 20)
+        done.set()
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    assert not done.wait(0.3)
+    cache.add(1)
+    assert done.wait(5)
+    thread.join()
+
+
+def test_a_cache_that_does_not_exist_yet(
+    make_cache: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+
+    def reader() -> None:
+        wait_for_samples(tmp_path / "cache", 10)
+        done.set()
+
+    thread = threading.Thread(target=reader)
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        assert not done.wait(0.3)
+        filler = make_cache()
+        assert not done.wait(0.3)
+        filler.add(0)
+        assert done.wait(5)
+        thread.join()
+    (record,) = caplog.records
+    assert f"waiting for a cache at {tmp_path / 'cache'}" in record.getMessage()
+    assert "growcache run" in record.getMessage()
+
+
+def test_the_message_counts(cache: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cache.add(0)
+    with caplog.at_level(logging.WARNING):
+        wait_for_samples(cache.root, 30, stopped=iter([False, True]).__next__)
+    assert "waiting for 30 samples" in caplog.text
+    assert "10 are there" in caplog.text
+
+
+def test_fixed_waits_for_completion(cache: Any) -> None:
+    cache.add(0)
+    stops = iter([False, True])
+    assert not wait_for_samples(cache.root, 1, complete=True, stopped=stops.__next__).complete
+    cache.note(complete=True)
+    assert wait_for_samples(cache.root, 1000, complete=True).complete
+
+
+def test_complete_without_a_sample_is_an_error(cache: Any) -> None:
+    cache.note(complete=True)
+    with pytest.raises(CacheError, match="no sample"):
+        wait_for_samples(cache.root, 1)
+
+
+def test_more_than_the_bound_can_hold_is_refused(cache: Any) -> None:
+    cache.add(0)
+    write_status(cache.root, Status(max_bytes=1000))
+    with pytest.raises(ConfigError, match="max_bytes is 1,000"):
+        wait_for_samples(cache.root, 500)
+
+
+def test_a_wait_ends_when_it_is_told(cache: Any) -> None:
+    wake, stop = threading.Event(), threading.Event()
+
+    def end() -> None:
+        stop.set()
+        wake.set()
+
+    began = time.monotonic()
+    timer = later(end)
+    wait_for_samples(cache.root, 10, wake=wake, stopped=stop.is_set)
+    assert time.monotonic() - began < 0.9  # less than a poll
+    timer.join()
