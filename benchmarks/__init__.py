@@ -1,0 +1,1 @@
+"""Programs that measure the figures of the README; see docs/development.md."""
