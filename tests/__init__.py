@@ -1,0 +1,1 @@
+"""The tests of growcache, laid out as the package is."""
