@@ -1,1 +1,40 @@
-"""growcache: a bounded local cache of random samples that grows while you train."""
+"""growcache: a bounded local cache of random samples that grows while you train.
+
+The front doors for trainers are `growcache.torch` and `growcache.tensorflow`; this module
+imports neither. What is named here is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from growcache.config import Config, load_config
+    from growcache.errors import GrowcacheError
+    from growcache.loading.snapshot import Snapshot
+    from growcache.sampling.serve import serve
+    from growcache.schema import Origin
+
+__version__ = "0.1.0"
+
+__all__ = ["Config", "GrowcacheError", "Origin", "Snapshot", "load_config", "serve"]
+
+_HOMES = {
+    "Config": "growcache.config",
+    "GrowcacheError": "growcache.errors",
+    "Origin": "growcache.schema",
+    "Snapshot": "growcache.loading.snapshot",
+    "load_config": "growcache.config",
+    "serve": "growcache.sampling.serve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'growcache' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

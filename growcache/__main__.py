@@ -10,7 +10,7 @@ import importlib
 import sys
 
 # The hidden first argument of a child, and the module whose `main` it runs.
-CHILDREN = {"sampler": "growcache.sampling.worker"}
+CHILDREN = {"sampler": "growcache.sampling.worker", "serve": "growcache.sampling.serve"}
 
 
 def main() -> None:

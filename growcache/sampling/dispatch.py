@@ -1,0 +1,384 @@
+"""Permits out, reports in: who fills which group, and which shards make room for it.
+
+The decisions are pure functions elsewhere (`permits.decide`, `eviction.choose`); this is
+the thin shell that gathers what they need and does what they say.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from dataclasses import dataclass
+
+from growcache.cache import eviction
+from growcache.cache.cache import Cache
+from growcache.cache.files import BLOCK_BYTES
+from growcache.cache.identity import Identity
+from growcache.cache.sidecar import Sidecar
+from growcache.config import Config
+from growcache.errors import SamplingError
+from growcache.remote.catalog import Catalog
+from growcache.sampling.book import Book
+from growcache.sampling.draws import RAMP_DOUBLINGS, RAMP_GROUPS, Draw, Draws, Sizing
+from growcache.sampling.messages import Permit
+from growcache.sampling.permits import Outlook, Verdict, decide
+from growcache.sampling.population import Population, next_edition, wants_edition
+
+SIDECAR_BYTES = 160  # about what the sidecar says of one sample
+LEAST_HOLES = 10  # so few say nothing about the share of bad objects
+
+
+@dataclass(slots=True)
+class Flight:
+    """A permit that is out.
+
+    Attributes:
+        permit: what was given.
+        estimate_bytes: what it will take on disk, about.
+        need_bytes: what it takes, once the sampler knows.
+        granted: whether it may write.
+        asked_at: order of asking, so that room goes to who waits longest.
+    """
+
+    permit: Permit
+    estimate_bytes: int
+    need_bytes: int | None = None
+    granted: bool = False
+    asked_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """When a run ends by itself.
+
+    Attributes:
+        until_full: when the cache is full or complete.
+        duration_seconds: after so long.
+        samples: after so many were drawn.
+    """
+
+    until_full: bool = False
+    duration_seconds: float | None = None
+    samples: int | None = None
+
+
+class Dispatcher:
+    """Everything between a sampler with room for work and a committed shard.
+
+    Args:
+        config: of the service.
+        cache: the open cache; this object and the supervisor are its only users.
+        catalog: the listing, which may still grow.
+        identity: of the cache.
+        sizing: how objects are cut.
+        limits: of this run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cache: Cache,
+        catalog: Catalog,
+        identity: Identity,
+        sizing: Sizing,
+        limits: RunLimits,
+    ) -> None:
+        sampling = config.sampling
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._record_bytes: int = identity.sizes["record_bytes"]
+        self._sizing = sizing
+        self._limits = limits
+        self._run = uuid.uuid4().hex[:8]
+        self._editions = list(cache.editions)
+        self._replacement = sampling.order == "replacement"
+        self.population = Population(catalog, sizing, sampling.node, sampling.nodes)
+        self._draws = Draws(
+            sampling.seed,
+            sizing,
+            mine=self.population.mine,
+            replacement=self._replacement,
+        )
+        for edition in self._editions:
+            self._draws.add(self.population.span(edition))
+        next_new = cache.issued + 1
+        unfinished = cache.unfinished(cache.issued, sizing.group_shards)
+        # Asked in ascending order: the draws would walk from the start to go back.
+        self._drawn = {group: self._draw(group) for group in sorted(unfinished)}
+        self._book = Book(next_new, unfinished)
+        self._round = self._draws.round_of(next_new - 1) if next_new else 0
+        self._drawn_before = cache.totals().drawn
+        self.flights: dict[str, Flight] = {}
+        self.failures = 0
+        self.last_error = ""
+        self.egress_bytes = 0
+        self.verdict = Verdict(False, "waiting", "the first samplers to start")
+
+    # ----------------------------------------------------------------- permits
+
+    def next_permit(self) -> Permit | None:
+        """Return the next permit, if one may be given now; `verdict` says why not."""
+        now = time.monotonic()
+        group = self._book.due(now)
+        draw = self._drawn.get(group) if group is not None else self._next_draw()
+        self.verdict = decide(self._outlook(draw))
+        if not self.verdict.granted or draw is None:
+            return None
+        if group is None:
+            self._cache.issue(draw.group)
+            self._drawn[draw.group] = draw
+            self._round = draw.round
+        tries = self._book.start(draw.group)
+        return self._take_off(draw, tries)
+
+    def _take_off(self, draw: Draw, tries: int) -> Permit:
+        first = draw.group * self._sizing.group_shards
+        whole_objects = self._config.sampling.weight_by == "objects"
+        permit = Permit(
+            id=f"{self._run}-{draw.group:08d}-{tries}-{uuid.uuid4().hex[:4]}",
+            group=draw.group,
+            edition=draw.edition,
+            round=draw.round,
+            shards=tuple(range(first, first + self._sizing.group_shards)),
+            stops=self.population.stops(draw.parts),
+            take=self._sizing.samples_per_object if whole_objects else None,
+        )
+        self.flights[permit.id] = Flight(permit, self._estimate(len(draw.parts)))
+        return permit
+
+    def _next_draw(self) -> Draw | None:
+        group = self._book.next_new
+        if not self._extend_editions(group) and not self._editions:
+            return None
+        next_round = not self._replacement and self._draws.round_of(group) != self._round
+        if next_round and (not self._catalog.complete or self._may_complete):
+            return None
+        return self._draw(group)
+
+    def _draw(self, group: int) -> Draw | None:
+        return self._draws.group(group)
+
+    def _extend_editions(self, group: int) -> bool:
+        objects = len(self._catalog)
+        known = self._editions[-1].objects if self._editions else 0
+        if objects <= known:
+            return False
+        drawn = bool(self._editions) and not self._replacement
+        drawn = drawn and self._draws.round_of(group) != self._round
+        if not wants_edition(
+            objects, self._editions, complete=self._catalog.complete, drawn=drawn
+        ):
+            return False
+        self._catalog.flush()  # the edition must not outlive the listing it counts
+        edition = next_edition(self._catalog, self._editions, group)
+        self._cache.add_edition(edition)
+        self._editions.append(edition)
+        self._draws.add(self.population.span(edition))
+        return True
+
+    @property
+    def _may_complete(self) -> bool:
+        """Whether nothing that was drawn has ever left the cache."""
+        totals = self._cache.totals()
+        return not totals.evicted_shards and not totals.lost_shards
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that shall be cached is; then nothing more is drawn."""
+        if self._replacement and self._sizing.max_parts is None:
+            return False
+        if not self._book.settled or not self._catalog.complete or not self._editions:
+            return False
+        group = self._book.next_new
+        if len(self._catalog) > self._editions[-1].objects:
+            return False
+        if self._draw(group) is None:
+            return True
+        ended = not self._replacement and self._draws.round_of(group) != self._round
+        return ended and self._may_complete
+
+    def _outlook(self, draw: Draw | None) -> Outlook:
+        sampling, cache = self._config.sampling, self._cache
+        group_bytes = self._estimate(len(draw.parts)) if draw is not None else 0
+        promised = sum(f.estimate_bytes for f in self.flights.values() if not f.granted)
+        room = cache.room.left() - promised
+        evictable = clearing = 0
+        if draw is not None and group_bytes > room:
+            evictable, clearing = self._movable()
+        samples = sum(
+            len(f.permit.stops) * self._sizing.samples_per_object for f in self.flights.values()
+        )
+        return Outlook(
+            parts_known=draw is not None,
+            listing_complete=self._catalog.complete,
+            complete=self.complete if draw is None else False,
+            retrying=self._book.failing if self._book.due(time.monotonic()) is None else 0,
+            max_retrying=2 * sampling.workers,
+            last_error=self.last_error,
+            drawn_samples=self.drawn_this_run + samples,
+            max_drawn_samples=self._limits.samples,
+            egress_bytes=self.egress_bytes,
+            max_egress_bytes=sampling.max_egress,
+            index_ok=cache.index_ok,
+            disk_ok=cache.free_disk_ok(),
+            group_bytes=group_bytes,
+            room_bytes=room,
+            evictable_bytes=evictable,
+            clearing_bytes=clearing,
+            unused=self._unused(),
+            evicts=self._config.cache.eviction != "none",
+            until_full=self._limits.until_full,
+        )
+
+    def _estimate(self, parts: int) -> int:
+        samples = parts * self._sizing.samples_per_object
+        per_shard = 4 * BLOCK_BYTES  # two files, rounded up
+        return samples * (self._record_bytes + SIDECAR_BYTES) + (
+            self._sizing.group_shards * per_shard
+        )
+
+    @property
+    def full_group_bytes(self) -> int:
+        """What a group of full shards takes on disk, about."""
+        return self._estimate(self._sizing.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS))
+
+    @property
+    def ramping(self) -> bool:
+        """Whether shards are still smaller than later ones will be."""
+        return self._book.next_new < RAMP_GROUPS * RAMP_DOUBLINGS
+
+    @property
+    def drawn_this_run(self) -> int:
+        """Samples that this run committed."""
+        return self._cache.totals().drawn - self._drawn_before
+
+    def coverage(self, population: int) -> float:
+        """Return the share of the population's parts that were ever drawn, 0 to 1."""
+        drawn = self._cache.totals().drawn_parts
+        if self._replacement:
+            return -math.expm1(-drawn / population)  # expected, for independent draws
+        return 1.0 if self._round else min(1.0, drawn / population)
+
+    # -------------------------------------------------------------------- room
+
+    def _movable(self) -> tuple[int, int]:
+        least = self._config.cache.min_uses
+        free = held = 0
+        for candidate in self._cache.candidates():
+            if candidate.min_job_uses >= least:
+                if candidate.leased:
+                    held += candidate.allocated
+                else:
+                    free += candidate.allocated
+        return free, held
+
+    def _unused(self) -> str:
+        jobs = sorted({lease.job for lease in self._cache.leases if lease.open})
+        least = self._config.cache.min_uses
+        if not jobs:
+            return f"a reader: nobody reads the cache, and cache.min_uses is {least}"
+        names = ", ".join(jobs)
+        return f"job {names} to read more shards {least} times each (cache.min_uses)"
+
+    def grant_waiting(self) -> list[str]:
+        """Make room for the samplers that wait with a finished group; return whom to tell."""
+        waiting = [
+            f for f in self.flights.values() if f.need_bytes is not None and not f.granted
+        ]
+        granted = []
+        for flight in sorted(waiting, key=lambda f: f.asked_at):
+            assert flight.need_bytes is not None
+            if not self._reserve(flight.permit.id, flight.need_bytes):
+                break  # first come, first served: else a large group would wait for ever
+            flight.granted = True
+            granted.append(flight.permit.id)
+        return granted
+
+    def _reserve(self, permit: str, need: int) -> bool:
+        if self._cache.reserve(permit, need):
+            return True
+        if self._limits.until_full:
+            return False
+        cache, bounds = self._cache, self._config.cache
+        candidates = cache.candidates()
+        seed = cache.totals().drawn_shards
+        short = need - cache.room.left()
+        choice = eviction.choose(bounds.eviction, candidates, short, bounds.min_uses, seed)
+        if choice.evict:
+            cache.evict(choice.evict)
+        if cache.reserve(permit, need):
+            return True
+        left = [c for c in candidates if c.number not in choice.evict]
+        ahead = eviction.retire_ahead(
+            bounds.eviction,
+            left,
+            cache.max_bytes,
+            cache.retired_bytes,
+            bounds.min_uses,
+            seed,
+        )
+        if ahead:
+            cache.retire(ahead)
+        return False
+
+    @property
+    def stuck(self) -> bool:
+        """Whether every group in flight waits for room that only eviction could make."""
+        flights = self.flights.values()
+        return all(f.need_bytes is not None and not f.granted for f in flights)
+
+    # ----------------------------------------------------------------- reports
+
+    def need(self, permit: str, nbytes: int) -> None:
+        """Note that a group is encoded and how much room it takes."""
+        if flight := self.flights.get(permit):
+            flight.need_bytes, flight.asked_at = nbytes, time.monotonic()
+
+    def written(self, permit: str) -> None:
+        """Commit a group that is on disk.
+
+        Raises:
+            SamplingError: too many objects of the source cannot be used.
+        """
+        flight = self.flights.pop(permit, None)
+        if flight is None:
+            return  # of a permit that was taken back
+        rows = self._cache.commit(permit, flight.permit.shards)
+        self._book.done(flight.permit.group)
+        self._drawn.pop(flight.permit.group, None)
+        self._check_holes([row.number for row in rows if row.holes])
+
+    def failed(self, permit: str, error: str) -> None:
+        """Note a transient failure: the group is filled again later."""
+        if flight := self._land(permit):
+            self.failures += 1
+            self.last_error = error
+            self._book.failed(flight.permit.group, time.monotonic())
+
+    def abandoned(self, permit: str) -> None:
+        """Note that the sampler of a group died: the group is filled again at once."""
+        if flight := self._land(permit):
+            self._book.abandoned(flight.permit.group)
+
+    def _land(self, permit: str) -> Flight | None:
+        flight = self.flights.pop(permit, None)
+        if flight is not None:
+            self._cache.unreserve(permit)
+        return flight
+
+    def _check_holes(self, shards: list[int]) -> None:
+        totals = self._cache.totals()
+        allowed = self._config.sampling.max_skipped * totals.drawn_parts
+        few = totals.holes <= LEAST_HOLES and not self.complete
+        if not shards or totals.holes <= allowed or few:
+            return
+        path = self._cache.layout.sidecar(shards[-1])
+        holes = Sidecar.from_bytes(path.read_bytes(), str(path)).holes
+        reasons = "; ".join(hole.reason for hole in holes[:3])
+        raise SamplingError(
+            f"{totals.holes} of {totals.drawn_parts} visits yielded nothing, more than "
+            f"sampling.max_skipped ({self._config.sampling.max_skipped:g}) allows; the last: "
+            f"{reasons}"
+        )

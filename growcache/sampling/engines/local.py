@@ -1,0 +1,95 @@
+"""Samplers as child processes of this machine, talked to over pipes.
+
+They start as ``python -m growcache sampler``, never by fork or multiprocessing: the user's
+script is not imported again and needs no ``__main__`` guard. Each has a session of its own,
+so a terminal's Ctrl-C reaches the supervisor alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from growcache.sampling.messages import Message, pack, unpack
+
+LINE_BYTES = 1 << 24
+STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
+
+
+def python_path() -> dict[str, str]:
+    """Return the environment in which a child imports what this process can import."""
+    here = str(Path.cwd())
+    paths = [path or here for path in [*sys.path, here]]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+class SamplerProcess:
+    """One child: messages in, messages out, and the ladder by which it is stopped."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, on_message: Callable[[Message], None]
+    ) -> None:
+        self._process = process
+        self._reading = asyncio.create_task(self._read(on_message))
+
+    @classmethod
+    async def start(cls, on_message: Callable[[Message], None]) -> SamplerProcess:
+        """Start a child; ``on_message`` is told each of its messages."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "growcache",
+            "sampler",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+            start_new_session=True,
+            env=python_path(),
+        )
+        return cls(process, on_message)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Send a message; to a dead child it is lost, and `ended` tells of the death."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(pack(message))
+
+    async def ended(self) -> int:
+        """Return the exit code once the child is gone and all it said was heard."""
+        await self._reading
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """End the child at once."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Close the pipe, then ask, then kill; return when the child is gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for seconds, escalate in zip(
+            STOP_SECONDS, (self._process.terminate, self._process.kill, None), strict=True
+        ):
+            try:
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), seconds)
+            except TimeoutError:
+                if escalate is not None:
+                    escalate()
+            else:
+                break
+        await self._reading
+
+    async def _read(self, on_message: Callable[[Message], None]) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line.endswith(b"\n"):  # a child killed while it spoke leaves half a line
+                on_message(unpack(line))

@@ -1,0 +1,194 @@
+"""Filling one group of shards: visit the parts, transform, deal, encode. No state.
+
+What limits it: the store's latency over the reads in flight, then the client's CPU per
+byte. So many visits run at once, large arrays are never copied on their way from the
+client's buffer to the file, and everything is encoded before any room is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats.tfrecord import Buffer
+from growcache.cache.incoming import checksums, needed_bytes
+from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
+from growcache.errors import FormatError, StoreError, TransientStoreError
+from growcache.remote.formats import ObjectFormat, Visit
+from growcache.remote.store import Store, StoreReader
+from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.pace import Pace
+from growcache.sampling.transforms import Transform
+from growcache.schema import Origin, Sample, Schema
+
+MAX_REASON = 300  # characters of a hole's reason; it is kept in the index
+
+
+@dataclass(slots=True)
+class Visited:
+    """What one visit brought: samples with their origins, or the reason for a hole."""
+
+    samples: list[Sample] = field(default_factory=list)
+    origins: list[tuple[int, int]] = field(default_factory=list)
+    hole: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A shard that is ready to be written."""
+
+    sidecar: Sidecar
+    buffers: list[Buffer]
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes on disk to reserve for it."""
+        return needed_bytes(self.sidecar)
+
+
+class Filler:
+    """Fills groups; everything it needs to know travels in the permit.
+
+    Args:
+        store: what is read from.
+        format_: how objects are decoded.
+        transform: the user's, or None.
+        seed: of everything random.
+        concurrency: visits at once.
+        pace: what holds reading back to the allowed rate.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        format_: ObjectFormat,
+        transform: Transform | None,
+        seed: int,
+        concurrency: int,
+        pace: Pace,
+    ) -> None:
+        self._store = store
+        self._format = format_
+        self._transform = transform
+        self._seed = seed
+        self._concurrency = concurrency
+        self._pace = pace
+
+    async def visit_all(
+        self, permit: Permit, schema: Schema | None, on_visit: Callable[[], None]
+    ) -> list[Visited]:
+        """Return what each stop of the permit brought, in their order.
+
+        Raises:
+            TransientStoreError: the group must be filled again later, as a whole.
+        """
+        results: list[Visited | None] = [None] * len(permit.stops)
+        stops = enumerate(permit.stops)
+
+        async def work(queue: Iterator[tuple[int, Stop]]) -> None:
+            for place, stop in queue:
+                await self._pace.wait()
+                results[place] = await self.visit(permit, stop, schema)
+                on_visit()
+
+        count = min(self._concurrency, len(permit.stops))
+        tasks = [asyncio.create_task(work(stops)) for _ in range(count)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one failed visit fails the group: the others are in vain
+                task.cancel()
+        return [result for result in results if result is not None]
+
+    async def visit(self, permit: Permit, stop: Stop, schema: Schema | None) -> Visited:
+        """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
+        visit = Visit(stop.part, stop.parts, permit.round, self._seed, permit.take)
+        try:
+            found = await self._format.read(StoreReader(self._store, stop.entry), visit)
+            return self.prepared(permit, stop, found, schema)
+        except TransientStoreError:
+            raise
+        except (StoreError, FormatError) as error:
+            return Visited(hole=str(error)[:MAX_REASON])
+
+    def prepared(
+        self,
+        permit: Permit,
+        stop: Stop,
+        found: list[tuple[Sample, int, int]],
+        schema: Schema | None,
+    ) -> Visited:
+        """Return decoded samples as they will be cached: transformed, and of the schema.
+
+        Raises:
+            FormatError: the transform failed, or a sample is not of the schema.
+        """
+        visited = Visited()
+        for index, (sample, start, end) in enumerate(found):
+            if self._transform is not None:
+                origin = Origin(stop.entry.key, stop.entry.etag, start, end)
+                where = (permit.round, stop.entry.key, stop.part, index)
+                sample = self._transform(sample, origin, where)
+            visited.samples.append(sample if schema is None else schema.conform(sample))
+            visited.origins.append((start, end))
+        return visited
+
+
+def encode_group(
+    permit: Permit, visited: list[Visited], schema: Schema, fingerprint: str, cache_format: str
+) -> list[Filled]:
+    """Return the shards of a group: samples of each visit are dealt round-robin over them."""
+    hands: list[list[tuple[Sample, DrawnFrom]]] = [[] for _ in permit.shards]
+    holes: list[list[Hole]] = [[] for _ in permit.shards]
+    for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
+        if result.hole is not None:
+            hole = Hole(stop.entry.key, stop.part, result.hole)
+            holes[place % len(hands)].append(hole)
+        pairs = zip(result.samples, result.origins, strict=True)
+        for index, (sample, (start, end)) in enumerate(pairs):
+            hand = hands[(place + index) % len(hands)]
+            hand.append((sample, _drawn_from(stop, start, end)))
+    return [
+        _encode(permit, place, hand, holes[place], schema, fingerprint, cache_format)
+        for place, hand in enumerate(hands)
+    ]
+
+
+def _drawn_from(stop: Stop, start: int, end: int) -> DrawnFrom:
+    e = stop.entry
+    return DrawnFrom(e.key, e.etag, e.size, e.mtime, stop.part, stop.parts, start, end)
+
+
+def _encode(
+    permit: Permit,
+    place: int,
+    hand: list[tuple[Sample, DrawnFrom]],
+    holes: list[Hole],
+    schema: Schema,
+    fingerprint: str,
+    cache_format: str,
+) -> Filled:
+    shard_format = CACHE_FORMATS[cache_format]
+    buffers = shard_format.encode(schema, [sample for sample, _ in hand])
+    digest, crc = checksums(buffers) if hand else ("", 0)
+    visits = len(range(place, len(permit.stops), len(permit.shards)))
+    sidecar = Sidecar(
+        fingerprint=fingerprint,
+        edition=permit.edition,
+        round=permit.round,
+        number=permit.shards[place],
+        group=permit.group,
+        schema=schema,
+        samples=len(hand),
+        parts=visits,
+        record_bytes=shard_format.layout(schema).record_bytes,
+        shard_bytes=sum(len(buffer) for buffer in buffers),
+        digest=digest,
+        crc32c=crc,
+        origins=Origins.pack(drawn for _, drawn in hand),
+        holes=tuple(holes),
+        cache_format=cache_format,
+    )
+    return Filled(sidecar, buffers)

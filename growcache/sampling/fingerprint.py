@@ -1,0 +1,65 @@
+"""What can change a byte of a shard, as values to compare and a hash to compare quickly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+import growcache.sampling.draws as draws
+from growcache.cache.identity import Identity
+from growcache.config import Config
+from growcache.sampling.draws import Sizing
+from growcache.schema import Schema
+
+
+def identify(
+    config: Config,
+    schema: Schema,
+    sizing: Sizing,
+    transform_digest: str | None,
+    sizes: Mapping[str, Any],
+) -> Identity:
+    """Return the identity of the cache that this configuration fills (protocol 4).
+
+    Left out on purpose: credentials, workers, concurrency and bounds, which change when and
+    where samples are drawn, but not which.
+
+    Args:
+        config: what the user wrote.
+        schema: of the first readable sample.
+        sizing: measured on the same object.
+        transform_digest: of the transform's module, as the samplers imported it.
+        sizes: what else was measured, kept but not hashed.
+    """
+    parts = wishes(config) | {
+        "the transform's source": transform_digest,
+        "schema": str(schema),
+    }
+    parts |= {f"sampling.{name}": value for name, value in asdict(sizing).items()}
+    canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
+    fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
+    return Identity(fingerprint, parts, schema, {**asdict(sizing), **sizes})
+
+
+def wishes(config: Config) -> dict[str, Any]:
+    """Return the parts that the configuration alone gives, before anything is measured."""
+    sampling = config.sampling
+    return {
+        "source.url": list(config.source.url),
+        "source.format": config.source.format,
+        "source.options": config.source.options,
+        "sampling.seed": sampling.seed,
+        "sampling.order": sampling.order,
+        "sampling.weight_by": sampling.weight_by,
+        "sampling.transform": sampling.transform,
+        "sampling.transform_options": sampling.transform_options,
+        "sampling.node": sampling.node,
+        "sampling.nodes": sampling.nodes,
+        "cache.format": config.cache.format,
+        "cache.max_samples": config.cache.max_samples,
+        "draw version": draws.DRAW_VERSION,
+    }

@@ -1,0 +1,64 @@
+"""Listing the store in a thread of its own, so that sampling starts on the first page."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from growcache.errors import GrowcacheError
+from growcache.remote.store import Entry, Store
+
+PAGES_AHEAD = 4  # pages the loop may lag behind: a listing must not fill the memory
+
+OnPage = Callable[[list[Entry]], None]
+OnEnd = Callable[[GrowcacheError | None], None]
+
+
+class Listing:
+    """Feeds the pages of a store to callbacks on the event loop.
+
+    Args:
+        store: what is listed.
+        on_page: told each page.
+        on_end: told None at the end, or what ended the listing early.
+    """
+
+    def __init__(self, store: Store, on_page: OnPage, on_end: OnEnd) -> None:
+        self._store = store
+        self._on_page = on_page
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._slots = threading.Semaphore(PAGES_AHEAD)
+        self._stopped = False
+        threading.Thread(target=self._run, name="listing", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the thread end at its next page; nothing more is told."""
+        self._stopped = True
+        self._slots.release()
+
+    def _run(self) -> None:
+        error: GrowcacheError | None = None
+        try:
+            for page in self._store.pages():
+                self._slots.acquire()
+                if self._stopped:
+                    return
+                self._tell(self._page, page)
+        except GrowcacheError as caught:
+            error = caught
+        self._tell(self._end, error)
+
+    def _tell(self, callback: Callable[..., None], value: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, value)
+
+    def _page(self, page: list[Entry]) -> None:
+        self._slots.release()
+        if not self._stopped:
+            self._on_page(page)
+
+    def _end(self, error: GrowcacheError | None) -> None:
+        if not self._stopped:
+            self._on_end(error)

@@ -1,0 +1,94 @@
+"""What supervisor and samplers say to each other: one JSON object per line of a pipe.
+
+    supervisor → sampler   setup · probe · permit · grant
+    sampler → supervisor   ready · refused · probed · progress · need · written · failed
+
+The end of the pipe is a message too: whoever reads it stops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from growcache.remote.store import Entry
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One visit of a permit: part ``part`` of ``parts`` of an object."""
+
+    entry: Entry
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """The right to fill one group of shards, with everything that is needed to do so.
+
+    Attributes:
+        id: names this attempt; files and reports carry it.
+        group: the group.
+        edition: that it was drawn from.
+        round: pass of the permutation.
+        shards: numbers of the group's shards.
+        stops: the visits, in the order that decides where each sample goes.
+        take: samples to pick of each object at random; None: all of the part.
+    """
+
+    id: str
+    group: int
+    edition: int
+    round: int
+    shards: tuple[int, ...]
+    stops: tuple[Stop, ...]
+    take: int | None = None
+
+    def to_message(self) -> Message:
+        """Return the message that carries the permit."""
+        head = {"type": "permit", "id": self.id, "group": self.group, "edition": self.edition}
+        entries = [[*asdict(stop.entry).values(), stop.part, stop.parts] for stop in self.stops]
+        return {
+            **head,
+            "round": self.round,
+            "shards": self.shards,
+            "take": self.take,
+            "stops": entries,
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Permit:
+        """Return the permit that `to_message` described."""
+        return cls(
+            message["id"],
+            message["group"],
+            message["edition"],
+            message["round"],
+            tuple(message["shards"]),
+            tuple(Stop(Entry(*values[:-2]), *values[-2:]) for values in message["stops"]),
+            message["take"],
+        )
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """Return the line that carries a message."""
+    try:
+        return orjson.dumps(message) + b"\n"
+    except TypeError:  # a local file's name need not be valid Unicode, which orjson demands
+        return json.dumps(message).encode() + b"\n"
+
+
+def unpack(line: bytes) -> Message:
+    """Return the message of a line."""
+    try:
+        found: Message = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        found = json.loads(line)
+    return found

@@ -1,0 +1,166 @@
+"""A running service at a glance: what `Status` says, gathered from its owners."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from growcache.cache.cache import Cache
+from growcache.cache.locks import this_process
+from growcache.cache.status import State, Status, WorkerStatus, lease_statuses
+from growcache.config import Config
+from growcache.remote.catalog import Catalog
+from growcache.sampling.dispatch import Dispatcher
+from growcache.sampling.population import Population
+from growcache.sampling.reporting import Rate
+from growcache.sampling.roster import Roster
+
+
+class Overview:
+    """Counts what no one else counts, and puts the status together.
+
+    Attributes:
+        failures: transient failures so far, listing and samplers.
+        egress_bytes: read from the store in this run.
+    """
+
+    def __init__(self, config: Config, cache: Cache, catalog: Catalog) -> None:
+        self.failures = 0
+        self.egress_bytes = 0
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._started_at = time.time()
+        self._process = this_process()
+        self._samples = Rate()
+        self._bytes = Rate()
+        self._measured = -1
+        self._parts: int | None = None
+        self._population_samples: float | None = None
+
+    def measure_population(self, population: Population, *, listed: bool) -> None:
+        """Estimate the population once more, if the listing grew."""
+        objects = len(self._catalog)
+        if not listed or objects == self._measured:
+            return
+        identity = self._cache.identity
+        whole = int(identity.sizes.get("samples_per_whole", 1)) if identity else 1
+        self._measured = objects
+        self._parts = population.parts(objects)
+        self._population_samples = population.samples(objects, whole)
+        self._cache.set_population(self._parts, self._population_samples)
+
+    def status(
+        self,
+        dispatcher: Dispatcher | None,
+        roster: Roster,
+        *,
+        uptime_seconds: float,
+        fingerprint: str | None,
+        last_errors: list[str],
+        listed: bool,
+        complete: bool,
+        stopped: bool,
+    ) -> Status:
+        """Return the status of this moment."""
+        cache, totals = self._cache, self._cache.totals()
+        now = time.monotonic()
+        self._samples.note(now, totals.drawn)
+        self._bytes.note(now, self.egress_bytes)
+        state, waiting_for = self._state(
+            dispatcher, listed=listed, complete=complete, stopped=stopped
+        )
+        identity = cache.identity
+        return Status(
+            state=state,
+            waiting_for=waiting_for,
+            shards=totals.shards,
+            samples=totals.samples,
+            bytes=cache.bytes_used,
+            max_bytes=cache.max_bytes,
+            drawn=totals.drawn,
+            population=self._parts,
+            population_samples=self._population_samples,
+            coverage=self._coverage(dispatcher),
+            evicted_samples=totals.evicted_samples,
+            holes=totals.holes,
+            failures=self.failures,
+            reuse=totals.reuse,
+            workers=roster.alive,
+            samples_per_second=0.0 if stopped else self._samples.per_second,
+            bytes_per_second=0.0 if stopped else self._bytes.per_second,
+            leases=lease_statuses(cache.leases),
+            listing_complete=listed,
+            fingerprint=fingerprint,
+            path=str(self._config.cache.path),
+            pid=None if stopped else int(self._process["pid"]),
+            host=str(self._process["host"]),
+            command=str(self._process["command"]),
+            started_at=self._started_at,
+            updated_at=time.time(),
+            uptime_seconds=uptime_seconds,
+            budget_bytes=cache.room.budget.total,
+            catalog_bytes=self._catalog.allocated_bytes,
+            retired_bytes=totals.retired_bytes,
+            retired_shards=totals.retired_shards,
+            reserved_bytes=cache.bytes_reserved,
+            egress_bytes=self.egress_bytes,
+            delivered=totals.delivered,
+            objects=len(self._catalog),
+            retries=self.failures,
+            restarts=roster.restarts,
+            last_errors=last_errors,
+            worker_states=[] if stopped else self._workers(dispatcher, roster),
+            sample_bytes=int(identity.sizes["sample_bytes"]) if identity else None,
+            full=dispatcher is not None and dispatcher.verdict.mood == "full",
+            complete=complete,
+            ramping=dispatcher is not None and dispatcher.ramping,
+        )
+
+    def _state(
+        self, dispatcher: Dispatcher | None, *, listed: bool, complete: bool, stopped: bool
+    ) -> tuple[State, str | None]:
+        if stopped:
+            return "stopped", None
+        if self._cache.shrinking:
+            return "shrinking", "readers to let go of shards: the bound was lowered"
+        if dispatcher is None:
+            what = "samplers and a first object" if listed else "the listing and a first object"
+            return "waiting", what
+        verdict = dispatcher.verdict
+        if complete:
+            return "complete", None
+        if verdict.granted or (verdict.mood == "waiting" and dispatcher.flights):
+            # Work is under way; why no more of it is given out is said all the same.
+            return "running", verdict.waiting_for
+        return verdict.mood, verdict.waiting_for
+
+    def _coverage(self, dispatcher: Dispatcher | None) -> float | None:
+        """Distinct parts drawn over all parts; None until both are known."""
+        if dispatcher is None or not self._parts:
+            return None
+        return dispatcher.coverage(self._parts)
+
+    def _workers(self, dispatcher: Dispatcher | None, roster: Roster) -> list[WorkerStatus]:
+        states = [slot.status() for slot in roster.slots]
+        if dispatcher is None:
+            return states
+        flights = dispatcher.flights
+        return [
+            _with_flight(state, dispatcher) if state.permit in flights else state
+            for state in states
+        ]
+
+
+def _with_flight(state: WorkerStatus, dispatcher: Dispatcher) -> WorkerStatus:
+    assert state.permit is not None
+    flight = dispatcher.flights[state.permit]
+    parts = len(flight.permit.stops)
+    word = (
+        "writing"
+        if flight.granted
+        else "waiting"
+        if flight.need_bytes is not None
+        else state.state
+    )
+    return replace(state, parts=parts, state=word)

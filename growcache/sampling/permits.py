@@ -1,0 +1,122 @@
+"""May the next group of shards be written now, and if not, what has to happen first?
+
+One pure function holds every reason to wait: the listing, budgets, the disk, the bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mood = Literal["running", "waiting", "full", "complete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All that the decision depends on.
+
+    Attributes:
+        measured: whether schema and sizes are known.
+        parts_known: whether the next group has parts left in this round.
+        listing_complete: whether the source is listed to its end.
+        complete: whether everything that shall be cached is.
+        retrying: failed groups waiting for another try, and
+        max_retrying: how many of them hold new groups back.
+        last_error: why the latest of them failed.
+        drawn_samples: of this run, those in flight included, and
+        max_drawn_samples: when this run ends by itself.
+        egress_bytes: read from the store in this run, and
+        max_egress_bytes: how much it may read.
+        index_ok: whether the index is inside its budget.
+        disk_ok: whether the disk has its ``min_free``.
+        group_bytes: what the next group will take on disk, about.
+        room_bytes: what is left below the bound, promises to other groups deducted.
+        evictable_bytes: of shards that may be deleted now.
+        clearing_bytes: of shards that may go as soon as their readers let go.
+        holding: who holds those, in words.
+        unused: why the other shards may not go, in words.
+        evicts: whether anything is ever evicted.
+        until_full: whether this run ends instead of evicting.
+    """
+
+    measured: bool = True
+    parts_known: bool = True
+    listing_complete: bool = True
+    complete: bool = False
+    retrying: int = 0
+    max_retrying: int = 1
+    last_error: str = ""
+    drawn_samples: int = 0
+    max_drawn_samples: int | None = None
+    egress_bytes: int = 0
+    max_egress_bytes: int | None = None
+    index_ok: bool = True
+    disk_ok: bool = True
+    group_bytes: int = 0
+    room_bytes: int = 0
+    evictable_bytes: int = 0
+    clearing_bytes: int = 0
+    holding: str = ""
+    unused: str = ""
+    evicts: bool = True
+    until_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a permit may be given; if not, the event that is awaited, in words."""
+
+    granted: bool
+    mood: Mood = "running"
+    waiting_for: str | None = None
+
+
+GRANTED = Verdict(True)
+
+
+def decide(outlook: Outlook) -> Verdict:
+    """Return the verdict on one more group."""
+    if outlook.complete:
+        return Verdict(False, "complete")
+    return _for_work(outlook) or _for_budgets(outlook) or _for_room(outlook) or GRANTED
+
+
+def _wait(event: str) -> Verdict:
+    return Verdict(False, "waiting", event)
+
+
+def _for_work(o: Outlook) -> Verdict | None:
+    if not o.measured:
+        return _wait("a first object that can be read")
+    if o.retrying >= o.max_retrying:
+        return _wait(f"the store to answer ({o.last_error})")
+    if not o.parts_known and not o.listing_complete:
+        return _wait("the listing to go on: everything listed so far is drawn")
+    if not o.parts_known:
+        return _wait("the groups in flight, the last of this round")
+    return None
+
+
+def _for_budgets(o: Outlook) -> Verdict | None:
+    if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
+        return _wait("the groups in flight: --samples is reached")
+    if o.max_egress_bytes is not None and o.egress_bytes >= o.max_egress_bytes:
+        return _wait(
+            f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
+        )
+    if not o.index_ok:
+        return _wait("room in the index: a reader keeps its log from being folded in")
+    if not o.disk_ok:
+        return _wait("free space on the disk: less than cache.min_free is left")
+    return None
+
+
+def _for_room(o: Outlook) -> Verdict | None:
+    short = o.group_bytes - o.room_bytes
+    if short <= 0:
+        return None
+    if o.until_full or not o.evicts:
+        return Verdict(False, "full")
+    if short <= o.evictable_bytes + o.clearing_bytes:
+        return None  # what is still held is retired ahead, and the sampler waits in memory
+    return Verdict(False, "full", o.unused or o.holding or "shards that may be evicted")

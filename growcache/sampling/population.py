@@ -1,0 +1,116 @@
+"""The parts of the source: the catalog, cut as the sizing says, in editions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from growcache.cache.index.rows import Edition
+from growcache.errors import CacheError
+from growcache.remote.catalog import Catalog
+from growcache.sampling.draws import Ints, Sizing, Span, locate
+from growcache.sampling.messages import Stop
+from growcache.seeding import derive
+
+GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
+
+
+class Population:
+    """What can be drawn from, as far as it is listed.
+
+    Part numbers never change: the catalog is append-only and an object's parts follow from
+    its size, so the parts of an edition are a prefix of those of the next.
+
+    Args:
+        catalog: the listing.
+        sizing: how objects are cut.
+        node: this machine's number among ``nodes``.
+        nodes: machines that draw disjoint samples of one source.
+    """
+
+    def __init__(self, catalog: Catalog, sizing: Sizing, node: int = 0, nodes: int = 1) -> None:
+        self._catalog = catalog
+        self._sizing = sizing
+        self._node = node
+        self._nodes = nodes
+        self._starts: Ints = np.zeros(1, np.int64)
+
+    @property
+    def mine(self) -> Callable[[Ints], npt.NDArray[np.bool_]] | None:
+        """The mask of parts that this node draws; None where it draws all."""
+        return self._mine if self._nodes > 1 else None
+
+    def span(self, edition: Edition) -> Span:
+        """Return the edition as the draws see it.
+
+        Raises:
+            CacheError: the listing is not the one that the edition was made of.
+        """
+        if len(self._catalog) < edition.objects or (
+            self._catalog.digest(edition.objects) != edition.digest
+        ):
+            raise CacheError(
+                f"the store's listing no longer begins with the {edition.objects:,} objects "
+                "that this cache was drawn from; empty it with: growcache clear"
+            )
+        return Span(edition.edition, self.parts(edition.objects), edition.first_group)
+
+    def parts(self, objects: int) -> int:
+        """Return how many parts the first ``objects`` objects have."""
+        self._extend(objects)
+        return int(self._starts[objects])
+
+    def stops(self, parts: Ints) -> tuple[Stop, ...]:
+        """Return where the parts lie, as visits of a permit."""
+        ordinals, within = locate(self._starts, parts)
+        counts = self._starts[ordinals + 1] - self._starts[ordinals]
+        entries = self._catalog.entries(ordinals)
+        rows = zip(entries, within.tolist(), counts.tolist(), strict=True)
+        return tuple(Stop(entry, part, of) for entry, part, of in rows)
+
+    def samples(self, objects: int, samples_per_whole: int) -> float:
+        """Estimate the samples of the first ``objects`` objects.
+
+        Args:
+            objects: of the catalog.
+            samples_per_whole: in each object that is one part.
+        """
+        if self._sizing.whole:
+            return float(objects * samples_per_whole)
+        sizes = self._catalog.sizes[:objects] - self._sizing.overhead_bytes
+        return float(np.maximum(0, np.floor(sizes / self._sizing.stride_bytes + 1e-9)).sum())
+
+    def _extend(self, objects: int) -> None:
+        known = len(self._starts) - 1
+        if objects > known:
+            counts = self._sizing.parts(self._catalog.sizes[known:objects])
+            more = self._starts[-1] + np.cumsum(counts)
+            self._starts = np.concatenate([self._starts, more])
+
+    def _mine(self, parts: Ints) -> npt.NDArray[np.bool_]:
+        stops = self.stops(parts)
+        owners = [derive("node", stop.entry.key, stop.part) % self._nodes for stop in stops]
+        return np.array([owner == self._node for owner in owners], np.bool_)
+
+
+def wants_edition(
+    objects: int, editions: list[Edition], *, complete: bool, drawn: bool
+) -> bool:
+    """Whether the listing has grown enough for a new edition.
+
+    Args:
+        objects: listed so far.
+        editions: made so far.
+        complete: whether the listing is at its end.
+        drawn: whether all parts of the last edition are drawn.
+    """
+    known = editions[-1].objects if editions else 0
+    return objects > known and (complete or drawn or objects >= GROWTH * known)
+
+
+def next_edition(catalog: Catalog, editions: list[Edition], group: int) -> Edition:
+    """Return the edition of all that is listed, from ``group`` on."""
+    objects = len(catalog)
+    return Edition(len(editions), objects, catalog.digest(objects), group)

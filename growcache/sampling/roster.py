@@ -1,0 +1,159 @@
+"""The samplers of a service: started, watched, restarted with back-off, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from growcache.cache.status import WorkerStatus
+from growcache.sampling.engines.local import SamplerProcess
+from growcache.sampling.messages import Message
+
+FIRST_BACKOFF_SECONDS = 0.2
+LONGEST_BACKOFF_SECONDS = 30.0
+HEALTHY_SECONDS = 10.0  # a sampler that lived so long starts again without delay
+PERMITS_EACH = 2  # one is fetched while the other is encoded and written
+
+
+@dataclass(slots=True)
+class Slot:
+    """One place for a sampler; a restarted one keeps its place.
+
+    Attributes:
+        id: from 0.
+        process: None while none runs.
+        ready: whether it answered its setup.
+        permits: what it works on, by permit id, with the visits done.
+        paused: permits that wait for the supervisor, which is no lack of progress.
+        moved_at: when it last made progress, monotonic seconds.
+        restarts: how often a new process was needed.
+    """
+
+    id: int
+    process: SamplerProcess | None = None
+    ready: bool = False
+    permits: dict[str, int] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+    moved_at: float = 0.0
+    restarts: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can take one more permit."""
+        return self.ready and len(self.permits) < PERMITS_EACH
+
+    def send(self, message: Message) -> None:
+        """Send a message, if a process is there."""
+        if self.process is not None:
+            self.process.send(message)
+
+    def moved(self) -> None:
+        """Note progress."""
+        self.moved_at = time.monotonic()
+
+    def stalled(self, now: float, timeout_seconds: float) -> bool:
+        """Whether it should have made progress for longer than it is allowed."""
+        busy = len(self.permits) > len(self.paused) or not self.ready
+        return self.process is not None and busy and now - self.moved_at > timeout_seconds
+
+    def status(self) -> WorkerStatus:
+        """Return what ``growcache status`` shows of it."""
+        permit = next(iter(self.permits), None)
+        state = "restarting" if self.process is None else "starting"
+        if self.ready:
+            working = [p for p in self.permits if p not in self.paused]
+            permit = working[0] if working else permit
+            state = "reading" if working else "waiting" if self.permits else "idle"
+        done = self.permits.get(permit, 0) if permit else 0
+        return WorkerStatus(
+            self.id, self.process.pid if self.process else None, state, permit, done
+        )
+
+
+class Roster:
+    """All slots. Each slot's life is one task: start, wait for the end, back off, again.
+
+    Args:
+        count: how many samplers.
+        setup: the message that every new process gets first.
+        on_message: told (slot, message).
+        on_death: told (slot, permits) when a process is gone and reaped.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        setup: Message,
+        on_message: Callable[[Slot, Message], None],
+        on_death: Callable[[Slot, list[str]], None],
+    ) -> None:
+        self.slots = [Slot(number) for number in range(count)]
+        self._setup = setup
+        self._on_message = on_message
+        self._on_death = on_death
+        self._stopping = False
+        self._lives = [asyncio.create_task(self._live(slot)) for slot in self.slots]
+
+    @property
+    def alive(self) -> int:
+        """How many processes run."""
+        return sum(1 for slot in self.slots if slot.process is not None)
+
+    @property
+    def restarts(self) -> int:
+        """How often a sampler had to be started again."""
+        return sum(slot.restarts for slot in self.slots)
+
+    def broadcast(self, message: Message) -> None:
+        """Send a message to every sampler that is ready."""
+        for slot in self.slots:
+            if slot.ready:
+                slot.send(message)
+
+    def kill_stalled(self, timeout_seconds: float) -> list[int]:
+        """Kill samplers without progress; return their places."""
+        now = time.monotonic()
+        stalled = [slot for slot in self.slots if slot.stalled(now, timeout_seconds)]
+        for slot in stalled:
+            assert slot.process is not None
+            slot.process.kill()
+            slot.moved()
+        return [slot.id for slot in stalled]
+
+    async def stop(self) -> None:
+        """End all samplers, at the same time, and wait for them."""
+        self._stopping = True
+        running = [slot.process for slot in self.slots if slot.process is not None]
+        await asyncio.gather(*(process.stop() for process in running))
+        for life in self._lives:
+            life.cancel()
+        await asyncio.gather(*self._lives, return_exceptions=True)
+
+    async def _live(self, slot: Slot) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while not self._stopping:
+            born = time.monotonic()
+            slot.process = await SamplerProcess.start(
+                lambda message: self._on_message(slot, message)
+            )
+            slot.moved()
+            slot.send(self._setup)
+            await slot.process.ended()
+            self._bury(slot)
+            if self._stopping:
+                return
+            healthy = time.monotonic() - born > HEALTHY_SECONDS
+            backoff = (
+                FIRST_BACKOFF_SECONDS if healthy else min(LONGEST_BACKOFF_SECONDS, 2 * backoff)
+            )
+            await asyncio.sleep(backoff)
+            slot.restarts += 1
+
+    def _bury(self, slot: Slot) -> None:
+        permits = list(slot.permits)
+        slot.process, slot.ready = None, False
+        slot.permits.clear()
+        slot.paused.clear()
+        self._on_death(slot, permits)

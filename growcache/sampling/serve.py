@@ -1,0 +1,164 @@
+"""The service as a child of the trainer: started with it, gone when it is gone.
+
+The child is the same supervisor as ``growcache run``. It has its standard input from the
+trainer, whose death therefore ends it, and a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from growcache.cache.files import Layout
+from growcache.cache.identity import read_identity
+from growcache.cache.locks import is_held
+from growcache.config import Config, load_config
+from growcache.errors import (
+    CacheBusyError,
+    ConfigError,
+    FingerprintError,
+    GrowcacheError,
+    SamplingError,
+)
+from growcache.sampling.engines.local import python_path
+from growcache.sampling.fingerprint import identify
+from growcache.sampling.messages import Message, pack, unpack
+from growcache.sampling.sizing import stored_sizing, with_wishes
+
+STOP_SECONDS = 20.0
+TRANSFORM = "the transform's source"  # known to the samplers only
+
+log = logging.getLogger("growcache")
+
+
+@contextlib.contextmanager
+def serve(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Iterator[Config]:
+    """Run the service beside this process, for as long as the ``with`` block lasts.
+
+    Where a service of the same configuration runs on the cache already, it is joined, and
+    left running at the end.
+
+    Args:
+        source: a configuration, or where it is; see `growcache.load_config`.
+
+    Yields:
+        The checked configuration; ``config.cache.path`` is what loaders are given.
+
+    Raises:
+        ConfigError: the configuration, or that of the running service, does not fit.
+        GrowcacheError: the service did not start.
+    """
+    config = load_config(source, environment=os.environ)
+    if _joins(config):
+        yield config
+        return
+    process = _start(config)
+    threading.Thread(target=_relay, args=(process.stdout,), daemon=True).start()
+    try:
+        yield config
+    finally:
+        _stop(process)
+
+
+def _joins(config: Config) -> bool:
+    """Whether a service with the same fingerprint runs on the cache.
+
+    Raises:
+        FingerprintError: one with another fingerprint does.
+    """
+    layout = Layout(config.cache.path)
+    if not is_held(layout.supervisor_lock):
+        return False
+    running = read_identity(config.cache.path)
+    if running is None:
+        return True  # it has not measured its first object; what it draws will show
+    sizing = with_wishes(config, stored_sizing(running.sizes))
+    digest = running.parts.get(TRANSFORM)
+    ours = identify(config, running.schema, sizing, digest, running.sizes)
+    if ours.fingerprint != running.fingerprint:
+        differing = "; ".join(running.differing(ours))
+        raise FingerprintError(
+            f"a service with another configuration runs on {config.cache.path}: {differing}"
+        )
+    return True
+
+
+def _start(config: Config) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "growcache", "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=python_path(),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(pack({"config": config.model_dump(mode="json")}))
+    process.stdin.flush()
+    line = process.stdout.readline()
+    answer = (
+        unpack(line) if line else {"error": "the service ended at its start", "exit_code": 1}
+    )
+    if "error" in answer:
+        _stop(process)
+        raise _as_error(answer)
+    return process
+
+
+def _as_error(answer: Message) -> GrowcacheError:
+    if answer.get("kind") == "busy":
+        return CacheBusyError(answer["error"])
+    kind = ConfigError if answer["exit_code"] == 2 else SamplingError
+    return kind(answer["error"])
+
+
+def _relay(messages: IO[bytes]) -> None:
+    """Log what ends the service while the trainer goes on with what is cached."""
+    for line in messages:
+        log.error("the sampling service stopped: %s", unpack(line)["error"])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    """Be the child: ``python -m growcache serve``."""
+    import signal
+
+    from growcache.sampling.supervisor import run
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+    config = Config.model_validate(unpack(sys.stdin.buffer.readline())["config"])
+    say = sys.stdout.buffer
+    messages = os.fdopen(os.dup(say.fileno()), "wb", buffering=0)
+    os.dup2(2, 1)
+    try:
+        run(
+            config,
+            on_ready=lambda: _tell(messages, {"ready": True}),
+            parent=sys.stdin.fileno(),
+            handle_interrupt=False,
+        )
+    except GrowcacheError as error:
+        kind = "busy" if isinstance(error, CacheBusyError) else ""
+        _tell(messages, {"error": str(error), "exit_code": error.exit_code, "kind": kind})
+        sys.exit(error.exit_code)
+
+
+def _tell(messages: IO[bytes], message: Message) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        messages.write(pack(message))

@@ -1,0 +1,92 @@
+"""How objects are cut into parts and shards: from one measured object and the bounds."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from growcache.cache import budget
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.config import Config
+from growcache.errors import ConfigError
+from growcache.remote.formats import Measure
+from growcache.sampling.draws import Sizing
+from growcache.schema import Schema
+
+SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough to evict finely
+SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
+GROUP_BYTES = 256_000_000  # what a sampler may hold in memory for one group
+MAX_GROUP_SHARDS = 4
+
+
+def measure_sizing(config: Config, measure: Measure, schema: Schema, *, ranged: bool) -> Sizing:
+    """Return the sizes for a new cache; they are stored with it and never change.
+
+    Args:
+        config: its bounds and wishes.
+        measure: of the first readable object.
+        schema: of its first sample, transformed.
+        ranged: whether the format reads parts of objects by byte range.
+    """
+    by_objects = config.sampling.weight_by == "objects"
+    visit = _samples_per_visit(config, measure, ranged=ranged)
+    record_bytes = CACHE_FORMATS[config.cache.format].layout(schema).record_bytes
+    group = min(visit, MAX_GROUP_SHARDS)
+    wanted = config.sampling.shard_samples
+    shard_bytes = min(
+        SHARD_BYTES, int(config.cache.max_bytes) // SHARDS_IN_CACHE, GROUP_BYTES // group
+    )
+    limit = config.cache.max_samples
+    return Sizing(
+        samples_per_object=visit,
+        stride_bytes=float(measure.stride_bytes),
+        overhead_bytes=measure.overhead_bytes,
+        whole=by_objects or not ranged,
+        shard_samples=max(1, shard_bytes // record_bytes) if wanted == "auto" else wanted,
+        group_shards=group,
+        max_parts=None if limit is None else max(1, limit // visit),
+    )
+
+
+def _samples_per_visit(config: Config, measure: Measure, *, ranged: bool) -> int:
+    if not ranged:
+        return max(1, measure.samples)
+    wanted = config.sampling.samples_per_object
+    return 1 if wanted == "auto" else wanted
+
+
+def stored_sizing(sizes: dict[str, Any]) -> Sizing:
+    """Return the sizing that a cache's identity holds."""
+    return Sizing(**{field.name: sizes[field.name] for field in fields(Sizing)})
+
+
+def with_wishes(config: Config, sizing: Sizing) -> Sizing:
+    """Return a stored sizing with what the configuration asks for explicitly.
+
+    So that a changed wish shows as a difference between fingerprints, while ``auto`` means
+    whatever was measured.
+    """
+    from dataclasses import replace
+
+    sampling = config.sampling
+    if sampling.shard_samples != "auto":
+        sizing = replace(sizing, shard_samples=sampling.shard_samples)
+    if sampling.samples_per_object != "auto" and not sizing.whole:
+        sizing = replace(sizing, samples_per_object=sampling.samples_per_object)
+    return sizing
+
+
+def check_bound(config: Config, group_bytes: int) -> None:
+    """Refuse a bound that cannot hold what must lie in the cache at once (protocol 11).
+
+    Raises:
+        ConfigError: names the bound that would do.
+    """
+    least = budget.minimum_bytes(config.sampling.workers, group_bytes)
+    if int(config.cache.max_bytes) < least:
+        raise ConfigError(
+            f"cache.max_bytes: {int(config.cache.max_bytes):,} bytes cannot hold "
+            f"{config.sampling.workers} workers + 2 groups of {group_bytes:,} bytes and the "
+            f"index; give at least {least:,}, fewer sampling.workers, or a smaller "
+            "sampling.shard_samples"
+        )

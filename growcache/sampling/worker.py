@@ -1,0 +1,263 @@
+"""A sampler: the child process ``python -m growcache sampler``.
+
+It holds no state: a permit comes in on standard input, shards appear under ``incoming/``,
+a report goes out on standard output. The supervisor alone has the other ends, so the end
+of the input is its death, and the sampler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+
+from growcache.cache.files import Layout
+from growcache.cache.incoming import discard_incoming, write_incoming
+from growcache.cache.locks import FileLock
+from growcache.config import Config
+from growcache.errors import FormatError, GrowcacheError, StoreError, TransientStoreError
+from growcache.remote.formats import ObjectFormat, Visit, open_format
+from growcache.remote.store import Entry, Store, StoreReader, open_store
+from growcache.sampling.fill import Filled, Filler, encode_group
+from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
+from growcache.sampling.pace import Pace
+from growcache.sampling.transforms import Transform, load_transform
+from growcache.schema import Schema
+
+PROGRESS_SECONDS = 0.2
+LOCK_SECONDS = 30.0
+
+
+def main() -> None:
+    """Serve the supervisor until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's
+    # Prints of the user's code must not end up between the messages.
+    messages = os.dup(1)
+    os.dup2(2, 1)
+    asyncio.run(_serve(messages))
+
+
+async def _serve(messages: int) -> None:
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
+    first = sys.stdin.buffer.readline()
+    if not first:
+        return
+    line = Line(messages)
+    try:
+        sampler = Sampler.from_setup(unpack(first), line)
+    except GrowcacheError as error:
+        line.send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
+        return
+    # The reader must neither wait for the loop nor the loop for it: a busy transform shall
+    # not keep a sampler alive whose supervisor is gone.
+    threading.Thread(target=_listen, args=(loop, inbox), daemon=True).start()
+    line.send(sampler.introduction())
+    try:
+        await sampler.serve(inbox)
+    finally:  # only a defect ends up here; the reading thread would block an orderly end
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _listen(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Message]) -> None:
+    for text in sys.stdin.buffer:
+        loop.call_soon_threadsafe(inbox.put_nowait, unpack(text))
+    os._exit(0)  # whatever is under way is worth nothing without its supervisor
+
+
+class Line:
+    """The way back to the supervisor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, message: Message) -> None:
+        """Send one message, whole; the supervisor's death ends this process."""
+        data = memoryview(pack(message))
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except BrokenPipeError:
+            os._exit(0)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened since the last progress message."""
+
+    nbytes: int = 0
+    retries: int = 0
+    last_error: str = ""
+    parts: dict[str, int] = field(default_factory=dict)
+
+    def message(self) -> Message:
+        return {"type": "progress", **asdict(self)}
+
+
+class Sampler:
+    """One sampler process, after its setup."""
+
+    def __init__(self, config: Config, lock: FileLock, line: Line) -> None:
+        sampling = config.sampling
+        self._line = line
+        self._lock = lock
+        self._layout = Layout(config.cache.path)
+        self._cache_format = config.cache.format
+        self._seed = sampling.seed
+        self._tally = _Tally()
+        self._pace = Pace(_share(sampling.max_bytes_per_second, sampling.workers))
+        self._transform: Transform | None = load_transform(
+            sampling.transform, sampling.transform_options, sampling.seed
+        )
+        self._format: ObjectFormat = open_format(config.source.format, config.source.options)
+        self._store: Store = open_store(
+            config.source,
+            concurrency=sampling.concurrency,
+            timeout_seconds=sampling.timeout_seconds,
+            on_retry=self._retried,
+            on_bytes=self._read,
+        )
+        self._filler = Filler(
+            self._store,
+            self._format,
+            self._transform,
+            sampling.seed,
+            sampling.concurrency,
+            self._pace,
+        )
+        self._schema: Schema | None = None
+        self._fingerprint = ""
+        self._grants: dict[str, asyncio.Event] = {}
+
+    @classmethod
+    def from_setup(cls, message: Message, line: Line) -> Sampler:
+        """Return the sampler that the setup message describes."""
+        config = Config.model_validate(message["config"])
+        # Held while this process lives: a new supervisor sweeps only once all are gone.
+        lock = FileLock.acquire(
+            Layout(config.cache.path).samplers_lock, shared=True, seconds=LOCK_SECONDS
+        )
+        return cls(config, lock, line)
+
+    def introduction(self) -> Message:
+        """Return what the supervisor must know before it gives permits."""
+        digest = self._transform.digest if self._transform else None
+        return {"type": "ready", "transform_digest": digest, "ranged": self._format.ranged}
+
+    async def serve(self, inbox: asyncio.Queue[Message]) -> None:
+        """Act on messages until the process ends."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_progress())
+            while True:
+                message = await inbox.get()
+                match message["type"]:
+                    case "probe":
+                        entries = [Entry(*values) for values in message["entries"]]
+                        tasks.create_task(self._probe(entries))
+                    case "identity":
+                        self._schema = Schema.from_json(message["schema"])
+                        self._fingerprint = message["fingerprint"]
+                    case "permit":
+                        tasks.create_task(self._fill(Permit.from_message(message)))
+                    case "grant" if event := self._grants.get(message["id"]):
+                        event.set()
+
+    async def _fill(self, permit: Permit) -> None:
+        self._grants[permit.id] = asyncio.Event()
+        self._tally.parts[permit.id] = 0
+        try:
+            visited = await self._filler.visit_all(
+                permit, self._schema, lambda: self._visited(permit.id)
+            )
+            assert self._schema is not None
+            shards = await asyncio.to_thread(
+                encode_group,
+                permit,
+                visited,
+                self._schema,
+                self._fingerprint,
+                self._cache_format,
+            )
+            await self._write(permit, shards)
+        except TransientStoreError as error:
+            self._fail(permit, str(error))
+        except OSError as error:
+            self._fail(permit, f"cannot write to the cache: {error}", disk=True)
+        finally:
+            del self._grants[permit.id], self._tally.parts[permit.id]
+
+    async def _write(self, permit: Permit, shards: list[Filled]) -> None:
+        needed = sum(shard.needed_bytes for shard in shards)
+        self._line.send({"type": "need", "id": permit.id, "bytes": needed})
+        await self._grants[permit.id].wait()
+        try:
+            for shard in shards:
+                await asyncio.to_thread(
+                    write_incoming, self._layout, permit.id, shard.sidecar, shard.buffers
+                )
+        except OSError:
+            discard_incoming(self._layout, permit.id, permit.shards)
+            raise
+        self._line.send({"type": "written", "id": permit.id})
+
+    def _fail(self, permit: Permit, error: str, *, disk: bool = False) -> None:
+        self._line.send({"type": "failed", "id": permit.id, "error": error, "disk": disk})
+
+    async def _probe(self, entries: list[Entry]) -> None:
+        """Measure the first of these objects that can be read."""
+        errors = []
+        for entry in entries:
+            try:
+                self._line.send(await self._measured(entry))
+            except (StoreError, FormatError) as error:
+                errors.append(f"{entry.key}: {error}")
+            else:
+                return
+        self._line.send({"type": "probed", "errors": errors})
+
+    async def _measured(self, entry: Entry) -> Message:
+        measure = await self._format.measure(StoreReader(self._store, entry))
+        stop = Stop(entry, 0, max(1, measure.samples))
+        visit = Visit(0, stop.parts, 0, self._seed, None)
+        found = await self._format.read(StoreReader(self._store, entry), visit)
+        if not found:
+            raise FormatError("it holds no sample")
+        permit = Permit("probe", 0, 0, 0, (0,), (stop,))
+        visited = self._filler.prepared(permit, stop, found[:1], None)
+        return {
+            "type": "probed",
+            "measure": asdict(measure),
+            "schema": Schema.of(visited.samples[0]).to_json(),
+        }
+
+    async def _report_progress(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            busy = bool(self._tally.parts) or self._tally.nbytes or self._tally.retries
+            if busy or time.monotonic() - last > 1:
+                last = time.monotonic()
+                paced = self._pace.seconds_left() > 0
+                self._line.send({**self._tally.message(), "paced": paced})
+                self._tally.nbytes = self._tally.retries = 0
+
+    def _visited(self, permit: str) -> None:
+        self._tally.parts[permit] += 1
+
+    def _read(self, nbytes: int) -> None:
+        self._tally.nbytes += nbytes
+        self._pace.charge(nbytes)
+
+    def _retried(self, error: BaseException) -> None:
+        self._tally.retries += 1
+        self._tally.last_error = str(error)
+
+
+def _share(rate: int | None, workers: int) -> float | None:
+    return None if rate is None else rate / workers
