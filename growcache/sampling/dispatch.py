@@ -104,7 +104,7 @@ class Dispatcher:
         for edition in self._editions:
             self._draws.add(self.population.span(edition))
         next_new = cache.issued + 1
-        unfinished = cache.unfinished(cache.issued, sizing.group_shards)
+        unfinished = cache.unfinished(next_new, sizing.group_shards)
         # Asked in ascending order: the draws would walk from the start to go back.
         self._drawn = {group: self._draw(group) for group in sorted(unfinished)}
         self._book = Book(next_new, unfinished)
@@ -203,7 +203,7 @@ class Dispatcher:
         sampling, cache = self._config.sampling, self._cache
         group_bytes = self._estimate(len(draw.parts)) if draw is not None else 0
         promised = sum(f.estimate_bytes for f in self.flights.values() if not f.granted)
-        room = cache.room.left() - promised
+        room = cache.room() - promised
         evictable = clearing = 0
         if draw is not None and group_bytes > room:
             evictable, clearing = self._movable()
@@ -304,7 +304,7 @@ class Dispatcher:
         cache, bounds = self._cache, self._config.cache
         candidates = cache.candidates()
         seed = cache.totals().drawn_shards
-        short = need - cache.room.left()
+        short = need - cache.room()
         choice = eviction.choose(bounds.eviction, candidates, short, bounds.min_uses, seed)
         if choice.evict:
             cache.evict(choice.evict)
@@ -315,7 +315,7 @@ class Dispatcher:
             bounds.eviction,
             left,
             cache.max_bytes,
-            cache.retired_bytes,
+            cache.totals().retired_bytes,
             bounds.min_uses,
             seed,
         )
@@ -345,10 +345,15 @@ class Dispatcher:
         flight = self.flights.pop(permit, None)
         if flight is None:
             return  # of a permit that was taken back
-        rows = self._cache.commit(permit, flight.permit.shards)
+        shards = [self._sidecar(permit, number) for number in flight.permit.shards]
+        self._cache.commit(permit, shards)
         self._book.done(flight.permit.group)
         self._drawn.pop(flight.permit.group, None)
-        self._check_holes([row.number for row in rows if row.holes])
+        self._check_holes([hole.reason for shard in shards for hole in shard.holes])
+
+    def _sidecar(self, permit: str, number: int) -> Sidecar:
+        path = self._cache.incoming_path(permit, number, ".json")
+        return Sidecar.from_bytes(path.read_bytes(), str(path))
 
     def failed(self, permit: str, error: str) -> None:
         """Note a transient failure: the group is filled again later."""
@@ -365,20 +370,17 @@ class Dispatcher:
     def _land(self, permit: str) -> Flight | None:
         flight = self.flights.pop(permit, None)
         if flight is not None:
-            self._cache.unreserve(permit)
+            self._cache.discard(permit, flight.permit.shards)
         return flight
 
-    def _check_holes(self, shards: list[int]) -> None:
+    def _check_holes(self, reasons: list[str]) -> None:
         totals = self._cache.totals()
         allowed = self._config.sampling.max_skipped * totals.drawn_parts
         few = totals.holes <= LEAST_HOLES and not self.complete
-        if not shards or totals.holes <= allowed or few:
+        if not reasons or totals.holes <= allowed or few:
             return
-        path = self._cache.layout.sidecar(shards[-1])
-        holes = Sidecar.from_bytes(path.read_bytes(), str(path)).holes
-        reasons = "; ".join(hole.reason for hole in holes[:3])
         raise SamplingError(
             f"{totals.holes} of {totals.drawn_parts} visits yielded nothing, more than "
             f"sampling.max_skipped ({self._config.sampling.max_skipped:g}) allows; the last: "
-            f"{reasons}"
+            + "; ".join(reasons[:3])
         )

@@ -99,7 +99,7 @@ class Overview:
             started_at=self._started_at,
             updated_at=time.time(),
             uptime_seconds=uptime_seconds,
-            budget_bytes=cache.room.budget.total,
+            budget_bytes=cache.budget_bytes,
             catalog_bytes=self._catalog.allocated_bytes,
             retired_bytes=totals.retired_bytes,
             retired_shards=totals.retired_shards,
@@ -122,7 +122,7 @@ class Overview:
     ) -> tuple[State, str | None]:
         if stopped:
             return "stopped", None
-        if self._cache.shrinking:
+        if self._cache.room() < 0 and not self._cache.bytes_reserved:
             return "shrinking", "readers to let go of shards: the bound was lowered"
         if dispatcher is None:
             what = "samplers and a first object" if listed else "the listing and a first object"

@@ -14,11 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from growcache.cache.cache import Cache
-from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.cache.status import Status, write_status
 from growcache.config import Config
@@ -104,7 +103,7 @@ class Supervisor:
         self._limits = limits
         self._on_status = on_status
         self._refresh = refresh
-        cache.claim(wishes(config))
+        _refuse_other_wishes(config, cache)
         self._catalog = Catalog.open(cache.layout.catalog)
         self._overview = Overview(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
@@ -115,7 +114,6 @@ class Supervisor:
         self._listed = False
         self._error: GrowcacheError | None = None
         self._ended = False
-        self._complete: bool | None = None
         self._next: dict[str, float] = {}
         self._last_errors: deque[str] = deque(maxlen=5)
 
@@ -136,8 +134,8 @@ class Supervisor:
             if listing is not None:
                 listing.stop()
             await self._roster.stop()
-            self._catalog.close()
             status = self._status(stopped=True)
+            self._catalog.close()
             write_status(self._config.cache.path, status)
             self._on_status(status)
         if self._error is not None:
@@ -317,10 +315,9 @@ class Supervisor:
         schema = Schema.from_json(message["schema"])
         measure = Measure(**message["measure"])
         ranged = self._introduction["ranged"]
-        layout = CACHE_FORMATS[self._config.cache.format].layout
         sizing = measure_sizing(self._config, measure, schema, ranged=ranged)
         kept = {
-            "record_bytes": layout(schema).record_bytes,
+            "record_bytes": self._cache.record_bytes(schema),
             "sample_bytes": schema.nbytes,
             "samples_per_whole": sizing.samples_per_object,
         }
@@ -347,7 +344,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._cache.room.catalog_bytes = self._catalog.allocated_bytes
+        self._cache.catalog_bytes = self._catalog.allocated_bytes
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.poll_leases(now)
         if self._dispatcher is None:
@@ -382,12 +379,7 @@ class Supervisor:
             slot.permits[given.id] = 0
             slot.moved()
             slot.send(given.to_message())
-        self._note_complete(dispatcher.complete or self._full_for_good(dispatcher))
-
-    def _note_complete(self, complete: bool) -> None:
-        if complete != self._complete:
-            self._complete = complete
-            self._cache.set_complete(complete)
+        self._cache.set_complete(dispatcher.complete or self._full_for_good(dispatcher))
 
     def _full_for_good(self, dispatcher: Dispatcher) -> bool:
         """Whether nothing will ever be added, because nothing is ever evicted."""
@@ -399,9 +391,6 @@ class Supervisor:
         patience = self._config.sampling.timeout_seconds + GRACE_SECONDS
         for place in self._roster.kill_stalled(patience):
             self._last_errors.append(f"sampler {place} made no progress and was restarted")
-        if self._dispatcher is not None:
-            population = self._dispatcher.population
-            self._overview.measure_population(population, listed=self._listed)
 
     def _check_limits(self, now: float) -> None:
         limits, dispatcher = self._limits, self._dispatcher
@@ -424,6 +413,9 @@ class Supervisor:
             write_status(self._config.cache.path, status)
 
     def _status(self, *, stopped: bool = False) -> Status:
+        if self._dispatcher is not None:
+            population = self._dispatcher.population
+            self._overview.measure_population(population, listed=self._listed)
         return self._overview.status(
             self._dispatcher,
             self._roster,
@@ -431,7 +423,7 @@ class Supervisor:
             fingerprint=self._identity.fingerprint if self._identity else None,
             last_errors=list(self._last_errors),
             listed=self._listed,
-            complete=bool(self._complete),
+            complete=self._cache.complete,
             stopped=stopped,
         )
 
@@ -442,3 +434,18 @@ def _identity_message(identity: Identity) -> Message:
         "schema": identity.schema.to_json(),
         "fingerprint": identity.fingerprint,
     }
+
+
+def _refuse_other_wishes(config: Config, cache: Cache) -> None:
+    """Keep another source's listing out of the catalog that this cache was drawn from.
+
+    Raises:
+        FingerprintError: the cache holds samples of something else.
+    """
+    if not cache.totals().drawn_shards or cache.identity is None:
+        cache.layout.catalog.unlink(missing_ok=True)  # of whatever was tried before
+        return
+    asked = wishes(config)
+    parts = cache.identity.parts
+    if any(parts.get(key) != value for key, value in asked.items()):
+        cache.set_identity(replace(cache.identity, fingerprint="", parts={**parts, **asked}))
