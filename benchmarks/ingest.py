@@ -4,7 +4,8 @@ The bare loop (benchmarks/bare_loop.py) reads every object once, with as many re
 flight, and throws the bytes away; growcache draws every object once, encodes, checksums,
 writes, syncs, indexes and evicts. Both are timed from the start of the process to its end,
 so growcache's start and stop count. CPU is the client's, user + system of all its
-processes; the server's is not counted, but it shares the machine.
+processes; the server's is not counted, but it shares the machine. With `--link-mb` both
+read over a link of that speed: the usual case, in which the network is what limits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from obstore.store import S3Store
 
 from benchmarks.measure import Child, Run, median, parser, report, verdict, write_config
 from benchmarks.servers import Server, make_bucket, running_server
+from tests.servers.slowlink import slowlink
 
 BUCKET = "bench"
 WORKERS = 2
@@ -79,6 +82,17 @@ def fill(store: S3Store, case: Case) -> None:
     asyncio.run(write_all())
 
 
+@contextmanager
+def linked(server: Server, megabytes_per_second: float) -> Iterator[Server]:
+    """Put a link of a limited speed before the server; 0: none."""
+    if not megabytes_per_second:
+        yield server
+        return
+    with slowlink(server.endpoint, bytes_per_second=megabytes_per_second * 1e6) as link:
+        name = f"{server.name} over {megabytes_per_second:g} MB/s"
+        yield Server(name, link.endpoint)
+
+
 def bare(server: Server, case: Case, scratch: Path) -> Run:
     """Run the bare loop over the case's objects."""
     command = [sys.executable, "-m", "benchmarks.bare_loop", "--endpoint", server.endpoint]
@@ -126,6 +140,7 @@ def row(case: Case, rounds: list[tuple[Run, Run]]) -> dict[str, object]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--server", choices=("auto", "juicefs", "moto"), default="auto")
+    arguments.add_argument("--link-mb", type=float, default=0, help="MB/s of the link")
     given = arguments.parse_args()
     cases = QUICK if given.quick else FULL
     rounds: dict[Case, list[tuple[Run, Run]]] = {case: [] for case in cases}
@@ -133,16 +148,15 @@ def main() -> None:
         make_bucket(server, BUCKET)
         for case in cases:
             fill(server.bucket(BUCKET), case)
-        for _ in range(given.rounds or (1 if given.quick else 5)):
-            for case in cases:
-                with tempfile.TemporaryDirectory(dir=given.directory) as scratch:
-                    first = bare(server, case, Path(scratch))
-                    rounds[case].append((first, ingest(server, case, Path(scratch))))
-        title = (
-            f"Ingest from {server.name}: {WORKERS} workers x {CONCURRENCY} reads in flight, "
-            f"bare loop {WORKERS * CONCURRENCY}"
-        )
-    report(title, [row(case, measured) for case, measured in rounds.items()], given.json)
+        with linked(server, given.link_mb) as link:
+            for _ in range(given.rounds or (1 if given.quick else 5)):
+                for case in cases:
+                    with tempfile.TemporaryDirectory(dir=given.directory) as scratch:
+                        first = bare(link, case, Path(scratch))
+                        rounds[case].append((first, ingest(link, case, Path(scratch))))
+    flight = f"{WORKERS} workers x {CONCURRENCY} reads, bare loop {WORKERS * CONCURRENCY}"
+    rows = [row(case, measured) for case, measured in rounds.items()]
+    report(f"Ingest from {link.name}: {flight}", rows, given.json)
 
 
 if __name__ == "__main__":
