@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.table import Table
 
 from growcache.cache.status import Status, read_status
+from growcache.errors import CacheMissingError
 from growcache.service.demo_data import WINDOW, WINDOWS_PER_RECORDING, write_recordings
 from growcache.service.view import History, view
 from growcache.service.words import in_bytes, in_count, in_percent
@@ -121,7 +122,7 @@ class _Screen:
         if at < self._next and not force:
             return
         self._next = at + REFRESH_SECONDS
-        if self._cache.exists():
+        with suppress(CacheMissingError):  # the service has only just been started
             self.status = read_status(self._cache)
         self._history.add(at, self.status)
         if self.live is not None:

@@ -28,7 +28,7 @@ def label(sample: Sample, origin: Origin) -> Sample:
         origin: where the window was cut out.
     """
     name = Path(origin.key).name.rpartition("-")[0]
-    return {**sample, "y": np.int64(CLASSES.index(name))}
+    return {**sample, "y": np.array(CLASSES.index(name), np.int64)}
 
 
 def write_recordings(folder: Path, number: int, seed: int = 0) -> None:
@@ -58,12 +58,14 @@ def recording(name: str, number: int, seed: int) -> Array:
     hum = rng.uniform(0, 0.6) * np.sin(np.arange(steps) * rng.uniform(0.05, 0.2))
     signal = hum + SIGNALS[name](rng, steps)
     gains = rng.uniform(0.6, 1.0, CHANNELS)
-    return (noise + signal[:, None] * gains).astype(np.float32)
+    wave: Array = (noise + signal[:, None] * gains).astype(np.float32)
+    return wave
 
 
 def _smooth(rng: np.random.Generator, steps: int) -> Array:
     """A steady tone that is as loud as what the other two do now and then."""
-    return 0.9 * np.sin(np.arange(steps) * rng.uniform(0.3, 1.2))
+    tone: Array = 0.9 * np.sin(np.arange(steps) * rng.uniform(0.3, 1.2))
+    return tone
 
 
 def _knock(rng: np.random.Generator, steps: int) -> Array:
@@ -71,10 +73,11 @@ def _knock(rng: np.random.Generator, steps: int) -> Array:
     ring = np.arange(48)
     shape = np.exp(-ring / rng.uniform(6, 14)) * np.sin(ring * rng.uniform(0.3, 1.2))
     strikes = np.zeros(steps)
-    period = rng.integers(110, 200)
-    times = np.arange(rng.integers(period), steps, period) + rng.integers(0, 30)
-    strikes[times[times < steps]] = rng.uniform(2.5, 4.0)
-    return np.convolve(strikes, shape)[:steps]
+    period = int(rng.integers(110, 200))
+    times = np.arange(int(rng.integers(period)), steps, period)
+    strikes[times] = rng.uniform(2.5, 4.0)
+    ringing: Array = np.convolve(strikes, shape)[:steps]
+    return ringing
 
 
 def _run_up(rng: np.random.Generator, steps: int) -> Array:
@@ -82,7 +85,8 @@ def _run_up(rng: np.random.Generator, steps: int) -> Array:
     period = int(rng.integers(150, 260))
     climb = (np.arange(steps) + rng.integers(period)) % period / period
     pitch = rng.uniform(0.2, 0.4) + climb * rng.uniform(0.5, 0.9)
-    return 0.9 * np.sin(np.cumsum(pitch))
+    tone: Array = 0.9 * np.sin(np.cumsum(pitch))
+    return tone
 
 
 SIGNALS = {"smooth": _smooth, "knock": _knock, "run-up": _run_up}

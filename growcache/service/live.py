@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -17,18 +16,21 @@ from growcache.service.view import History, view
 JSON_SECONDS = 1.0
 
 
-class Reporter(Protocol):
-    """What is told of every status, several times a second."""
+class Reporter:
+    """What is told of every status, several times a second; it ends with its block."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exception: object) -> None: ...
+    def __exit__(self, *exception: object) -> None:
+        return
 
     def show(self, status: Status) -> None:
         """Take notice of the newest status."""
+        raise NotImplementedError
 
 
-class LiveView:
+class LiveView(Reporter):
     """The picture of the newest status, redrawn in place; warnings scroll by above it."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -43,12 +45,7 @@ class LiveView:
         logging.getLogger("growcache").addHandler(self._warnings)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         logging.getLogger("growcache").removeHandler(self._warnings)
         self._live.stop()
 
@@ -58,7 +55,7 @@ class LiveView:
         self._live.update(view(status, self._history), refresh=True)
 
 
-class JsonLines:
+class JsonLines(Reporter):
     """One JSON object per line: at every change of state, and once a second between."""
 
     def __init__(self, stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -> None:
@@ -67,9 +64,6 @@ class JsonLines:
         self._last: Status | None = None
         self._written: Status | None = None
         self._written_at = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._last is not None and self._last is not self._written:

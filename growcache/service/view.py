@@ -197,7 +197,9 @@ def _meaning(status: Status, history: History | None) -> str:
 
 
 def _cache_parts(status: Status) -> tuple[float, float, float, float]:
-    overhead = status.budget_bytes + status.catalog_bytes
+    # Of a stopped cache only what is on the disk is known, not what is set aside.
+    set_aside = 0 if status.state == "stopped" else status.budget_bytes
+    overhead = set_aside + status.catalog_bytes
     samples = max(0, status.bytes - overhead - status.retired_bytes)
     return samples, status.retired_bytes, status.reserved_bytes, overhead
 

@@ -8,12 +8,17 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from growcache.config import CacheConfig, Config, SamplingConfig, SourceConfig, load_config
 from growcache.errors import ConfigError
 from growcache.service.init import EXAMPLE_URL, config_text, write_config
 
-SECTIONS = {"source": SourceConfig, "sampling": SamplingConfig, "cache": CacheConfig}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "source": SourceConfig,
+    "sampling": SamplingConfig,
+    "cache": CacheConfig,
+}
 
 
 def test_every_value_in_it_is_the_default() -> None:

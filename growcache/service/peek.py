@@ -1,0 +1,185 @@
+"""``growcache peek``: what the cached samples are, and where they came from.
+
+It takes no lease: a shard that is evicted meanwhile is passed over, and one that is open
+already stays readable to its end.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from growcache.cache.files import Layout
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.index import IndexView, ShardRow, read_index
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CacheMissingError, ConfigError, CorruptShardError
+from growcache.schema import Array, Origin, Sample, Schema
+from growcache.service.words import in_bytes, plural
+
+EXAMPLES = 8
+PRINTED_VALUES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """One sample, with its place in the cache and its origin."""
+
+    shard: int
+    i: int
+    origin: Origin
+    sample: Sample
+
+
+def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
+    """Print some samples of a cache, or the one at ``place`` ("shard:i").
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: ``place`` names no sample of the cache.
+    """
+    view = read_index(root)
+    if view.schema is None or not view.totals.samples:
+        raise CacheMissingError(
+            f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}"
+        )
+    found = [_one(root, view, place)] if place else list(_some(root, view))
+    if json:
+        _print_json(view, view.schema, found)
+    elif place:
+        _print_one(found[0])
+    else:
+        _print_some(view, view.schema, found)
+
+
+def _one(root: Path, view: IndexView, place: str) -> Peeked:
+    match = re.fullmatch(r"(\d+):(\d+)", place)
+    if not match:
+        raise ConfigError(f"--sample expects SHARD:I, such as 12:0, found {place!r}")
+    shard, i = int(match[1]), int(match[2])
+    row = next((row for row in view.shards if row.number == shard), None)
+    if row is None:
+        known = [row.number for row in view.shards]
+        raise ConfigError(
+            f"shard {shard} is not in the cache (any more); it holds {plural(len(known), 'shard')} "
+            f"from {min(known)} to {max(known)}"
+        )
+    if i >= row.samples:
+        raise ConfigError(f"shard {shard} has {plural(row.samples, 'sample')}, counted from 0")
+    return _read(root, row, i)
+
+
+def _some(root: Path, view: IndexView) -> Iterator[Peeked]:
+    """The first samples of shards that are evenly spread over the cache, oldest first."""
+    rows = [row for row in view.shards if row.samples]
+    for k in range(min(EXAMPLES, len(rows))):
+        row = rows[k * len(rows) // min(EXAMPLES, len(rows))]
+        try:
+            yield _read(root, row, 0)
+        except (FileNotFoundError, CorruptShardError):
+            if Layout(root).shard(row.number).exists():
+                raise
+            # evicted since the index was read
+
+
+def _read(root: Path, row: ShardRow, i: int) -> Peeked:
+    layout = Layout(root)
+    path = layout.sidecar(row.number)
+    sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+    open_shard = CACHE_FORMATS[sidecar.cache_format].open_shard
+    mapped = open_shard(layout.shard(row.number), sidecar.schema, sidecar.samples)
+    try:
+        return Peeked(row.number, i, sidecar.origin(i), mapped[i])
+    finally:
+        mapped.close()
+
+
+def summary(array: Array) -> dict[str, Any]:
+    """Return dtype, shape, extremes and, of a short array, all values; NaN becomes null."""
+    facts: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
+    if array.size and array.dtype.kind in "biuf":
+        facts |= {"min": array.min(), "mean": array.mean(dtype=np.float64), "max": array.max()}
+        facts = {k: v.item() if isinstance(v, np.generic) else v for k, v in facts.items()}
+    if array.size <= PRINTED_VALUES and array.dtype.kind in "biuf":
+        facts["values"] = array.tolist()
+    return facts
+
+
+def _print_json(view: IndexView, schema: Schema, found: list[Peeked]) -> None:
+    value = {
+        "schema": [
+            {"name": f.name, "dtype": np.dtype(f.dtype).name, "shape": f.shape}
+            for f in schema.fields
+        ],
+        "shards": view.totals.shards,
+        "samples": view.totals.samples,
+        "examples": [
+            {
+                "shard": p.shard,
+                "i": p.i,
+                "origin": asdict(p.origin),
+                "arrays": {name: summary(array) for name, array in p.sample.items()},
+            }
+            for p in found
+        ],
+    }
+    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _print_some(view: IndexView, schema: Schema, found: list[Peeked]) -> None:
+    console = Console()
+    table = Table(border_style="bright_black")
+    table.add_column("sample", no_wrap=True)
+    table.add_column("from", ratio=1, overflow="fold")
+    for name in schema.names:
+        table.add_column(f"{name}: min, mean, max", justify="right")
+    for peeked in found:
+        arrays = (_extremes(peeked.sample[name]) for name in schema.names)
+        table.add_row(f"{peeked.shard}:{peeked.i}", Text(_where(peeked.origin)), *arrays)
+    shards = plural(view.totals.shards, "shard")
+    console.print(
+        f"{plural(view.totals.samples, 'sample')} in {shards}, each of {in_bytes(schema.nbytes)}: "
+        f"{schema}",
+        markup=False,
+        highlight=False,
+    )
+    console.print(table)
+
+
+def _print_one(peeked: Peeked) -> None:
+    console = Console()
+    origin = peeked.origin
+    lines = [f"sample {peeked.shard}:{peeked.i}", f"from   {_where(origin)}"]
+    if origin.etag:
+        lines.append(f"etag   {origin.etag}")
+    for name, array in peeked.sample.items():
+        values = np.array2string(array, threshold=PRINTED_VALUES, edgeitems=3, prefix="  ")
+        heading = (
+            f"{name}: {array.dtype.name}{list(array.shape)}, min, mean, max {_extremes(array)}"
+        )
+        lines += ["", heading, f"  {values}"]
+    console.print("\n".join(lines), markup=False, highlight=False)
+
+
+def _where(origin: Origin) -> str:
+    return f"{origin.key} [{origin.start}:{origin.stop}]"
+
+
+def _extremes(array: Array) -> str:
+    facts = summary(array)
+    if "min" not in facts:
+        return "-"
+    if array.size == 1:
+        return f"{facts['min']:.4g}"
+    return " ".join(f"{facts[k]:.4g}" for k in ("min", "mean", "max"))
