@@ -45,6 +45,7 @@ class Layout:
         self.samplers_lock = self.root / "samplers.lock"
         self.identity = self.root / "identity.json"
         self.issued = self.root / "issued"
+        self.editions = self.root / "editions.json"
         self.ballast = self.root / "ballast"
         self.status = self.root / "status.json"
 

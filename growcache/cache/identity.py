@@ -51,12 +51,20 @@ class Identity:
 
     def differing(self, other: Identity) -> list[str]:
         """Return the keys whose values differ, each with both values, in order."""
-        lines = []
-        for key in sorted({*self.parts, *other.parts}):
-            mine, theirs = self.parts.get(key, _MISSING), other.parts.get(key, _MISSING)
-            if mine != theirs:
-                lines.append(f"{key} ({_show(mine)} → {_show(theirs)})")
-        return lines
+        return describe_differences(other.parts, self.parts)
+
+
+def describe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the keys whose values differ, each with the old and the new value.
+
+    >>> describe_differences({"seed": 0, "a": 1}, {"seed": 1, "a": 1})
+    ['seed (0 → 1)']
+    """
+    return [
+        f"{key} ({_show(old.get(key, _MISSING))} → {_show(new.get(key, _MISSING))})"
+        for key in sorted({*old, *new})
+        if old.get(key, _MISSING) != new.get(key, _MISSING)
+    ]
 
 
 def _show(value: object) -> str:

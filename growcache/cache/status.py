@@ -7,6 +7,7 @@ learns from the lock whether that supervisor still lives.
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import time
 from collections.abc import Iterable
@@ -164,8 +165,12 @@ def _load(values: dict[str, Any]) -> Status:
 
 
 def write_status(root: str | os.PathLike[str], status: Status) -> None:
-    """Replace ``status.json``; it need not survive a power cut."""
-    write_atomic(Layout(root).status, status.to_json(), durable=False)
+    """Replace ``status.json``; it need not survive a power cut, nor be written on a full disk."""
+    try:
+        write_atomic(Layout(root).status, status.to_json(), durable=False)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
 
 
 def read_status(root: str | os.PathLike[str]) -> Status:

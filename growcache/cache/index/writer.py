@@ -165,6 +165,13 @@ class Index:
             found.update(range(max(low, first), min(high + 1, stop)))
         return found
 
+    def insert_gaps(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Note numbers [first, stop) that were drawn, and of which nothing is known."""
+        self._connection.executemany(
+            "INSERT INTO deleted_ranges VALUES (?, ?, ?, 0)",
+            [(first, stop - 1, stop - first) for first, stop in ranges],
+        )
+
     def prune_deleted(self, keep: int) -> None:
         """Turn all but the newest deleted rows into ranges with sums."""
         (count,) = self._connection.execute(
@@ -184,6 +191,11 @@ class Index:
         self._connection.execute("DELETE FROM deleted_ranges")
         self._connection.executemany("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", merged)
         self.set_meta("pruned_seq", max(self.meta("pruned_seq", -1), old[-1][2]))
+
+    def drop_samples(self) -> None:
+        """Forget the rows per sample; the sidecars have the same."""
+        self._connection.execute("DELETE FROM samples")
+        self._connection.execute("UPDATE shards SET samples_indexed = 0")
 
     # Readers
 
@@ -284,6 +296,12 @@ class Index:
         """Return (wall time, record) in order."""
         rows = self._connection.execute("SELECT at, record FROM history ORDER BY id").fetchall()
         return [(at, json.loads(record)) for at, record in rows]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for table in self._db.table_names():
+            if not table.startswith(("sqlite_", "_sqlite_")):
+                self._connection.execute(f"DELETE FROM {table}")
 
     # Room
 

@@ -1,0 +1,115 @@
+"""Who reads the cache: which shards are protected, and who used what how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from growcache.cache.eviction import Candidate
+from growcache.cache.files import Layout
+from growcache.cache.index import ShardRow
+from growcache.cache.leases import LeaseView, protected, read_leases
+
+Uses = dict[str, dict[int, int]]  # job → shard → how often
+_PerShard = Callable[[int], int]
+
+# Leases of this job protect what they hold, but its uses are not asked for: somebody who
+# only looks (check, peek) must not hold eviction back until everything was looked at.
+NO_JOB = ""
+
+
+class Readers:
+    """The leases as they were last read, and the uses of finished ones.
+
+    Attributes:
+        leases: those that are not finished.
+        uses: of finished leases, per job.
+    """
+
+    def __init__(self, layout: Layout, resume_seconds: float, uses: Uses) -> None:
+        self.leases: list[LeaseView] = []
+        self.uses = uses
+        self._layout = layout
+        self._resume_seconds = resume_seconds
+        self._dead_since: dict[str, float] = {}
+        self._now = 0.0
+
+    def refresh(self, now: float | None = None) -> list[LeaseView]:
+        """Read the leases anew; return those that are finished and still have a file.
+
+        Args:
+            now: monotonic seconds; as at the last call if None.
+        """
+        self._now = self._now if now is None else now
+        views = read_leases(self._layout.root)
+        dead = {view.name for view in views if not view.open and not view.closed}
+        self._dead_since = {
+            name: since for name, since in self._dead_since.items() if name in dead
+        }
+        for name in dead:
+            self._dead_since.setdefault(name, self._now)
+        finished = [view for view in views if self._finished(view)]
+        over = {view.name for view in finished}
+        self.leases = [view for view in views if view.name not in over]
+        return finished
+
+    def _finished(self, lease: LeaseView) -> bool:
+        if lease.open:
+            return False
+        since = self._dead_since.get(lease.name, self._now)
+        return lease.closed or self._now - since >= self._resume_seconds
+
+    def held(self) -> set[int]:
+        """Return the shards that must not be deleted, as of the last refresh."""
+        return {number for lease in self.leases for number in protected(lease, resumable=True)}
+
+    def count(self, finished: Iterable[LeaseView]) -> list[int]:
+        """Add the uses of finished leases; return every shard once per use."""
+        used = []
+        for lease in finished:
+            mine = self.uses.setdefault(lease.job, {})
+            for number in lease.used():
+                mine[number] = mine.get(number, 0) + 1
+                used.append(number)
+        return used
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget the uses of shards that are gone."""
+        for mine in self.uses.values():
+            for number in numbers:
+                mine.pop(number, None)
+
+    def candidates(self, rows: Iterable[ShardRow]) -> list[Candidate]:
+        """Return the shards as the eviction policies see them."""
+        held, running = self.held(), self._running()
+        extra: Counter[int] = Counter()
+        for counts in running.values():
+            extra.update(counts)
+        live = {job: counts for job, counts in running.items() if job != NO_JOB}
+        least = self._least(live) if live else self._most()
+        return [
+            Candidate(
+                number=row.number,
+                seq=row.seq,
+                allocated=row.allocated,
+                uses=row.uses + extra[row.number],
+                min_job_uses=least(row.number),
+                leased=row.number in held,
+            )
+            for row in rows
+        ]
+
+    def _running(self) -> dict[str, Counter[int]]:
+        """Return per living job how often its unfinished leases read which shard."""
+        running: dict[str, Counter[int]] = {}
+        for lease in self.leases:
+            running.setdefault(lease.job, Counter()).update(lease.used())
+        return running
+
+    def _least(self, live: Mapping[str, Counter[int]]) -> _PerShard:
+        pairs = [(self.uses.get(job, {}), counts) for job, counts in live.items()]
+        return lambda number: min(done.get(number, 0) + now[number] for done, now in pairs)
+
+    def _most(self) -> _PerShard:
+        jobs = [mine for job, mine in self.uses.items() if job != NO_JOB]
+        return lambda number: max((mine.get(number, 0) for mine in jobs), default=0)

@@ -1,0 +1,97 @@
+"""The bound, in allocated blocks: what is used, what is promised, what is left.
+
+Everything under the cache directory counts. A fixed part of the bound is set aside for the
+index, its log, leases and the ballast; shards, the catalog and what samplers are writing
+share the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from growcache.cache.budget import Budget, fixed_budget
+from growcache.cache.files import Layout, allocated, allocated_tree
+from growcache.cache.index import ShardRow
+
+
+class Room:
+    """The account of one cache.
+
+    Attributes:
+        max_bytes: the bound; it may be set while the cache is in use.
+        catalog_bytes: what the catalog takes; its owner keeps this up to date.
+        shard_bytes: allocated by live and retired shards with their sidecars.
+    """
+
+    def __init__(self, layout: Layout, max_bytes: int) -> None:
+        self._layout = layout
+        self.max_bytes = max_bytes
+        self.catalog_bytes = allocated(layout.catalog)
+        self.shard_bytes = 0
+        self._reserved: dict[str, int] = {}
+
+    @property
+    def budget(self) -> Budget:
+        """The fixed part, by purpose."""
+        return fixed_budget(self.max_bytes)
+
+    def other_bytes(self) -> int:
+        """Return what everything but shards and catalog takes on disk now."""
+        layout = self._layout
+        total = sum(map(allocated, (layout.root, layout.shards, layout.incoming)))
+        total += allocated_tree(layout.leases)
+        with os.scandir(layout.root) as entries:
+            for entry in entries:
+                if entry.name != layout.catalog.name and not entry.is_dir():
+                    total += allocated(layout.root / entry.name)
+        return total
+
+    def on_disk(self) -> int:
+        """Return the allocated bytes of the cache, what samplers write now left out."""
+        return self.shard_bytes + self.other_bytes() + self._catalog()
+
+    def used(self) -> int:
+        """Return the bytes that count against the bound, the fixed part as a whole."""
+        return self.shard_bytes + max(self.budget.total, self.other_bytes()) + self._catalog()
+
+    def _catalog(self) -> int:
+        return max(self.catalog_bytes, allocated(self._layout.catalog))
+
+    @property
+    def reserved(self) -> int:
+        """Bytes promised to permits."""
+        return sum(self._reserved.values())
+
+    def left(self) -> int:
+        """Return how many more bytes could be promised; negative while shrinking."""
+        return self.max_bytes - self.used() - self.reserved
+
+    def reserve(self, permit: str, nbytes: int) -> bool:
+        """Promise bytes to a permit, in place of what it was promised before."""
+        before = self._reserved.pop(permit, 0)
+        if nbytes <= self.left():
+            self._reserved[permit] = nbytes
+            return True
+        if before:
+            self._reserved[permit] = before
+        return False
+
+    def release(self, permit: str) -> None:
+        """Take a promise back; the permit's files are gone or are counted as shards now."""
+        self._reserved.pop(permit, None)
+
+    def recount(self, rows: Iterable[ShardRow]) -> None:
+        """Sum up the shards anew."""
+        self.shard_bytes = sum(row.allocated for row in rows)
+
+
+def free_disk_bytes(layout: Layout) -> tuple[int, int]:
+    """Return (free to this user, all) bytes of the file system that holds the cache."""
+    found = os.statvfs(layout.root)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def min_free_bytes(min_free: float, total: int) -> int:
+    """Return ``min_free`` in bytes, where a number below 1 is a share of the disk."""
+    return int(min_free * total) if min_free < 1 else int(min_free)
