@@ -1,0 +1,134 @@
+"""Permits, the book of groups and the pace: every reason to wait is said, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.sampling.book import LONGEST_DELAY_SECONDS, Book
+from growcache.sampling.pace import Pace
+from growcache.sampling.permits import Outlook, decide
+
+READY = Outlook(group_bytes=10, room_bytes=100)
+
+
+def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
+    assert decide(READY).granted
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"measured": False}, "first object"),
+        ({"retrying": 4, "max_retrying": 4, "last_error": "503"}, "503"),
+        ({"parts_known": False, "listing_complete": False}, "listing"),
+        ({"parts_known": False}, "groups in flight"),
+        ({"drawn_samples": 10, "max_drawn_samples": 10}, "--samples"),
+        ({"egress_bytes": 10, "max_egress_bytes": 10}, "max_egress"),
+        ({"index_ok": False}, "index"),
+        ({"disk_ok": False}, "min_free"),
+        ({"room_bytes": 9, "unused": "job a to read"}, "job a"),
+        ({"room_bytes": 9, "clearing_bytes": 0, "holding": "pid 7"}, "pid 7"),
+    ],
+)
+def test_whoever_waits_names_the_event(change: dict[str, object], word: str) -> None:
+    verdict = decide(replace(READY, **change))  # type: ignore[arg-type]
+    assert not verdict.granted
+    assert word in (verdict.waiting_for or "")
+
+
+def test_room_may_come_from_shards_that_clear_later() -> None:
+    short = replace(READY, room_bytes=2)
+    assert not decide(short).granted
+    assert decide(replace(short, evictable_bytes=8)).granted
+    assert decide(replace(short, evictable_bytes=4, clearing_bytes=4)).granted
+    assert not decide(replace(short, evictable_bytes=4, clearing_bytes=3)).granted
+
+
+@pytest.mark.parametrize("change", [{"until_full": True}, {"evicts": False}])
+def test_full_is_full_where_nothing_may_be_evicted(change: dict[str, bool]) -> None:
+    verdict = decide(replace(READY, room_bytes=2, evictable_bytes=99, **change))  # type: ignore[arg-type]
+    assert (verdict.granted, verdict.mood, verdict.waiting_for) == (False, "full", None)
+
+
+def test_complete_needs_no_reason() -> None:
+    assert decide(replace(READY, complete=True)).mood == "complete"
+
+
+@given(st.lists(st.sampled_from(["take", "done", "fail", "die"]), max_size=60))
+def test_no_group_is_lost_or_filled_twice_at_once(steps: list[str]) -> None:
+    book = Book(3, [0, 2])
+    filling: list[int] = []
+    done: set[int] = {1}
+    now = 0.0
+    for step in steps:
+        now += LONGEST_DELAY_SECONDS
+        if step == "take":
+            due = book.due(now)
+            group = book.next_new if due is None else due
+            assert group not in filling
+            assert group not in done
+            book.start(group)
+            filling.append(group)
+        elif filling:
+            group = filling.pop(0)
+            if step == "done":
+                book.done(group)
+                done.add(group)
+            elif step == "fail":
+                book.failed(group, now)
+            else:
+                book.abandoned(group)
+    now += LONGEST_DELAY_SECONDS
+    for group in filling:
+        book.done(group)
+        done.add(group)
+    while (group_due := book.due(now)) is not None:
+        book.start(group_due)
+        book.done(group_due)
+        done.add(group_due)
+    assert book.settled
+    assert done == set(range(book.next_new))
+
+
+def test_failures_come_back_later_and_later() -> None:
+    book = Book(0, [])
+    book.start(0)
+    book.failed(0, now=100.0)
+    assert (book.due(100.0), book.failing) == (None, 1)
+    assert book.due(101.0) == 0
+    assert book.start(0) == 1
+    book.failed(0, now=101.0)
+    assert book.due(101.9) is None
+    assert book.due(102.1) == 0
+
+
+def test_a_died_sampler_costs_no_delay() -> None:
+    book = Book(0, [])
+    book.start(0)
+    book.abandoned(0)
+    assert (book.due(0.0), book.failing) == (0, 0)
+
+
+def test_pace_works_debts_off() -> None:
+    now = [0.0]
+    pace = Pace(100.0, clock=lambda: now[0])
+    assert pace.seconds_left() == 0
+    pace.charge(50)
+    pace.charge(50)
+    assert pace.seconds_left() == pytest.approx(1.0)
+    now[0] = 5.0
+    assert pace.seconds_left() == 0
+    pace.charge(10)  # no burst was saved up
+    assert pace.seconds_left() == pytest.approx(0.1)
+
+
+def test_without_a_limit_nobody_waits() -> None:
+    pace = Pace(None)
+    pace.charge(10**12)
+    asyncio.run(pace.wait())
+    assert pace.seconds_left() == 0

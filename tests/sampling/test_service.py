@@ -1,0 +1,242 @@
+"""The service as processes: what it draws does not depend on who draws it, or who dies."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from growcache.cache.check import check
+
+from growcache.cache.files import allocated_tree
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.index import read_index
+from growcache.cache.sidecar import Sidecar
+from tests.sampling.services import (
+    digests,
+    drawn,
+    kill,
+    make_source,
+    run,
+    samplers_of,
+    service,
+    status,
+    wait_until,
+    write_config,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_source(tmp_path_factory.mktemp("remote") / "objects")
+
+
+def expected_digests(tmp_path: Path, url: str) -> dict[str, str]:
+    config = write_config(tmp_path / "alone.yaml", url)
+    code, errors = run(config, "--until-full")
+    assert (code, errors) == (0, "")
+    return digests(tmp_path / "alone")
+
+
+def every_sample_is_its_object(cache: Path, url: str) -> int:
+    view = read_index(cache)
+    assert view.schema is not None
+    count = 0
+    for row in view.shards:
+        path = cache / "shards" / f"{row.number:08d}"
+        sidecar = Sidecar.from_bytes(path.with_suffix(".json").read_bytes())
+        shard = CACHE_FORMATS["tfrecord"].open_shard(
+            path.with_suffix(".tfrecord"), view.schema, row.samples
+        )
+        for i in range(row.samples):
+            origin = sidecar.origin(i)
+            assert np.array_equal(shard[i]["x"], np.load("/" + origin.key.lstrip("/")))
+            count += 1
+        shard.close()
+    return count
+
+
+def test_a_small_source_is_cached_completely_and_exactly(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    code, errors = run(config, "--until-full")
+    assert (code, errors) == (0, "")
+    found = status(tmp_path / "cache")
+    assert (found.samples, found.drawn, found.coverage) == (120, 120, 1.0)
+    assert found.state == "stopped"
+    assert found.complete
+    assert every_sample_is_its_object(tmp_path / "cache", url) == 120
+    assert [f for f in check(tmp_path / "cache") if f.wrong] == []
+
+
+def test_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, url: str) -> None:
+    expected = expected_digests(tmp_path, url)
+    config = write_config(
+        tmp_path / "four.yaml", url, sampling={"workers": 4, "concurrency": 3}
+    )
+    assert run(config, "--until-full") == (0, "")
+    assert digests(tmp_path / "four") == expected
+
+
+def slow_config(tmp_path: Path, url: str, name: str) -> Path:
+    return write_config(
+        tmp_path / f"{name}.yaml",
+        url,
+        sampling={"workers": 2, "max_bytes_per_second": 150_000},
+    )
+
+
+def test_a_killed_sampler_changes_no_byte(tmp_path: Path, url: str) -> None:
+    expected = expected_digests(tmp_path, url)
+    config = slow_config(tmp_path, url, "killed")
+    cache = tmp_path / "killed"
+    with service(config, "--until-full") as process:
+        for least in (10, 40, 70):
+            wait_until(lambda least=least: drawn(cache) >= least)
+            for victim in samplers_of(process.pid)[:1]:
+                kill(victim)
+        process.wait(60)
+        assert process.returncode == 0
+    assert digests(cache) == expected
+    assert status(cache).restarts >= 2
+
+
+def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, url: str) -> None:
+    expected = expected_digests(tmp_path, url)
+    config = slow_config(tmp_path, url, "killed")
+    cache = tmp_path / "killed"
+    for least in (10, 50):
+        with service(config) as process:
+            wait_until(lambda least=least: drawn(cache) >= least)
+            children = samplers_of(process.pid)
+            process.kill()
+            process.wait()
+            wait_until(lambda children=children: not any(map(alive, children)), 5)
+    assert run(config, "--until-full") == (0, "")
+    assert digests(cache) == expected
+    assert not list((cache / "incoming").iterdir())
+    assert [f for f in check(cache) if f.wrong] == []
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_and_leaves_nothing(
+    tmp_path: Path, url: str, number: signal.Signals
+) -> None:
+    """Guarantee 7."""
+    config = slow_config(tmp_path, url, "stopped")
+    cache = tmp_path / "stopped"
+    with service(config) as process:
+        wait_until(lambda: drawn(cache) >= 10)
+        children = samplers_of(process.pid)
+        assert len(children) == 2
+        process.send_signal(number)
+        process.wait(10)
+        assert process.returncode == 0
+        assert not any(map(alive, children))
+    assert not list((cache / "incoming").iterdir())
+    assert status(cache).state == "stopped"
+    names = {path.name for path in cache.iterdir()}
+    assert not {n for n in names if n.endswith(("-wal", "-shm", ".tmp"))}
+
+
+def test_the_bound_holds_while_the_cache_turns_over(tmp_path: Path, url: str) -> None:
+    """Guarantee 1, measured from outside; min_uses 0 lets shards go without readers."""
+    bound = 1_600_000
+    config = write_config(
+        tmp_path / "small.yaml", url, cache={"max_bytes": bound, "min_uses": 0}
+    )
+    cache = tmp_path / "small"
+    worst = 0
+    with service(config) as process:
+        deadline = time.monotonic() + 40
+        while drawn(cache) < 700:
+            worst = max(worst, allocated_tree(cache))
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+    assert 0 < worst <= bound
+    assert status(cache).evicted_samples > 300
+    assert [f for f in check(cache) if f.wrong] == []
+
+
+def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "full.yaml", url, cache={"max_bytes": 1_000_000})
+    cache = tmp_path / "full"
+    with service(config):
+        wait_until(lambda: drawn(cache) > 0)
+        wait_until(lambda: status(cache).state == "full")
+        before = drawn(cache)
+        time.sleep(0.5)
+        found = status(cache)
+        assert drawn(cache) == before
+        assert "nobody reads" in (found.waiting_for or "")
+
+
+def test_a_second_service_is_refused(tmp_path: Path, url: str) -> None:
+    config = slow_config(tmp_path, url, "busy")
+    with service(config) as first:
+        wait_until(lambda: drawn(tmp_path / "busy") > 0)
+        code, errors = run(config)
+        assert code == 2
+        assert str(first.pid) in errors
+        assert len(errors.splitlines()) <= 2
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    assert run(config, "--samples", "20")[0] == 0
+    before = digests(tmp_path / "cache")
+    code, errors = run(config, "--set", "sampling.seed=7")
+    assert code == 2
+    assert "sampling.seed" in errors
+    assert len(errors.splitlines()) <= 2
+    assert digests(tmp_path / "cache") == before
+
+
+def test_bad_objects_are_holes_and_too_many_end_the_service(tmp_path: Path, url: str) -> None:
+    folder = tmp_path / "mixed"
+    good = make_source(folder, 60)
+    for number in range(3):
+        (folder / f"bad{number}.npy").write_bytes(b"no array")
+    config = write_config(tmp_path / "cache.yaml", good, sampling={"max_skipped": 0.2})
+    assert run(config, "--until-full") == (0, "")
+    found = status(tmp_path / "cache")
+    assert (found.samples, found.holes) == (60, 3)
+    strict = write_config(tmp_path / "strict.yaml", good, sampling={"max_skipped": 0.01})
+    code, errors = run(strict, "--until-full")
+    assert code == 1
+    assert "max_skipped" in errors
+    assert "bad" in errors
+
+
+def test_an_empty_listing_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    config = write_config(tmp_path / "cache.yaml", f"{tmp_path}/nothing/*.npy")
+    code, errors = run(config)
+    assert code == 2
+    assert "nothing" in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_new_objects_are_found_by_refresh_and_old_ones_not_drawn_again(tmp_path: Path) -> None:
+    folder = tmp_path / "growing"
+    url = make_source(folder, 40)
+    config = write_config(tmp_path / "cache.yaml", url)
+    cache = tmp_path / "cache"
+    assert run(config, "--until-full")[0] == 0
+    for number in range(100, 120):
+        np.save(folder / f"{number:05d}.npy", np.full((16, 64), number, np.float32))
+    assert run(config, "--until-full", "--refresh")[0] == 0
+    found = status(cache)
+    assert (found.samples, found.drawn) == (60, 60)
+    assert every_sample_is_its_object(cache, url) == 60
