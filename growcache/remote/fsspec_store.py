@@ -37,6 +37,7 @@ class FsspecBackend:
         self._fs = opened()
         self._location = location
         self._root = root
+        self.identity = location.root if root else str(hash(self._fs))
         self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
         # Clients such as paramiko's are not meant for several threads: one for each.
         self._own = threading.local()
@@ -100,18 +101,25 @@ class FsspecBackend:
         return data
 
     def _walked(self, location: Location) -> Iterator[list[Entry]]:
-        page: list[Entry] = []
+        page: list[Mapping[str, Any]] = []
         top = (self._root + location.prefix).rstrip("/") or self._fs.root_marker
         self._fs.invalidate_cache()
         for _, _, files in self._fs.walk(
             top, maxdepth=location.depth, detail=True, on_error="raise"
         ):
             for info in sorted(files.values(), key=lambda info: str(info["name"])):
-                page.append(_entry(str(info["name"]).removeprefix(self._root), info))
+                page.append(info)
                 if len(page) == PAGE:
-                    yield page
+                    yield self._sized(page)
                     page = []
-        yield page
+        yield self._sized(page)
+
+    def _sized(self, page: list[Mapping[str, Any]]) -> list[Entry]:
+        """Return the entries; a web server's listing lacks sizes, so each file is asked."""
+        unsized = any(info["size"] is None for info in page)
+        if unsized:
+            page = list(self._threads.map(lambda info: self._fs.info(info["name"]), page))
+        return [_entry(str(info["name"]).removeprefix(self._root), info) for info in page]
 
     def _translated(self, error: Exception, key: str) -> Exception:
         if isinstance(error, StoreError):
@@ -147,7 +155,9 @@ def _answer(error: BaseException) -> Answer:
 
 def _entry(key: str, info: Mapping[str, Any]) -> Entry:
     etag = info.get("ETag") or info.get("etag")
-    return Entry(key, int(info["size"] or 0), etag and str(etag), _modified(info))
+    if info["size"] is None:
+        raise StoreError(f"{key}: the store does not tell its size, so it cannot be divided")
+    return Entry(key, int(info["size"]), etag and str(etag), _modified(info))
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:

@@ -37,6 +37,8 @@ _LARGEST_READ = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at once
 class LocalBackend:
     """Files of this machine; keys are absolute paths."""
 
+    identity = "file"
+
     def __init__(self, concurrency: int) -> None:
         self._threads = ThreadPoolExecutor(min(32, concurrency), "growcache-read")
 

@@ -43,7 +43,7 @@ class ObstoreBackend:
     def __init__(self, store: AnyStore, root: str, *, checks_answers: bool) -> None:
         """``checks_answers``: web servers may ignore If-Match, so what they sent is compared."""
         self._store = store
-        self._root = root
+        self.identity = self._root = root
         self._checks_answers = checks_answers
 
     def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:

@@ -79,6 +79,9 @@ class Store(Protocol):
 class Backend(Protocol):
     """One client on one bucket, host or file system; single attempts, growcache's errors."""
 
+    identity: str
+    """Backends of one identity have the same objects under the same keys."""
+
     def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
         """Yield pages of what lies below ``location.prefix``, matching or not.
 
@@ -211,11 +214,9 @@ class RemoteStore:
 
     def _listed(self, key: str, number: int) -> bool:
         """Whether an earlier URL of the same bucket or file system has the key already."""
-        root = self._locations[number].root
+        identity = self._backends[number].identity
         return any(
-            location.root == root
-            and (location.scheme in BUCKETS or backend is self._backends[number])
-            and location.matches(key)
+            backend.identity == identity and location.matches(key)
             for location, backend in zip(
                 self._locations[:number], self._backends[:number], strict=True
             )
