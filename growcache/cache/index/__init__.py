@@ -6,7 +6,7 @@ The supervisor is its only writer (`Index`); readers take one picture at a time 
 
 from __future__ import annotations
 
-from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.index.reader import IndexView, index_problems, read_index
 from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
 from growcache.cache.index.writer import Index
 
@@ -17,5 +17,6 @@ __all__ = [
     "ShardRow",
     "ShardState",
     "Totals",
+    "index_problems",
     "read_index",
 ]

@@ -91,6 +91,22 @@ def read_index(root: str | os.PathLike[str]) -> IndexView:
     )
 
 
+def index_problems(root: str | os.PathLike[str]) -> list[str]:
+    """Return what SQLite's own check finds wrong with the index file.
+
+    Raises:
+        CacheMissingError: there is no cache at the path.
+    """
+    layout = Layout(root)
+    layout.require()
+    try:
+        with closing(connect_read_only(layout)) as connection:
+            rows = connection.execute("PRAGMA quick_check(10)").fetchall()
+    except sqlite3.Error as error:
+        return [str(damaged(layout, error))]
+    return [f"{layout.index}: {text}" for (text,) in rows if text != "ok"]
+
+
 def _read(
     connection: sqlite3.Connection,
 ) -> tuple[list[ShardRow], dict[str, Any], list[Edition], Totals]:
