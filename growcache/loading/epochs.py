@@ -1,275 +1,18 @@
-"""Epochs: a thread that runs ahead over an endless walk, and the consumer's side of it.
-
-The thread does not stop at the end of an epoch. It puts a mark into its queue and goes
-on, so the first batches of the next epoch wait there before they are asked for.
-"""
+"""Epochs as the training loop sees them: the consumer's side of the thread that runs ahead."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
 
-import numpy as np
-
-from growcache.cache.formats.tfrecord import MappedShard
-from growcache.errors import CacheError
-from growcache.loading.gather import (
-    LARGE_ROW_BYTES,
-    Gatherer,
-    Integers,
-    Take,
-    batches_per_block,
-    take_rows,
-)
+from growcache.loading.blocks import Batch, Block
+from growcache.loading.gather import Take, take_rows
 from growcache.loading.options import LoaderOptions
-from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
-from growcache.loading.report import PassFacts, Report, Tally
-from growcache.loading.snapshot import Snapshot
-from growcache.loading.transforms import Transform
-from growcache.schema import Array, Origin
-
-BLOCKS_AHEAD = 3
-JOIN_SECONDS = 5.0
-
-Batch: TypeAlias = dict[str, Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Some batches of an epoch in one set of arrays.
-
-    Attributes:
-        epoch: that it belongs to.
-        arrays: [rows, *shape] per field.
-        numbers: int64 [rows], the shard of each row.
-    """
-
-    epoch: int
-    arrays: Batch
-    numbers: Integers
-
-
-@dataclass(frozen=True, slots=True)
-class PassBegun:
-    """A snapshot was taken for what follows."""
-
-    number: int
-    facts: PassFacts
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """All blocks of an epoch have come."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The thread ended with this error."""
-
-    error: BaseException
-
-
-Item: TypeAlias = Block | PassBegun | EpochEnd | Failure
-
-
-class Link:
-    """What the thread and the consumer share.
-
-    Attributes:
-        items: from the thread; unbounded, but for the blocks in it there must be tokens.
-        tokens: rights to put a block.
-        wanted: the consumer's epoch; what belongs to earlier ones is not made any more.
-        skipped: samples of corrupt shards.
-    """
-
-    def __init__(self) -> None:
-        self.items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self.tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.stop = threading.Event()
-        self.wake = threading.Event()
-        self.wanted = 0
-        self.skipped = 0
-        self._pid = os.getpid()
-        for _ in range(BLOCKS_AHEAD):
-            self.tokens.put(None)
-
-    def close(self, thread: threading.Thread) -> None:
-        """End the thread and wait for it; it frees its leases on the way out."""
-        if self._pid != os.getpid():  # a forked child has no such thread
-            return
-        self.stop.set()
-        self.wake.set()
-        self.tokens.put(None)
-        self.items.put(Failure(RuntimeError("the loader was closed while it was iterated")))
-        # The collector may run this in the very thread that it is to end.
-        if thread is not threading.current_thread():
-            thread.join(JOIN_SECONDS)
-
-
-class Producer:
-    """The thread's side: walks, gathers, transforms, puts.
-
-    Args:
-        options: of the loader.
-        link: to the consumer.
-        take: copies rows of a shard.
-        first_epoch: number of its first epoch.
-        first_pass: number of its first pass.
-    """
-
-    def __init__(
-        self, options: LoaderOptions, link: Link, take: Take, first_epoch: int, first_pass: int
-    ) -> None:
-        self._options = options
-        self._link = link
-        self._take = take
-        self._first_epoch = first_epoch
-        self._first_pass = first_pass
-        self._gatherer: Gatherer | None = None
-        self._transform: Transform | None = None
-        self._block_rows = options.batch_size
-
-    def run(self) -> None:
-        """Produce epochs until the link is closed; any error goes to the consumer."""
-        link = self._link
-        walk = Walk(self._options, self._first_pass, link.stop, link.wake, self._begin_pass)
-        try:
-            for epoch in itertools.count(self._first_epoch):
-                self._epoch(epoch, walk)
-                link.items.put(EpochEnd(epoch))
-        except StoppedError:
-            pass
-        except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-            link.items.put(Failure(error))
-        finally:
-            walk.close()
-            if self._transform is not None:
-                self._transform.close()
-
-    def _begin_pass(self, begun: OpenPass) -> None:
-        snapshot = begun.snapshot
-        facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
-        self._link.items.put(PassBegun(begun.number, facts))
-        if self._gatherer is None:
-            self._prepare(snapshot)
-
-    def _prepare(self, snapshot: Snapshot) -> None:
-        options, nbytes = self._options, snapshot.schema.nbytes
-        self._block_rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
-        self._gatherer = Gatherer(
-            snapshot.schema, self._block_rows, self._take, in_order=nbytes < LARGE_ROW_BYTES
-        )
-        if options.transform is not None:
-            self._transform = Transform(options.transform, options.seed, self._block_rows)
-
-    def _epoch(self, epoch: int, walk: Walk) -> None:
-        delivered = 0
-        for pieces in self._pieces(epoch, walk):
-            if not self._abandoned(epoch):
-                delivered += self._deliver(epoch, walk, pieces)
-        if not delivered and not self._abandoned(epoch):
-            raise CacheError(
-                f"no batch of {self._options.batch_size} samples can be read from "
-                f"{self._options.root}; run growcache check"
-            )
-
-    def _pieces(self, epoch: int, walk: Walk) -> Iterator[list[Piece]]:
-        """Yield the rows of each block of an epoch.
-
-        An abandoned epoch of fixed length is walked to its end all the same, without
-        copying, so that what later epochs hold does not depend on how far this one ran.
-        """
-        left = self._options.samples_per_epoch
-        if left is None:
-            walk.next_pass()
-            while not self._abandoned(epoch):
-                pieces = walk.take(self._block_rows, across=False)
-                yield pieces
-                if _count(pieces) < self._block_rows:
-                    return
-            return
-        left = self._options.usable(left)
-        while left:
-            pieces = walk.take(min(left, self._block_rows), across=True)
-            left -= _count(pieces)
-            yield pieces
-
-    def _abandoned(self, epoch: int) -> bool:
-        return epoch < self._link.wanted
-
-    def _deliver(self, epoch: int, walk: Walk, pieces: list[Piece]) -> int:
-        self._link.skipped = walk.skipped
-        rows = self._options.usable(_count(pieces))
-        pieces = _shortened(pieces, rows)
-        if not pieces:
-            return 0
-        self._link.tokens.get()
-        if self._link.stop.is_set():
-            raise StoppedError
-        block = self._assemble(epoch, pieces)
-        walk.read(pieces)
-        self._link.items.put(block)
-        return rows
-
-    def _assemble(self, epoch: int, pieces: list[Piece]) -> Block:
-        assert self._gatherer is not None
-        shards: list[MappedShard | None] = []
-        places, rows, numbers = [], [], []
-        for window, start, stop in pieces:
-            place = window.places[start:stop]
-            places.append(place + len(shards))
-            rows.append(window.rows[start:stop])
-            numbers.append(np.asarray(window.plan.numbers)[place])
-            shards += window.shards
-        arrays, origin = self._gatherer.gather(
-            shards, np.concatenate(places), np.concatenate(rows)
-        )
-        if self._transform is not None:
-            arrays = self._transformed(arrays, origin, pieces)
-        return Block(epoch, arrays, np.concatenate(numbers)[origin])
-
-    def _transformed(self, arrays: Batch, origin: Integers, pieces: list[Piece]) -> Batch:
-        assert self._transform is not None
-        where: list[tuple[int, int]] = []
-        origins: list[Origin] = []
-        for window, start, stop in pieces:
-            plan = window.plan
-            where += [(plan.pass_number, p) for p in window.positions[start:stop].tolist()]
-            if self._transform.takes_origin:
-                pairs = zip(window.places[start:stop], window.rows[start:stop], strict=True)
-                origins += [
-                    window.snapshot.sidecar(plan.numbers[place]).origin(row)
-                    for place, row in pairs
-                ]
-        order = origin.tolist()
-        return self._transform.run(
-            arrays,
-            [where[i] for i in order],
-            [origins[i] for i in order] if origins else None,
-        )
-
-
-def _count(pieces: list[Piece]) -> int:
-    return sum(stop - start for _, start, stop in pieces)
-
-
-def _shortened(pieces: list[Piece], rows: int) -> list[Piece]:
-    kept = []
-    for window, start, stop in pieces:
-        n = min(rows, stop - start)
-        if n:
-            kept.append(Piece(window, start, start + n))
-        rows -= n
-    return kept
+from growcache.loading.producer import EpochEnd, Failure, Item, Link, PassBegun, Producer
+from growcache.loading.report import Report, Tally
 
 
 class Engine:
@@ -307,7 +50,7 @@ class Engine:
         """
         link = self._running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        link.wanted = number
+        link.begin(number)
         self._tally.begin_epoch()
         while True:
             item = self._receive(link, number)
@@ -342,9 +85,8 @@ class Engine:
         return self._link
 
     def _start(self) -> Link:
-        link = Link()
-        link.wanted = self._next_epoch
-        producer = Producer(self._options, link, self._take, self._next_epoch, self._next_pass)
+        link = Link(self._next_epoch)
+        producer = Producer(self._options, link, self._take, self._next_pass)
         prepare = self._on_thread_start
 
         def run() -> None:

@@ -60,55 +60,70 @@ def batches_per_block(sample_bytes: int, batch_size: int) -> int:
 
 
 class Gatherer:
-    """Fills recycled buffers with the rows of a block; used by one thread at a time.
+    """Fills recycled buffers with rows, block after block; used by one thread at a time.
 
     Args:
         schema: of the samples.
         rows: the most that one block holds.
         take: copies the rows of one shard.
         in_order: put the rows in the planned order at the price of a second copy.
+
+    Attributes:
+        filled: rows of the current block.
     """
 
     def __init__(self, schema: Schema, rows: int, take: Take, *, in_order: bool) -> None:
+        self.filled = 0
         self._schema = schema
         self._take = take
         self._pools = {f.name: BufferPool(rows * f.nbytes) for f in schema.fields}
+        self._buffers: dict[str, Bytes] = {}
         widest = max(f.nbytes for f in schema.fields)
         self._scratch = np.empty(rows * widest if in_order else 0, np.uint8)
         self._in_order = in_order
 
-    def gather(
+    def add(
         self, shards: Sequence[Columns | None], places: Integers, rows: Integers
-    ) -> tuple[dict[str, Array], Integers]:
-        """Return the fields of a block, and which planned row stands where.
+    ) -> Integers:
+        """Append rows to the block; their shards may be closed afterwards.
 
         Args:
-            shards: the shards that the block touches; None for one that no row is of.
+            shards: the shards that the rows are in; None for one that no row is in.
             places: int64 [n], for each row its shard in ``shards``.
             rows: int64 [n], the row in that shard.
 
         Returns:
-            arrays [n, *shape] in the dtypes of the schema, and ``origin`` int64 [n]: row i
-            of the arrays is ``rows[origin[i]]``.
+            ``origin`` int64 [n]: the i-th row that was appended is ``rows[origin[i]]``.
         """
+        if not self._buffers:
+            self._buffers = {name: pool.take() for name, pool in self._pools.items()}
+        start, self.filled = self.filled, self.filled + len(rows)
         by_shard = np.argsort(places, kind="stable")
         edges = np.searchsorted(places[by_shard], np.arange(len(shards) + 1)).tolist()
         rows = rows[by_shard]
         back = np.argsort(by_shard) if self._in_order else by_shard
-        arrays = {}
         for field in self._schema.fields:
-            out = self._rows_of(self._pools[field.name].take(), field, len(rows))
-            target = self._rows_of(self._scratch, field, len(rows)) if self._in_order else out
-            for shard, start, stop in zip(shards, edges[:-1], edges[1:], strict=True):
-                if shard is not None and stop > start:
-                    self._take(shard.fields[field.name], rows[start:stop], target[start:stop])
+            out = _rows(self._buffers[field.name], field, start, self.filled)
+            target = _rows(self._scratch, field, 0, len(rows)) if self._in_order else out
+            for shard, low, high in zip(shards, edges[:-1], edges[1:], strict=True):
+                if shard is not None and high > low:
+                    self._take(shard.fields[field.name], rows[low:high], target[low:high])
             if self._in_order:
                 self._take(target, back, out)
-            arrays[field.name] = typed(out, field)
-        return arrays, np.arange(len(rows)) if self._in_order else by_shard
+        return np.arange(len(rows)) if self._in_order else by_shard
 
-    def _rows_of(self, buffer: Bytes, field: Field, rows: int) -> Bytes:
-        return buffer[: rows * field.nbytes].reshape(rows, field.nbytes)
+    def finish(self) -> dict[str, Array]:
+        """Return the block as arrays [filled, *shape] in the dtypes of the schema."""
+        buffers, rows = self._buffers, self.filled
+        self._buffers, self.filled = {}, 0
+        return {
+            f.name: typed(_rows(buffers[f.name], f, 0, rows), f) for f in self._schema.fields
+        }
+
+
+def _rows(buffer: Bytes, field: Field, start: int, stop: int) -> Bytes:
+    part = buffer[start * field.nbytes : stop * field.nbytes]
+    return part.reshape(stop - start, field.nbytes)
 
 
 def typed(rows: Bytes, field: Field) -> Array:

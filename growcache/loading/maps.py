@@ -45,7 +45,8 @@ class MapPool:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._lock = threading.Lock()
+        # Reentrant, for the collector may let go of a snapshot wherever this thread is.
+        self._lock = threading.RLock()
         self._holds: Counter[Key] = Counter()
         self._maps: dict[Key, MappedShard] = {}
         self._verified: set[Key] = set()

@@ -96,6 +96,7 @@ class Walk:
 
     Attributes:
         skipped: samples of corrupt shards, so far.
+        ready: waits until the next snapshot may be taken; earlier it would only be older.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Walk:
         self._window: OpenWindow | None = None
         self._cursor = 0
         self.skipped = 0
+        self.ready: Callable[[], None] = _at_once
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
         self._begin_pass_ahead(first_pass, options.min_samples)
@@ -128,37 +130,38 @@ class Walk:
         if self._next_pass is None:
             assert self._pass is not None
             self._begin_pass_ahead(self._pass.number + 1, 1)
-        self._end_pass()
         assert self._next_pass is not None
         begun = self._next_pass.result()
-        self._next_pass = None
-        self._pass = begun
+        self._end_pass()  # only now, so that maps pass on to the new snapshot
+        self._next_pass, self._pass = None, begun
         self._on_pass(begun)
         self._enter(begun.first)
 
-    def take(self, rows: int, *, across: bool) -> list[Piece]:
-        """Return the next so many rows; fewer where the pass ends and ``across`` is False.
-
-        Args:
-            rows: how many.
-            across: go on into the next pass.
+    def take(self, rows: int) -> list[Piece]:
+        """Return the next so many rows; fewer only where the pass ends.
 
         Raises:
             StoppedError: the walk was asked to end.
         """
         pieces: list[Piece] = []
-        left, idle = rows, 0
-        while left and not (self._at_end() and not across):
+        while rows and self._has_rows():
+            assert self._window is not None
+            stop = min(self._cursor + rows, len(self._window))
+            pieces.append(Piece(self._window, self._cursor, stop))
+            rows -= stop - self._cursor
+            self._cursor = stop
+        return pieces
+
+    def _has_rows(self) -> bool:
+        """Whether the pass goes on; enters the window in which it does."""
+        while True:
             if self._stop.is_set():
                 raise StoppedError
-            if self._window is None or self._cursor >= len(self._window):
-                idle = self._forward(idle)
-                continue
-            stop = min(self._cursor + left, len(self._window))
-            pieces.append(Piece(self._window, self._cursor, stop))
-            left -= stop - self._cursor
-            self._cursor, idle = stop, 0
-        return pieces
+            if self._window is not None and self._cursor < len(self._window):
+                return True
+            if self._next_window is None:
+                return False
+            self._enter(self._next_window.result())
 
     def read(self, pieces: list[Piece]) -> None:
         """Count these rows' shards as used: their bytes have been copied."""
@@ -173,26 +176,6 @@ class Walk:
             # Where it failed, it came to hold nothing.
             with suppress(StoppedError, GrowcacheError, OSError):
                 self._next_pass.result().snapshot.close()
-
-    def _at_end(self) -> bool:
-        return (
-            self._pass is not None
-            and self._window is not None
-            and self._cursor >= len(self._window)
-            and self._window.plan.index == len(self._pass.windows) - 1
-        )
-
-    def _forward(self, idle: int) -> int:
-        if self._pass is None or self._at_end():
-            if idle > 1:
-                raise CacheError(
-                    f"no shard of {self._options.root} can be read; run growcache check"
-                )
-            self.next_pass()
-            return idle + 1
-        assert self._next_window is not None
-        self._enter(self._next_window.result())
-        return idle
 
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
@@ -215,7 +198,13 @@ class Walk:
             self._pass = None
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
-        self._next_pass = Ahead(lambda: self._open_pass(number, min_samples), "snapshot")
+        ready = self.ready
+
+        def prepare() -> OpenPass:
+            ready()
+            return self._open_pass(number, min_samples)
+
+        self._next_pass = Ahead(prepare, "snapshot")
 
     def _open_pass(self, number: int, min_samples: int) -> OpenPass:
         began = time.monotonic()
@@ -290,6 +279,10 @@ class Walk:
         return OpenWindow(
             snapshot, plan, shards, places, rows, positions, len(plan) - len(rows)
         )
+
+
+def _at_once() -> None:
+    """Wait for nothing."""
 
 
 def _read_ahead(snapshot: Snapshot, number: int) -> None:

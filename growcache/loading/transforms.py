@@ -110,7 +110,7 @@ class Transform:
 
     def close(self) -> None:
         """End the threads."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _batch(self, first: Mapping[str, Any], rows: int) -> dict[str, Array]:
         if self._schema is None:

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.formats import tfrecord
-from growcache.loading.gather import (
-    Columns,
-    Gatherer,
-    Integers,
-    Take,
-    batches_per_block,
-    take_rows,
-)
-from growcache.schema import Array, Sample, Schema
+from growcache.loading.gather import Gatherer, Take, batches_per_block, take_rows
+from growcache.schema import Sample, Schema
 
 
 def samples_of(shape: tuple[int, ...], n: int, seed: int) -> list[Sample]:
@@ -33,14 +26,6 @@ def written(path: Path, samples: Sequence[Sample]) -> tfrecord.MappedShard:
     schema = Schema.of(samples[0])
     path.write_bytes(b"".join(bytes(b) for b in tfrecord.encode(schema, samples)))
     return tfrecord.open_shard(path, schema, len(samples))
-
-
-def gathered(
-    gatherer: Gatherer, maps: Sequence[Columns], places: Integers, rows: Integers
-) -> tuple[dict[str, Array], Integers]:
-    block = gatherer.block()
-    origin = gatherer.add(block, maps, places, rows)
-    return block.arrays(), origin
 
 
 def takes() -> list[Take]:
@@ -63,7 +48,14 @@ def test_rows_are_those_of_the_plan(
     rows = np.array([4, 8, 0, 0, 1, 3, 4, 1])
     gatherer = Gatherer(Schema.of(shards[0][0]), 8, take, in_order=in_order)
     for _ in range(3):
-        arrays, origin = gathered(gatherer, maps, places, rows)
+        # As one block out of two pieces.
+        origin = np.concatenate(
+            [
+                gatherer.add(maps, places[:5], rows[:5]),
+                5 + gatherer.add(maps, places[5:], rows[5:]),
+            ]
+        )
+        arrays = gatherer.finish()
         assert sorted(origin) == list(range(8))
         if in_order:
             assert origin.tolist() == list(range(8))
@@ -78,23 +70,23 @@ def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
     shard = samples_of((64, 1024), 4, 0)
     mapped = written(tmp_path / "s", shard)
     gatherer = Gatherer(Schema.of(shard[0]), 2, take_rows, in_order=False)
-    held = [
-        gathered(gatherer, [mapped], np.array([0, 0]), np.array([i, i]))[0]["x"]
-        for i in range(4)
-    ]
+    held = []
+    for i in range(4):
+        gatherer.add([mapped], np.array([0, 0]), np.array([i, i]))
+        held.append(gatherer.finish()["x"])
     for i, array in enumerate(held):
         np.testing.assert_array_equal(array[1], shard[i]["x"])
     del array, held
-    again, _ = gathered(gatherer, [mapped], np.array([0]), np.array([1]))
+    gatherer.add([mapped], np.array([0]), np.array([1]))
+    again = gatherer.finish()
     np.testing.assert_array_equal(again["x"][0], shard[1]["x"])
 
 
 def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
     shard = samples_of((5,), 6, 0)
     gatherer = Gatherer(Schema.of(shard[0]), 6, take_rows, in_order=True)
-    arrays, _ = gathered(
-        gatherer, [written(tmp_path / "s", shard)], np.zeros(2, int), np.array([5, 2])
-    )
+    gatherer.add([written(tmp_path / "s", shard)], np.zeros(2, int), np.array([5, 2]))
+    arrays = gatherer.finish()
     assert arrays["x"].shape == (2, 5)
     assert arrays["y"].tolist() == [int(shard[5]["y"]), int(shard[2]["y"])]
 
@@ -112,16 +104,3 @@ def test_rows_beyond_the_mapped_are_refused(tmp_path: Path) -> None:
     for take in takes():
         with pytest.raises(IndexError):
             take(mapped.fields["x"], np.array([3]), out)
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_block_may_be_filled_bit_by_bit(tmp_path: Path, in_order: bool) -> None:
-    shards = [samples_of((5,), 4, i) for i in range(2)]
-    maps = [written(tmp_path / f"{i}", s) for i, s in enumerate(shards)]
-    gatherer = Gatherer(Schema.of(shards[0][0]), 6, take_rows, in_order=in_order)
-    block = gatherer.block()
-    gatherer.add(block, [maps[0]], np.zeros(2, int), np.array([3, 1]))
-    gatherer.add(block, [maps[1]], np.zeros(3, int), np.array([0, 2, 1]))
-    found = block.arrays()["y"].tolist()
-    planned = [shards[0][3], shards[0][1], shards[1][0], shards[1][2], shards[1][1]]
-    assert found == [int(sample["y"]) for sample in planned]

@@ -1,0 +1,226 @@
+"""The thread that runs ahead: it walks the cache, makes blocks, and marks epochs.
+
+It does not stop at the end of an epoch but puts a mark into the queue and goes on, so
+the first batches of the next epoch wait there before they are asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from growcache.errors import CacheError
+from growcache.loading.blocks import Assembler, Block
+from growcache.loading.gather import Take
+from growcache.loading.options import LoaderOptions
+from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
+from growcache.loading.report import PassFacts
+
+BLOCKS_AHEAD = 3
+JOIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PassBegun:
+    """A snapshot was taken for what follows."""
+
+    number: int
+    facts: PassFacts
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """All blocks of an epoch have come."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The thread ended with this error."""
+
+    error: BaseException
+
+
+Item: TypeAlias = Block | PassBegun | EpochEnd | Failure
+
+
+class Link:
+    """What the thread and the consumer share.
+
+    Attributes:
+        items: from the thread; unbounded, but a block in it costs a token.
+        tokens: rights to put a block.
+        stop: set when the thread shall end, together with ``wake``.
+        wake: ends its waits for samples.
+        wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
+            made any more.
+        skipped: samples of corrupt shards.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self.items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self.tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.stop = threading.Event()
+        self.wake = threading.Event()
+        self.wanted = wanted
+        self.skipped = 0
+        self._begun = threading.Condition()
+        self._pid = os.getpid()
+        for _ in range(BLOCKS_AHEAD):
+            self.tokens.put(None)
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch, as the consumer."""
+        with self._begun:
+            self.wanted = epoch
+            self._begun.notify_all()
+
+    def wait_begun(self, epoch: int) -> None:
+        """Return when the consumer has begun the epoch, or the link is closed."""
+        with self._begun:
+            self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
+
+    def close(self, thread: threading.Thread) -> None:
+        """End the thread and wait for it; it frees its leases on the way out."""
+        if self._pid != os.getpid():  # a forked child has no such thread
+            return
+        self.stop.set()
+        self.wake.set()
+        with self._begun:
+            self._begun.notify_all()
+        self.tokens.put(None)
+        self.items.put(Failure(RuntimeError("the loader was closed while it was iterated")))
+        # The collector may run this in the very thread that it is to end.
+        if thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)
+
+
+class Producer:
+    """Makes the epochs of a loader, one after the other, until its link is closed.
+
+    Args:
+        options: of the loader.
+        link: to the consumer.
+        take: copies the rows of one shard.
+        first_pass: number of its first pass.
+    """
+
+    def __init__(self, options: LoaderOptions, link: Link, take: Take, first_pass: int) -> None:
+        self._options = options
+        self._link = link
+        self._take = take
+        self._first_epoch = link.wanted
+        self._first_pass = first_pass
+        self._assembler: Assembler | None = None
+
+    def run(self) -> None:
+        """Produce; any error goes to the consumer."""
+        link = self._link
+        walk = Walk(self._options, self._first_pass, link.stop, link.wake, self._begin_pass)
+        try:
+            for epoch in itertools.count(self._first_epoch):
+                walk.ready = functools.partial(link.wait_begun, epoch)
+                if self._options.samples_per_epoch is None:
+                    self._whole_pass(epoch, walk)
+                else:
+                    self._fixed_length(epoch, walk, self._options.samples_per_epoch)
+                link.items.put(EpochEnd(epoch))
+        except StoppedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
+            link.items.put(Failure(error))
+        finally:
+            walk.close()
+            if self._assembler is not None:
+                self._assembler.close()
+
+    def _begin_pass(self, begun: OpenPass) -> None:
+        snapshot = begun.snapshot
+        if self._assembler is None:
+            self._assembler = Assembler(self._options, snapshot.schema, self._take)
+        facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
+        self._link.items.put(PassBegun(begun.number, facts))
+
+    def _whole_pass(self, epoch: int, walk: Walk) -> None:
+        walk.next_pass()
+        assert self._assembler is not None
+        block_rows, found, delivered = self._assembler.rows, -1, 0
+        while found in (-1, block_rows) and not self._abandoned(epoch):
+            pieces = walk.take(block_rows)
+            found = _count(pieces)
+            usable = self._options.usable(found)
+            if usable:
+                self._add(walk, _shortened(pieces, usable))
+                self._put(epoch)
+                delivered += usable
+        if not delivered and not self._abandoned(epoch):
+            raise self._unreadable()
+
+    def _fixed_length(self, epoch: int, walk: Walk, length: int) -> None:
+        """Produce so many samples, over as many passes as it takes.
+
+        An epoch that the consumer has left is walked to its end all the same, without
+        copying, so that what later epochs hold does not depend on how far this one ran.
+        """
+        left, empty_passes = self._options.usable(length), 0
+        while left:
+            room = self._assembler.room if self._assembler else 1
+            pieces = walk.take(min(left, room))
+            if not pieces:
+                if empty_passes > 1:
+                    raise self._unreadable()
+                walk.next_pass()
+                empty_passes += 1
+                continue
+            left, empty_passes = left - _count(pieces), 0
+            if not self._abandoned(epoch):
+                self._add(walk, pieces)
+            assert self._assembler is not None
+            if not left or not self._assembler.room:
+                self._put(epoch)
+
+    def _add(self, walk: Walk, pieces: list[Piece]) -> None:
+        assert self._assembler is not None
+        self._assembler.add(pieces)
+        walk.read(pieces)
+        self._link.skipped = walk.skipped
+
+    def _put(self, epoch: int) -> None:
+        assert self._assembler is not None
+        if self._abandoned(epoch):
+            self._assembler.discard()
+            return
+        block = self._assembler.finish(epoch)
+        self._link.tokens.get()
+        if self._link.stop.is_set():
+            raise StoppedError
+        self._link.items.put(block)
+
+    def _abandoned(self, epoch: int) -> bool:
+        return epoch < self._link.wanted
+
+    def _unreadable(self) -> CacheError:
+        return CacheError(
+            f"no batch of {self._options.batch_size} samples can be read from "
+            f"{self._options.root}; run growcache check"
+        )
+
+
+def _count(pieces: list[Piece]) -> int:
+    return sum(stop - start for _, start, stop in pieces)
+
+
+def _shortened(pieces: list[Piece], rows: int) -> list[Piece]:
+    """Return the first so many rows of the pieces."""
+    kept = []
+    for window, start, stop in pieces:
+        if n := min(rows, stop - start):
+            kept.append(Piece(window, start, start + n))
+        rows -= n
+    return kept

@@ -1,0 +1,385 @@
+"""Epochs hold what they should, run on while the cache changes, and end cleanly."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from growcache.cache.leases import read_leases
+from growcache.errors import CacheError, ConfigError
+from growcache.loading.blocks import Batch
+from growcache.loading.epochs import Engine
+from growcache.loading.options import LoaderOptions
+from growcache.schema import Origin, Sample
+
+MakeEngine = Callable[..., Engine]
+
+
+def threads() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("growcache"))
+
+
+@pytest.fixture
+def engine() -> Iterator[MakeEngine]:
+    made: list[Engine] = []
+
+    def make(cache: Any, **options: Any) -> Engine:
+        options = {"batch_size": 8, "min_samples": 1, **options}
+        made.append(Engine(LoaderOptions(path=cache.root, **options)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert threads() == []
+
+
+def ids(epoch: Iterator[Batch]) -> list[int]:
+    found: list[int] = []
+    for batch in epoch:
+        np.testing.assert_array_equal(
+            batch["x"].reshape(len(batch["id"]), -1)[:, 0], batch["id"]
+        )
+        found += batch["id"].tolist()
+    return found
+
+
+def everything(*numbers: int, samples: int = 10) -> list[int]:
+    return [1000 * n + i for n in sorted(numbers) for i in range(samples)]
+
+
+def settled(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("shape", [(4,), (130, 128)], ids=["small", "large"])
+def test_an_epoch_is_every_sample_once(make_cache: Any, engine: MakeEngine, shape: Any) -> None:
+    cache = make_cache(shape=shape)
+    cache.add(*range(12))
+    loader = engine(cache, drop_last=False, batch_size=7)
+    first, second = ids(loader.epoch()), ids(loader.epoch())
+    assert sorted(first) == sorted(second) == everything(*range(12))
+    assert first != second
+    assert first != sorted(first)
+
+
+def test_batches_are_full_unless_the_last_is_kept(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1, 2)
+    full = [len(b["id"]) for b in engine(cache).epoch()]
+    kept = [len(b["id"]) for b in engine(cache, drop_last=False).epoch()]
+    assert full == [8, 8, 8]
+    assert kept == [8, 8, 8, 6]
+
+
+def test_the_order_depends_on_the_seed_alone(cache: Any, engine: MakeEngine) -> None:
+    cache.add(*range(8))
+    orders = [
+        [ids(loader.epoch()), ids(loader.epoch())]
+        for loader in (engine(cache, seed=3), engine(cache, seed=3), engine(cache, seed=4))
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+
+
+def test_without_shuffle_shards_come_by_number(cache: Any, engine: MakeEngine) -> None:
+    cache.add(5, 1, 3)
+    assert ids(engine(cache, shuffle=False, batch_size=10).epoch()) == everything(1, 3, 5)
+
+
+def test_epochs_grow_with_the_cache(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1)
+    loader = engine(cache, drop_last=False)
+    sizes = []
+    for number in range(2, 8):
+        sizes.append(len(ids(loader.epoch())))
+        cache.add(number)
+    # Each epoch's snapshot was taken when the one before it began.
+    assert sizes == [20, 20, 30, 40, 50, 60]
+
+
+def test_retired_shards_leave_and_maps_follow(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1, 2)
+    loader = engine(cache, drop_last=False)
+    ids(loader.epoch())
+    cache.retire(0)
+    cache.add(3)
+    seen = [set(ids(loader.epoch())) for _ in range(3)]
+    assert seen[-1] == set(everything(1, 2, 3))
+
+
+def test_epochs_of_a_given_length_carry_the_cursor_over(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1, 2)  # 30 samples
+    loader = engine(cache, samples_per_epoch=24)
+    epochs = [ids(loader.epoch()) for _ in range(5)]
+    assert [len(e) for e in epochs] == [24] * 5
+    stream = list(itertools.chain(*epochs))
+    for start in range(0, 120, 30):
+        assert sorted(stream[start : start + 30]) == everything(0, 1, 2)
+
+
+def test_an_epoch_may_be_longer_than_the_cache(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0)
+    loader = engine(cache, samples_per_epoch=37, drop_last=False)
+    batches = [len(b["id"]) for b in loader.epoch()]
+    assert batches == [8, 8, 8, 8, 5]
+    assert len(ids(loader.epoch())) == 37
+    assert loader.report.passes >= 7
+
+
+def test_the_tail_of_a_given_length_is_not_lost(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1)
+    loader = engine(cache, samples_per_epoch=13)  # one batch of 8; the next epoch goes on there
+    stream = list(itertools.chain(*(ids(loader.epoch()) for _ in range(5))))
+    assert sorted(stream[:20]) == everything(0, 1)
+
+
+@pytest.mark.parametrize("length", [None, 64])
+def test_breaking_off_discards_the_rest_and_nothing_else(
+    cache: Any, engine: MakeEngine, length: int | None
+) -> None:
+    cache.add(*range(8))
+    through = engine(cache, samples_per_epoch=length)
+    expected = [ids(through.epoch()) for _ in range(3)]
+    broken = engine(cache, samples_per_epoch=length)
+    assert next(broken.epoch())["id"].tolist() == expected[0][:8]
+    assert next(broken.epoch())["id"].tolist() == expected[1][:8]
+    assert ids(broken.epoch()) == expected[2]
+
+
+def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1)
+    loader = engine(cache)
+    old = loader.epoch()
+    next(old)
+    new = loader.epoch()
+    next(new)
+    with pytest.raises(RuntimeError, match="iterated anew"):
+        list(old)
+    assert len(list(new)) == 1
+
+
+def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
+    cache.add(*range(10), samples=20)
+    loader = engine(cache, job="mine")
+    for _ in range(4):
+        for _ in loader.epoch():
+            leases = [lease for lease in read_leases(cache.root) if lease.open]
+            assert len(leases) <= 2
+            assert {lease.job for lease in leases} == {"mine"}
+    loader.close()
+    assert not any(lease.open for lease in read_leases(cache.root))
+    assert threads() == []
+
+
+def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:
+    cache.add(*range(5))
+    loader = engine(cache, drop_last=False)
+    for _ in range(3):
+        ids(loader.epoch())
+    loader.close()
+    uses = [list(lease.used()) for lease in read_leases(cache.root)]
+    assert uses.count([0, 1, 2, 3, 4]) >= 3
+
+
+def test_what_was_not_delivered_is_no_use(make_cache: Any, engine: MakeEngine) -> None:
+    cache = make_cache(shape=(130, 128))  # one batch a block
+    cache.add(0, samples=400)
+    cache.add(1, samples=400)
+    loader = engine(cache, shuffle=False)
+    next(loader.epoch())
+    loader.close()
+    assert {n for lease in read_leases(cache.root) for n in lease.used()} == {0}
+
+
+def test_collecting_the_loader_ends_its_thread(cache: Any) -> None:
+    cache.add(0, 1)
+    loader = Engine(LoaderOptions(path=cache.root, batch_size=8, min_samples=1))
+    next(loader.epoch())
+    assert threads()
+    del loader
+    gc.collect()
+    assert settled(lambda: threads() == [])
+    assert not any(lease.open for lease in read_leases(cache.root))
+
+
+def test_batches_that_are_kept_stay_as_they_were(make_cache: Any, engine: MakeEngine) -> None:
+    cache = make_cache(shape=(130, 128))
+    cache.add(*range(20))
+    loader = engine(cache)
+    kept = [batch for _ in range(2) for batch in loader.epoch()]
+    for batch in kept:
+        assert (batch["x"] == batch["id"][:, None, None]).all()
+
+
+def test_a_corrupt_shard_is_left_out(
+    cache: Any, engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.add(0, 1, 2)
+    cache.damage(1)
+    loader = engine(cache, drop_last=False)
+    with caplog.at_level(logging.WARNING):
+        assert sorted(ids(loader.epoch())) == everything(0, 2)
+    assert loader.report.skipped >= 10
+    assert "00000001.tfrecord" in caplog.text
+
+
+@pytest.mark.parametrize("length", [None, 8])
+def test_nothing_but_corrupt_shards_is_an_error(
+    cache: Any, engine: MakeEngine, length: int | None
+) -> None:
+    cache.add(0)
+    cache.damage(0)
+    with pytest.raises(CacheError, match="growcache check"):
+        list(engine(cache, samples_per_epoch=length).epoch())
+
+
+def test_fewer_samples_than_a_batch_is_an_error_not_a_hang(
+    cache: Any, engine: MakeEngine
+) -> None:
+    cache.add(0)
+    cache.note(complete=True)
+    with pytest.raises(ConfigError, match="drop_last=False"):
+        list(engine(cache, batch_size=64).epoch())
+    assert len(ids(engine(cache, batch_size=64, drop_last=False).epoch())) == 10
+
+
+def test_fixed_is_one_pass_in_order_once_complete(cache: Any, engine: MakeEngine) -> None:
+    cache.add(1, 0)
+    loader = engine(cache, fixed=True)
+    timer = threading.Thread(target=lambda: None)
+    epoch = loader.epoch()
+    cache.add(2)
+    cache.note(complete=True)
+    timer.start()
+    timer.join()
+    assert ids(epoch) == ids(loader.epoch()) == everything(0, 1, 2)
+
+
+def test_a_fixed_set_that_changes_is_an_error(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1)
+    cache.note(complete=True)
+    loader = engine(cache, fixed=True)
+    ids(loader.epoch())
+    cache.add(2)
+    with pytest.raises(CacheError, match="eviction: none"):
+        list(map(ids, (loader.epoch() for _ in range(3))))
+
+
+def test_it_waits_for_the_cache(cache: Any, engine: MakeEngine) -> None:
+    loader = engine(cache, min_samples=20)
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.extend(ids(loader.epoch())))
+    cache.add(0)
+    reader.start()
+    reader.join(0.3)
+    assert not found
+    cache.add(1)
+    reader.join(10)
+    assert len(found) == 16
+    assert loader.report.limited_by == "cache"
+
+
+def test_closing_ends_a_wait_at_once(cache: Any, engine: MakeEngine) -> None:
+    loader = engine(cache, min_samples=20)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            ids(loader.epoch())
+        except RuntimeError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.2)
+    loader.close()
+    reader.join(2)
+    assert "closed" in str(errors[0])
+
+
+def test_it_starts_again_after_close(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1, 2)
+    loader = engine(cache)
+    first = ids(loader.epoch())
+    loader.close()
+    second = ids(loader.epoch())
+    assert len(second) == 24
+    assert first != second
+
+
+def test_transforms_see_seed_pass_and_origin(cache: Any, engine: MakeEngine) -> None:
+    cache.add(*range(5))
+
+    def transform(sample: Sample, rng: np.random.Generator, origin: Origin) -> Sample:
+        number, row = map(int, origin.key.removeprefix("object-").split("-"))
+        assert 1000 * number + row == sample["id"]
+        return {"id": sample["id"], "x": sample["x"], "noise": rng.random(2)}
+
+    def noise(seed: int) -> list[dict[int, float]]:
+        loader = engine(cache, transform=transform, seed=seed, drop_last=False)
+        return [
+            {
+                i: n
+                for b in loader.epoch()
+                for i, n in zip(b["id"], b["noise"][:, 0], strict=True)
+            }
+            for _ in range(2)
+        ]
+
+    first, again, other = noise(0), noise(0), noise(1)
+    assert first == again
+    assert len(first[0]) == 50
+    assert not set(first[0].values()) & set(first[1].values())
+    assert not set(first[0].values()) & set(other[0].values())
+
+
+def test_errors_in_a_transform_reach_the_loop(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1)
+
+    def bad(sample: Sample) -> Sample:
+        raise ZeroDivisionError("in the user's code")
+
+    loader = engine(cache, transform=bad)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="user's code"):
+            list(loader.epoch())
+
+
+def test_a_forked_child_reads_on_its_own(cache: Any, engine: MakeEngine) -> None:
+    cache.add(0, 1, 2)
+    loader = engine(cache)
+    ids(loader.epoch())
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(ids(loader.epoch())) == 24 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(ids(loader.epoch())) == 24
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"min_samples": -1},
+        {"samples_per_epoch": 4},
+        {"samples_per_epoch": 80, "fixed": True},
+        {"verify": "never"},
+        {"transform": lambda: None},
+    ],
+)
+def test_arguments_that_cannot_be_meant(cache: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        LoaderOptions(path=cache.root, **{"batch_size": 8, **options})
