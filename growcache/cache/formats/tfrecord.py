@@ -12,7 +12,7 @@ import functools
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -212,11 +212,19 @@ class MappedShard:
         return len(self.records)
 
     def __getitem__(self, i: int) -> Sample:
-        """Return sample ``i`` as arrays of its own."""
+        """Return sample ``i`` as arrays of its own.
+
+        Raises:
+            IndexError: there is none of that number, or the shard is closed.
+        """
+        i = range(len(self))[i]
         return {
             field.name: self.fields[field.name][i].copy().view(field.dtype).reshape(field.shape)
             for field in self.schema.fields
         }
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
 
     def digest(self) -> str:
         """Return the xxh3_128 of the file, in one call that does not hold the GIL."""

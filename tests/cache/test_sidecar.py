@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
+from growcache.errors import CorruptShardError
+from growcache.schema import Origin
+from tests.cache.shards import described, samples_of
+
+rows = st.builds(
+    DrawnFrom,
+    key=st.text(max_size=20),
+    etag=st.none() | st.text(max_size=8),
+    size=st.integers(0, 2**50),
+    mtime=st.none() | st.floats(0, 2e9),
+    part=st.integers(0, 99),
+    parts=st.integers(1, 100),
+    start=st.integers(0, 2**40),
+    stop=st.integers(0, 2**40),
+)
+
+
+@given(st.lists(rows, max_size=20), st.lists(st.text(max_size=10), max_size=3))
+def test_what_was_written_is_read_again(drawn: list[DrawnFrom], reasons: list[str]) -> None:
+    sidecar, _ = described(5, [])
+    sidecar = dataclasses.replace(
+        sidecar,
+        samples=len(drawn),
+        origins=Origins.pack(drawn),
+        holes=tuple(Hole("k", i, reason) for i, reason in enumerate(reasons)),
+        counts={"b": 2, "a": 1},
+    )
+    again = Sidecar.from_bytes(sidecar.to_bytes())
+    assert again == sidecar
+    assert again.to_bytes() == sidecar.to_bytes()
+    for i, row in enumerate(drawn):
+        assert again.origin(i) == Origin(row.key, row.etag, row.start, row.stop)
+
+
+def test_every_damaged_byte_is_found() -> None:
+    data = described(3, samples_of(3, 2))[0].to_bytes()
+    for place in range(len(data) - 1):
+        with pytest.raises(CorruptShardError):
+            Sidecar.from_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    for length in range(len(data)):
+        with pytest.raises(CorruptShardError):
+            Sidecar.from_bytes(data[:length])
+
+
+def test_a_later_version_is_refused_by_name() -> None:
+    sidecar = dataclasses.replace(described(3, [])[0], format_version=2)
+    with pytest.raises(CorruptShardError, match="expected version 1, found 2"):
+        Sidecar.from_bytes(sidecar.to_bytes())
