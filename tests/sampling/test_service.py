@@ -69,7 +69,7 @@ def test_a_small_source_is_cached_completely_and_exactly(tmp_path: Path, url: st
     assert found.state == "stopped"
     assert found.complete
     assert every_sample_is_its_object(tmp_path / "cache", url) == 120
-    assert [f for f in check(tmp_path / "cache") if f.wrong] == []
+    assert [f for f in check(tmp_path / "cache") if f.severity == "error"] == []
 
 
 def test_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, url: str) -> None:
@@ -118,7 +118,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, ur
     assert run(config, "--until-full") == (0, "")
     assert digests(cache) == expected
     assert not list((cache / "incoming").iterdir())
-    assert [f for f in check(cache) if f.wrong] == []
+    assert [f for f in check(cache) if f.severity == "error"] == []
 
 
 def alive(pid: int) -> bool:
@@ -167,7 +167,7 @@ def test_the_bound_holds_while_the_cache_turns_over(tmp_path: Path, url: str) ->
             assert time.monotonic() < deadline
     assert 0 < worst <= bound
     assert status(cache).evicted_samples > 300
-    assert [f for f in check(cache) if f.wrong] == []
+    assert [f for f in check(cache) if f.severity == "error"] == []
 
 
 def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: str) -> None:

@@ -1,0 +1,1 @@
+"""The main job, whole: the real command line, a real S3 server, real trainers."""
