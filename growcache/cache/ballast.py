@@ -77,11 +77,3 @@ def free_bytes(path: Path) -> int:
     """Return the bytes that this user may still write on the path's file system."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
-
-
-def least_free_bytes(path: Path, min_free: float | int) -> int:
-    """Return what must stay free: a float is a share of the disk, an integer bytes."""
-    if isinstance(min_free, int):
-        return min_free
-    disk = os.statvfs(path)
-    return int(disk.f_blocks * disk.f_frsize * min_free)

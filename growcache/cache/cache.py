@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from growcache.cache import ownership
-from growcache.cache.ballast import Ballast, free_bytes, full_disk_named, least_free_bytes
+from growcache.cache.ballast import Ballast, full_disk_named
 from growcache.cache.commits import abandon, install, read_incoming, remove
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import Layout, refuse_network, write_atomic
@@ -35,7 +35,7 @@ from growcache.cache.opening import (
 )
 from growcache.cache.readers import Readers
 from growcache.cache.rebuild import row_of, write_editions
-from growcache.cache.room import Room
+from growcache.cache.room import Room, free_disk_bytes, min_free_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.config import CacheConfig
 from growcache.errors import CacheFullError, FingerprintError
@@ -266,8 +266,8 @@ class Cache:
 
     def free_disk_ok(self) -> bool:
         """Whether the disk has its ``min_free``, whatever the bound says."""
-        root = self.layout.root
-        return free_bytes(root) >= least_free_bytes(root, self._config.min_free)
+        free, total = free_disk_bytes(self.layout)
+        return free >= min_free_bytes(self._config.min_free, total)
 
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Promise room to a permit, if there is that much; a second promise replaces the first."""

@@ -169,9 +169,9 @@ def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
 
 def test_samplers_of_a_dead_service_are_waited_for(root: Path) -> None:
     opened(root).close()
-    with FileLock.acquire(Layout(root).samplers_lock, shared=True):
-        with pytest.raises(CacheBusyError, match="samplers"):
-            Cache.open(root, config(root), takeover_seconds=0.05)
+    sampler = FileLock.acquire(Layout(root).samplers_lock, shared=True)
+    with sampler, pytest.raises(CacheBusyError, match="samplers"):
+        Cache.open(root, config(root), takeover_seconds=0.05)
     opened(root).close()
 
 
