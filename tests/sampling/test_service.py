@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from growcache.cache.check import check
 
+from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.index import read_index
