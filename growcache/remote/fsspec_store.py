@@ -17,6 +17,7 @@ from fsspec.core import url_to_fs
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
 from growcache.remote.answers import Answer, explain
+from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry
 from growcache.remote.urls import BUCKETS, WEB, Location
 
@@ -239,7 +240,11 @@ def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[
 
 
 def open_fsspec(
-    location: Location, url: str, source: SourceConfig, concurrency: int
+    location: Location,
+    url: str,
+    source: SourceConfig,
+    concurrency: int,
+    timeout_seconds: float,
 ) -> tuple[Location, FsspecBackend]:
     """Return the backend of a URL, and the location in that file system's own paths.
 
@@ -248,7 +253,12 @@ def open_fsspec(
     """
     options = dict(source.storage_options)
     if location.scheme in _S3:
-        options = _one_attempt(options, concurrency)
+        options = _one_attempt(options, concurrency, timeout_seconds)
+    elif location.scheme in WEB:
+        from aiohttp import ClientTimeout
+
+        stalled = stalled_seconds(timeout_seconds)
+        options.setdefault("timeout", ClientTimeout(None, sock_connect=5, sock_read=stalled))
 
     def opened() -> Any:
         fs = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)[0]
@@ -272,9 +282,14 @@ def open_fsspec(
         raise ConfigError(f"source.url {location.url}: {error}{known}") from None
 
 
-def _one_attempt(options: dict[str, Any], concurrency: int) -> dict[str, Any]:
+def _one_attempt(
+    options: dict[str, Any], concurrency: int, timeout_seconds: float
+) -> dict[str, Any]:
     """Leave retries to growcache, and have a connection for every read in flight."""
+    stalled = stalled_seconds(timeout_seconds)
     config = {
+        "read_timeout": stalled,
+        "connect_timeout": min(stalled, 5),
         "retries": {"max_attempts": 0},
         "max_pool_connections": max(10, concurrency),
         **options.get("config_kwargs", {}),

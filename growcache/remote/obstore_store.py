@@ -15,6 +15,7 @@ from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError
 from growcache.remote.answers import explain, read_answer
 from growcache.remote.credentials import s3_settings
+from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry
 from growcache.remote.urls import WEB, Location
 
@@ -253,11 +254,10 @@ def _renamed(
 
 
 def _client_options(timeout_seconds: float) -> dict[str, Any]:
-    stalled = timedelta(seconds=max(0.1, timeout_seconds / 4))
+    stalled = timedelta(seconds=stalled_seconds(timeout_seconds))
     return {
         "allow_http": True,
         "connect_timeout": min(stalled, timedelta(seconds=5)),
-        # A stalled connection is given up early enough that another one has its chance.
         "read_timeout": stalled,
         # The whole of a large object may take as long as it takes.
         "timeout": timedelta(days=1),

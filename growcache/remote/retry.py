@@ -16,6 +16,14 @@ FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 8.0
 
 
+def stalled_seconds(timeout_seconds: float) -> float:
+    """Return after how long without a byte a connection is given up.
+
+    Early enough that another one has its chance before the whole read is.
+    """
+    return max(0.1, timeout_seconds / 4)
+
+
 class Patience:
     """Tries again what failed for a transient reason.
 

@@ -290,4 +290,4 @@ def _open_backend(
             return location, opened
     from growcache.remote.fsspec_store import open_fsspec
 
-    return open_fsspec(location, url, source, concurrency)
+    return open_fsspec(location, url, source, concurrency, timeout_seconds)

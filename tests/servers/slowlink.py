@@ -132,6 +132,11 @@ class _Proxy:
         if "seed" in values:
             self.dice = random.Random(self.faults.seed)
 
+    @property
+    def chunk(self) -> int:
+        """Bytes to pass on at once: a slow link trickles, it does not stop and burst."""
+        return min(_CHUNK, int(self.faults.bytes_per_second / 50) or _CHUNK)
+
     async def pay(self, count: int) -> None:
         """Wait until the shared link has carried so many bytes more."""
         if not self.faults.bytes_per_second:
@@ -225,7 +230,7 @@ class _Connection:
         return False
 
     async def answers(self, theirs: asyncio.StreamReader) -> None:
-        while data := await theirs.read(_CHUNK):
+        while data := await theirs.read(self.proxy.chunk):
             if self.fault:
                 self.sound_bytes -= len(data)
                 if self.sound_bytes < 0 and await self.broken():

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from growcache.errors import CacheError
+from growcache.remote.catalog import BLOCK, Catalog
+from growcache.remote.store import Entry
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        NAMES,
+        st.one_of(st.integers(0, 300), st.integers(0, 1 << 50)),
+        st.one_of(st.none(), NAMES),
+        st.one_of(st.none(), st.floats(0, 2e9)),
+        st.integers(0, 3),
+    ),
+    max_size=200,
+)
+
+
+def some(count: int, first: int = 0) -> list[Entry]:
+    return [
+        Entry(f"rec/{n:07}.npy", 1000 + n, f'"{n * 7919:032x}"', 1.7e9 + n)
+        for n in range(first, first + count)
+    ]
+
+
+def distinct(entries: list[Entry]) -> list[Entry]:
+    return list({(e.store, e.key): e for e in reversed(entries)}.values())[::-1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "catalog.bin"
+
+
+@pytest.fixture
+def catalog(path: Path) -> Iterator[Catalog]:
+    with Catalog.open(path) as catalog:
+        yield catalog
+
+
+@given(pages=st.lists(ENTRIES, max_size=4), flushed=st.lists(st.booleans(), min_size=4))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_flushed_is_there_again(
+    tmp_path: Path, pages: list[list[Entry]], flushed: list[bool]
+) -> None:
+    path = tmp_path / f"{time.monotonic_ns()}.bin"
+    expected: dict[tuple[int, str], Entry] = {}
+    with Catalog.open(path) as catalog:
+        for page, flush in zip(pages, flushed, strict=False):
+            before = len(expected)
+            for entry in page:
+                expected.setdefault((entry.store, entry.key), entry)
+            assert catalog.append(page) == len(expected) - before
+            if flush:
+                catalog.flush()
+        catalog.flush()
+        entries = list(expected.values())
+        assert [catalog.entry(n) for n in range(len(catalog))] == entries
+        digests = [catalog.digest(n) for n in range(len(catalog) + 1)]
+    with Catalog.open(path, readonly=True) as again:
+        assert again.entries(np.arange(len(again))) == entries
+        assert again.sizes.tolist() == [entry.size for entry in entries]
+        assert [again.digest(n) for n in range(len(again) + 1)] == digests
+        assert len(set(digests)) == len(digests)
+
+
+def test_digests_do_not_depend_on_blocks(tmp_path: Path) -> None:
+    entries = some(3 * BLOCK + 5)
+    found = []
+    for step in (1, 7, BLOCK, 1000):
+        with Catalog.open(tmp_path / f"{step}") as catalog:
+            for at in range(0, len(entries), step):
+                catalog.append(entries[at : at + step])
+                if step == 7:
+                    catalog.flush()
+            found.append([catalog.digest(n) for n in (0, 1, BLOCK, BLOCK + 1, len(entries))])
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_a_torn_tail_is_cut_off(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        catalog.append(some(BLOCK))
+        catalog.flush()
+        whole = path.stat().st_size
+        catalog.append(some(BLOCK, BLOCK))
+        catalog.flush()
+    data = path.read_bytes()
+    for cut in (whole, whole + 1, whole + 9, whole + 40, len(data) - 1):
+        path.write_bytes(data[:cut])
+        with Catalog.open(path, readonly=True) as read:
+            assert len(read) == BLOCK
+        assert path.stat().st_size == cut
+        with Catalog.open(path) as mended:
+            assert len(mended) == BLOCK
+            assert path.stat().st_size == whole
+            assert mended.append(some(2 * BLOCK)) == BLOCK
+            mended.flush()
+            assert mended.entry(2 * BLOCK - 1) == some(2 * BLOCK)[-1]
+
+
+def test_a_damaged_block_ends_the_catalog(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        catalog.append(some(2 * BLOCK))
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with Catalog.open(path) as catalog:
+        assert len(catalog) == BLOCK
+
+
+def test_another_file_is_refused(path: Path) -> None:
+    path.write_bytes(b"something else entirely")
+    with pytest.raises(CacheError, match="not a catalog"):
+        Catalog.open(path)
+    assert path.read_bytes() == b"something else entirely"
+
+
+@pytest.mark.parametrize("crash", [b"", b"GCC"])
+def test_a_crash_in_the_first_write_is_mended(path: Path, crash: bytes) -> None:
+    path.write_bytes(crash)
+    with Catalog.open(path) as catalog:
+        assert catalog.append(some(1)) == 1
+
+
+def test_keys_of_one_hash_are_two_keys(path: Path) -> None:
+    with Catalog.open(path, key_hash=lambda key: len(key)) as catalog:
+        assert catalog.append(some(100)) == 100
+        assert catalog.append(some(101)) == 1
+        catalog.flush()
+    with Catalog.open(path, key_hash=lambda key: len(key)) as again:
+        assert again.append(some(102)) == 1
+        assert again.entry(101) == some(102)[-1]
+
+
+def test_the_same_key_of_two_urls_is_two_objects(catalog: Catalog) -> None:
+    assert catalog.append([Entry("k", 1, None, None, 0), Entry("k", 2, None, None, 1)]) == 2
+
+
+def test_a_known_key_keeps_what_it_was(catalog: Catalog) -> None:
+    catalog.append([Entry("k", 1, '"a"', None)])
+    assert catalog.append([Entry("k", 2, '"b"', None)]) == 0
+    assert catalog.entry(0) == Entry("k", 1, '"a"', None)
+
+
+def test_complete_is_kept_and_may_be_taken_back(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        assert not catalog.complete
+        catalog.append(some(3))
+        catalog.complete = True
+    with Catalog.open(path) as catalog:
+        assert catalog.complete
+        assert len(catalog) == 3
+        catalog.complete = False
+        catalog.append(some(4))
+        catalog.flush()
+    with Catalog.open(path, readonly=True) as catalog:
+        assert not catalog.complete
+        assert len(catalog) == 4
+
+
+def test_a_reader_follows_the_writer(path: Path, catalog: Catalog) -> None:
+    with Catalog.open(path, readonly=True) as reader:
+        catalog.append(some(BLOCK + 1))
+        assert reader.refresh() == BLOCK
+        catalog.flush()
+        assert reader.refresh() == BLOCK + 1
+        assert reader.entry(BLOCK) == some(BLOCK + 1)[-1]
+        with pytest.raises(CacheError, match="for reading"):
+            reader.append(some(BLOCK, 1000))
+
+
+def test_views_of_sizes_stay_as_they_were(catalog: Catalog) -> None:
+    catalog.append(some(3))
+    view = catalog.sizes
+    catalog.append(some(500))
+    assert view.tolist() == [1000, 1001, 1002]
+    assert catalog.sizes[499] == 1499
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+
+
+def test_beyond_the_end(catalog: Catalog) -> None:
+    catalog.append(some(2))
+    for call in (catalog.entry, catalog.digest):
+        with pytest.raises(IndexError):
+            call(3)
+    with pytest.raises(IndexError):
+        catalog.entry(-1)
+
+
+def test_a_key_costs_less_than_30_bytes(path: Path, catalog: Catalog) -> None:
+    rng = np.random.default_rng(0)
+    count = 20_000
+    entries = [
+        Entry(
+            f"recordings/sub-{n // 50:05}/run_{n:08}.npy",
+            int(rng.integers(10**6, 10**8)),
+            f'"{rng.bytes(16).hex()}"',
+            float(1.7e9 + rng.integers(10**7)),
+        )
+        for n in range(count)
+    ]
+    catalog.append(entries)
+    catalog.flush()
+    assert path.stat().st_size / count < 40
+    assert catalog.allocated_bytes == path.stat().st_blocks * 512

@@ -1,0 +1,154 @@
+"""What a person is told when a store says no: one line, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from growcache.config import SourceConfig
+from growcache.errors import AccessError, ConfigError, ObjectMissingError, StoreError
+from growcache.errors import TransientStoreError as Transient
+from growcache.remote.answers import Answer, explain
+from growcache.remote.store import Entry, RemoteStore, open_store
+from tests.servers import Bucket, free_port
+
+CLIENTS = pytest.mark.parametrize("client", ["obstore", "fsspec"])
+
+
+def opened(
+    url: str, client: str, options: dict[str, Any], *, timeout_seconds: float = 2
+) -> RemoteStore:
+    source = SourceConfig.model_validate(
+        {"url": url, "client": client, "storage_options": options}
+    )
+    return open_store(source, timeout_seconds=timeout_seconds)
+
+
+def listed(store: RemoteStore) -> list[Entry]:
+    return [entry for page in store.pages() for entry in page]
+
+
+def assert_clear(error: StoreError, *words: str) -> None:
+    said = str(error)
+    assert all(word in said for word in words), said
+    assert "\n" not in said
+    assert len(said) < 250
+    assert error.exit_code == 2
+
+
+@CLIENTS
+def test_a_bucket_that_is_not_there(s3: Bucket, client: str) -> None:
+    store = opened("s3://no-such-bucket/**", client, s3.storage_options)
+    with pytest.raises(ObjectMissingError) as caught:
+        listed(store)
+    assert_clear(caught.value, "s3://no-such-bucket does not exist", "source.url")
+
+
+@CLIENTS
+@pytest.mark.ceph
+@pytest.mark.parametrize("wrong", [{"secret": "not-the-secret"}, {"key": "nobody"}])
+def test_wrong_keys(ceph_bucket: Bucket, client: str, wrong: dict[str, str]) -> None:
+    ceph_bucket.put("x", b"1")
+    store = opened(ceph_bucket.url("**"), client, ceph_bucket.storage_options | wrong)
+    with pytest.raises(AccessError) as caught:
+        listed(store)
+    assert_clear(caught.value, ceph_bucket.name, "refuses the credentials", "key and secret")
+    assert all(secret not in str(caught.value) for secret in wrong.values())
+    with pytest.raises(AccessError):
+        asyncio.run(store.read(Entry("x", 1, None, None)))
+
+
+@CLIENTS
+@pytest.mark.ceph
+def test_a_private_bucket_read_by_a_stranger(ceph_bucket: Bucket, client: str) -> None:
+    options = {"anon": True, "endpoint_url": ceph_bucket.server.endpoint}
+    with pytest.raises(AccessError) as caught:
+        listed(opened(ceph_bucket.url("**"), client, options))
+    assert_clear(caught.value, ceph_bucket.name, "may not be read", "403")
+
+
+@CLIENTS
+@pytest.mark.ceph
+def test_a_public_bucket_read_by_a_stranger(ceph_bucket: Bucket, client: str) -> None:
+    ceph_bucket.client.put_bucket_acl(Bucket=ceph_bucket.name, ACL="public-read")
+    name = {"Bucket": ceph_bucket.name, "Key": "x", "Body": b"1", "ACL": "public-read"}
+    ceph_bucket.client.put_object(**name)
+    options = {"anon": True, "endpoint_url": ceph_bucket.server.endpoint}
+    store = opened(ceph_bucket.url("*"), client, options)
+    (entry,) = listed(store)
+    assert bytes(memoryview(asyncio.run(store.read(entry)))) == b"1"
+
+
+@CLIENTS
+def test_nobody_there(client: str) -> None:
+    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{free_port()}"}
+    failures: list[BaseException] = []
+    source = SourceConfig.model_validate(
+        {"url": "s3://bucket/**", "client": client, "storage_options": options}
+    )
+    store = open_store(source, timeout_seconds=1, on_retry=failures.append)
+    with pytest.raises(Transient, match=r"s3://bucket.* given up after \d+ tries") as caught:
+        listed(store)
+    assert "\n" not in str(caught.value)
+    assert failures
+    assert all(isinstance(failure, Transient) for failure in failures)
+
+
+def test_a_key_that_obstore_cannot_name(bucket: Bucket) -> None:
+    bucket.put("a//b", b"1")
+    with pytest.raises(StoreError, match=r"set source\.client: fsspec"):
+        read_all(opened(bucket.url("**"), "obstore", bucket.storage_options))
+    assert read_all(opened(bucket.url("**"), "fsspec", bucket.storage_options)) == [b"1"]
+
+
+def read_all(store: RemoteStore) -> list[bytes]:
+    return [bytes(memoryview(asyncio.run(store.read(entry)))) for entry in listed(store)]
+
+
+def test_a_folder_is_no_object(tmp_path: Any) -> None:
+    with pytest.raises(ObjectMissingError, match=r"end source\.url with /"):
+        listed(opened(str(tmp_path), "auto", {}))
+    with pytest.raises(ObjectMissingError, match="no folder") as caught:
+        listed(opened(f"{tmp_path}/nowhere/*.npy", "auto", {}))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"url": "s3://"}, "s3://BUCKET/KEY"),
+        ({"url": "s3://buck*/x"}, "one bucket"),
+        ({"url": "s3://bucket/a**b"}, "whole component"),
+        ({"url": "nosuch://x/y"}, "nosuch"),
+        ({"url": "sftp://h/x", "client": "obstore"}, "client: auto or fsspec"),
+        ({"url": "s3://b/x", "storage_options": {"key": "only"}}, "found only key"),
+        ({"url": "s3://b/x", "storage_options": {"secret": "only"}}, "found only secret"),
+        ({"url": "s3://b/x", "client": "obstore", "storage_options": {"keey": 1}}, "fsspec"),
+    ],
+)
+def test_sources_that_cannot_be_meant(source: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_store(SourceConfig.model_validate(source))
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (Answer("E", 301, "PermanentRedirect", region="eu-west-1"), AccessError, "eu-west-1"),
+        (Answer("E", 400, "ExpiredToken"), AccessError, "expired"),
+        (Answer("E", 403, "RequestTimeTooSkewed"), AccessError, "clock"),
+        (Answer("E", 503, "SlowDown"), Transient, "503 SlowDown"),
+        (Answer("E", 429), Transient, "429"),
+        (Answer("E", 400, "RequestTimeout"), Transient, "RequestTimeout"),
+        (Answer("E", None, cause="the connection was reset"), Transient, "was reset"),
+        (Answer("E", 400, "MalformedXML"), StoreError, "answered 400 MalformedXML"),
+        (Answer("E", 418), StoreError, "answered 418"),
+    ],
+)
+def test_what_answers_mean(answer: Answer, kind: Callable[..., Any], words: str) -> None:
+    error = explain(answer, "s3://bucket/", "key")
+    assert type(error) is kind
+    assert words in str(error)
