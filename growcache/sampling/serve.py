@@ -59,11 +59,13 @@ def serve(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Iterat
         yield config
         return
     process = _start(config)
-    threading.Thread(target=_relay, args=(process.stdout,), daemon=True).start()
+    relay = threading.Thread(target=_relay, args=(process.stdout,), daemon=True)
+    relay.start()
     try:
         yield config
     finally:
-        _stop(process)
+        _end(process)
+        relay.join()  # the pipe is at its end now
 
 
 def _joins(config: Config) -> bool:
@@ -106,7 +108,8 @@ def _start(config: Config) -> subprocess.Popen[bytes]:
         unpack(line) if line else {"error": "the service ended at its start", "exit_code": 1}
     )
     if "error" in answer:
-        _stop(process)
+        _end(process)
+        process.stdout.close()
         raise _as_error(answer)
     return process
 
@@ -120,11 +123,12 @@ def _as_error(answer: Message) -> GrowcacheError:
 
 def _relay(messages: IO[bytes]) -> None:
     """Log what ends the service while the trainer goes on with what is cached."""
-    for line in messages:
-        log.error("the sampling service stopped: %s", unpack(line)["error"])
+    with messages:
+        for line in messages:
+            log.error("the sampling service stopped: %s", unpack(line)["error"])
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()

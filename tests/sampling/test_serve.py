@@ -1,0 +1,103 @@
+"""`growcache.serve`: the service as a child of the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import growcache
+from growcache.errors import CacheBusyError, ConfigError, FingerprintError
+from tests.sampling.services import (
+    drawn,
+    make_source,
+    service,
+    status,
+    wait_until,
+    write_config,
+)
+from tests.sampling.test_service import alive
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_source(tmp_path_factory.mktemp("remote") / "objects", 60)
+
+
+def test_the_service_lives_as_long_as_the_block(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    with growcache.serve(config) as checked:
+        wait_until(lambda: drawn(checked.cache.path) > 0)
+        pid = status(checked.cache.path).pid
+        assert pid is not None
+        assert pid != os.getpid()
+    assert not alive(pid)
+    assert status(tmp_path / "cache").state == "stopped"
+    assert not list((tmp_path / "cache" / "incoming").iterdir())
+
+
+def test_a_running_service_is_joined_and_left_running(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    with service(config) as running:
+        wait_until(lambda: drawn(tmp_path / "cache") == 60)
+        with growcache.serve(config):
+            assert status(tmp_path / "cache").pid == running.pid
+        time.sleep(0.3)
+        assert running.poll() is None
+
+
+def test_a_service_of_another_configuration_is_not_joined(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    with service(config):
+        wait_until(lambda: drawn(tmp_path / "cache") == 60)
+        other = growcache.load_config(config, ["sampling.seed=5"])
+        with pytest.raises(FingerprintError, match="sampling.seed"), growcache.serve(other):
+            pass
+
+
+def test_what_is_wrong_is_raised_in_the_trainer(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url, source={"format": "nypy"})
+    with pytest.raises(ConfigError, match="npy"), growcache.serve(config):
+        pass
+    assert not isinstance(ConfigError, CacheBusyError)
+
+
+TRAINER = """
+import sys, time, growcache
+with growcache.serve(sys.argv[1]):
+    print("serving", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_trainers_end_ends_the_service(
+    tmp_path: Path, url: str, number: signal.Signals
+) -> None:
+    """No guard for ``__main__`` is needed, and nothing outlives a killed trainer."""
+    config = write_config(tmp_path / "cache.yaml", url)
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAINER))
+    trainer = subprocess.Popen(
+        [sys.executable, str(script), str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == b"serving\n"
+    wait_until(lambda: drawn(tmp_path / "cache") > 0)
+    pid = status(tmp_path / "cache").pid
+    assert pid is not None
+    trainer.send_signal(number)
+    trainer.wait(20)
+    trainer.stdout.close()
+    wait_until(lambda: not alive(pid), 15)
