@@ -68,7 +68,8 @@ def _files(layout: Layout) -> Iterator[Path]:
     """The index goes first: without it the rest is litter, never a row without its file."""
     yield layout.index
     yield from layout.root.glob(f"{layout.index.name}-*")
-    yield from (layout.identity, layout.issued, layout.catalog, layout.ballast, layout.status)
+    yield from (layout.identity, layout.editions, layout.issued, layout.catalog)
+    yield from (layout.ballast, layout.status)
     for directory in (layout.shards, layout.incoming, layout.leases):
         yield from (path for path in directory.glob("*") if path.is_file())
     yield from layout.root.glob(".*.tmp")

@@ -45,7 +45,7 @@ def _root(
 
 @app.command()
 def demo(
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs to train.")] = 14,
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs to train.")] = 12,
     keep: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Work in this new folder, and leave it behind."),
@@ -154,7 +154,7 @@ def check(cache: Cache, json: AsJson = False) -> None:
 
     Example: growcache check ./cache
     """
-    from growcache.service.status import show_check
+    from growcache.service.check import show_check
 
     raise typer.Exit(show_check(cache, json=json))
 

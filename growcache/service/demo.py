@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,27 +16,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
 from growcache.cache.status import Status, read_status
 from growcache.errors import CacheMissingError
+from growcache.sampling.serve import serve
 from growcache.service.demo_data import WINDOW, WINDOWS_PER_RECORDING, write_recordings
 from growcache.service.view import History, view
 from growcache.service.words import in_bytes, in_count, in_percent
 
 if TYPE_CHECKING:
+    from growcache.loading.report import Report
     from growcache.service.demo_model import Training
+    from growcache.torch import EpochLoader
 
 RECORDINGS = 80  # of each of the three classes
 MAX_BYTES = 10_000_000
-LINK_BYTES_PER_SECOND = 1_000_000
+LINK_BYTES_PER_SECOND = 1_200_000
+SHARD_SAMPLES = 16  # small, so that the cache grows in small steps
 BATCH_SIZE = 32
 MIN_SAMPLES = 256
 # The pace of a model that is larger than this one, so that the cache grows and turns over
 # within a few epochs on every machine.
-SAMPLES_PER_SECOND = 1000
+SAMPLES_PER_SECOND = 550
 LAST_EPOCH_STARTS_SECONDS = 40.0
 REFRESH_SECONDS = 0.2
 NO_TORCH = (
@@ -51,7 +55,7 @@ class Epoch:
     """A row of the table at the end."""
 
     number: int
-    samples: int
+    cached: int
     new: int
     drawn: int
     evicted: int
@@ -69,26 +73,26 @@ def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list
         epochs: how many at most; on a slow machine it stops after 40 seconds.
         keep: a folder to work in and leave behind, instead of a temporary one.
     """
+    trains = importlib.util.find_spec("torch") is not None
     with ExitStack() as stack:
         folder = keep or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="growcache-demo-"))
         )
-        if importlib.util.find_spec("torch") is None:
-            console.print(NO_TORCH, highlight=False)
-            epochs = 0
-        _introduce(console, folder)
-        write_recordings(folder / "remote", RECORDINGS)
+        _introduce(console, folder, trains=trains)
+        with console.status("making the recordings, loading PyTorch …"):
+            write_recordings(folder / "remote", RECORDINGS)
+            training = _new_training() if trains else None
         screen = stack.enter_context(_screen(console, folder / "cache"))
-        config = demo_config(folder)
-        if not epochs:
-            config["cache"]["min_uses"] = 0
-        stack.enter_context(importlib.import_module("growcache").serve(config))
-        rows = _train(screen, folder / "cache", epochs) if epochs else _watch(screen)
+        stack.enter_context(serve(demo_config(folder, min_uses=int(trains))))
+        if training is None:
+            rows = _watch(screen)
+        else:
+            rows = _train(screen, folder / "cache", training, epochs)
     _conclude(console, screen, rows, folder if keep else None)
     return rows
 
 
-def demo_config(folder: Path) -> dict[str, Any]:
+def demo_config(folder: Path, *, min_uses: int = 1) -> dict[str, Any]:
     """Return the demo's configuration, as a config file would have it."""
     return {
         "source": {
@@ -99,8 +103,9 @@ def demo_config(folder: Path) -> dict[str, Any]:
         "sampling": {
             "transform": "growcache.service.demo_data:label",
             "max_bytes_per_second": LINK_BYTES_PER_SECOND,
+            "shard_samples": SHARD_SAMPLES,
         },
-        "cache": {"path": str(folder / "cache"), "max_bytes": MAX_BYTES},
+        "cache": {"path": str(folder / "cache"), "max_bytes": MAX_BYTES, "min_uses": min_uses},
     }
 
 
@@ -140,7 +145,7 @@ class _Screen:
         self.rows.append(row)
         if self.live is None:
             self.console.print(
-                f"epoch {row.number}: {row.samples} samples, loss {row.loss:.3f}, "
+                f"epoch {row.number}: {in_count(row.cached)} samples in the cache, loss {row.loss:.3f}, "
                 f"held-out accuracy {in_percent(row.held_out)}",
                 highlight=False,
             )
@@ -158,15 +163,22 @@ def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
 
 def epoch_table(rows: list[Epoch], now: str = "") -> Table:
     """Return the table of epochs; ``now`` says what goes on below it."""
-    table = Table(caption=now or None, caption_justify="left", border_style="bright_black")
-    for heading in ("epoch", "samples", "new", "drawn", "evicted", "coverage"):
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        caption=now or None,
+        caption_justify="left",
+        border_style="bright_black",
+    )
+    for heading in ("epoch", "cached", "new", "drawn", "evicted", "coverage"):
         table.add_column(heading, justify="right")
     for heading in ("loss", "accuracy", "held-out"):
         table.add_column(heading, justify="right", style="bold" if heading[0] == "h" else "")
     for row in rows:
         table.add_row(
             str(row.number),
-            in_count(row.samples),
+            in_count(row.cached),
             in_count(row.new),
             in_count(row.drawn),
             in_count(row.evicted),
@@ -178,11 +190,22 @@ def epoch_table(rows: list[Epoch], now: str = "") -> Table:
     return table
 
 
-def _train(screen: _Screen, cache: Path, epochs: int) -> list[Epoch]:
-    training = _prepare(screen)
-    torch_door = importlib.import_module("growcache.torch")
+def _new_training() -> Training:
+    """Import PyTorch (seconds, the first time) before the cache begins to grow."""
+    importlib.import_module("growcache.torch")
+    from growcache.service.demo_model import Training
+
+    return Training(seed=0)
+
+
+def _train(screen: _Screen, cache: Path, training: Training, epochs: int) -> list[Epoch]:
+    from growcache.torch import EpochLoader
+
+    while screen.status.samples < MIN_SAMPLES:
+        screen.refresh(f"waiting for the first {MIN_SAMPLES} samples …")
+        time.sleep(REFRESH_SECONDS / 2)
     began = time.monotonic()
-    with torch_door.EpochLoader(
+    with EpochLoader(
         cache, batch_size=BATCH_SIZE, min_samples=MIN_SAMPLES, job="demo"
     ) as loader:
         for number in range(1, epochs + 1):
@@ -193,22 +216,7 @@ def _train(screen: _Screen, cache: Path, epochs: int) -> list[Epoch]:
     return screen.rows
 
 
-def _prepare(screen: _Screen) -> Training:
-    """Import PyTorch (seconds, the first time) and wait for samples, while showing both."""
-    thread = threading.Thread(
-        target=importlib.import_module, args=("growcache.service.demo_model",)
-    )
-    thread.start()
-    while thread.is_alive() or screen.status.samples < MIN_SAMPLES:
-        waits = "PyTorch" if thread.is_alive() else f"the first {MIN_SAMPLES} samples"
-        screen.refresh(f"waiting for {waits} …")
-        time.sleep(REFRESH_SECONDS / 2)
-    from growcache.service.demo_model import Training
-
-    return Training(seed=0)
-
-
-def _epoch(screen: _Screen, loader: Any, training: Training, number: int) -> None:
+def _epoch(screen: _Screen, loader: EpochLoader, training: Training, number: int) -> None:
     training.start_epoch()
     due = time.monotonic()
     for batch in loader:
@@ -222,10 +230,10 @@ def _epoch(screen: _Screen, loader: Any, training: Training, number: int) -> Non
     screen.refresh(f"epoch {number} is over", force=True)
 
 
-def _row(status: Status, report: Any, training: Training, number: int) -> Epoch:
+def _row(status: Status, report: Report, training: Training, number: int) -> Epoch:
     return Epoch(
         number=number,
-        samples=report.samples,
+        cached=report.cache_samples,
         new=report.new_samples,
         drawn=status.drawn,
         evicted=status.evicted_samples,
@@ -245,7 +253,9 @@ def _watch(screen: _Screen) -> list[Epoch]:
     return []
 
 
-def _introduce(console: Console, folder: Path) -> None:
+def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
+    if not trains:
+        console.print(NO_TORCH, highlight=False)
     windows = 3 * RECORDINGS * WINDOWS_PER_RECORDING
     size = in_bytes(windows * WINDOW * 4 * 4)
     console.print(
@@ -263,7 +273,7 @@ def _conclude(console: Console, screen: _Screen, rows: list[Epoch], kept: Path |
         console.print(
             f"Held-out accuracy went from {in_percent(rows[0].held_out)} to "
             f"{in_percent(rows[-1].held_out)} while the cache grew from "
-            f"{in_count(rows[0].samples)} to {in_count(rows[-1].samples)} samples and "
+            f"{in_count(rows[0].cached)} to {in_count(max(row.cached for row in rows))} samples and "
             f"never took more than {in_bytes(MAX_BYTES)} of disk.",
             highlight=False,
         )

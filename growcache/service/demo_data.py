@@ -54,7 +54,7 @@ def recording(name: str, number: int, seed: int) -> Array:
     """Return one recording, float32 (16384, 4): its signal in noise of its own colour."""
     rng = generator(seed, "demo", name, number)
     steps = WINDOW * WINDOWS_PER_RECORDING
-    noise = rng.uniform(0.5, 0.9) * rng.normal(size=(steps, CHANNELS))
+    noise = rng.uniform(0.7, 1.1) * rng.normal(size=(steps, CHANNELS))
     hum = rng.uniform(0, 0.6) * np.sin(np.arange(steps) * rng.uniform(0.05, 0.2))
     signal = hum + SIGNALS[name](rng, steps)
     gains = rng.uniform(0.6, 1.0, CHANNELS)

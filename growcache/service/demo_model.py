@@ -19,7 +19,7 @@ class Training:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.model = network()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self._held_out = windows(HELD_OUT_RECORDINGS, HELD_OUT_SEED)
         self.start_epoch()
 

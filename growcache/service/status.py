@@ -1,4 +1,4 @@
-"""The commands that look at a cache without touching it: ``status`` and ``check``."""
+"""``growcache status``: a cache as it is now, once or again and again."""
 
 from __future__ import annotations
 

@@ -167,7 +167,8 @@ def _rows(
     yield "samples", _samples(status)
     if history is not None and len(history.points) > 1:
         yield "growth", Curve(history)
-    yield "rate", _rate(status)
+    if status.state != "stopped":
+        yield "rate", _rate(status)
     yield "coverage", _coverage(status)
     yield "trouble", _trouble(status)
     if status.worker_states:
@@ -180,6 +181,8 @@ def _meaning(status: Status, history: History | None) -> str:
     if status.state == "waiting":
         return f"for {status.waiting_for}" if status.waiting_for else "for the next report"
     if status.state == "stopped":
+        if status.complete:
+            return "no service runs, and none is needed: all there is has been cached"
         return "no service runs on this cache; start one with: growcache run CONFIG"
     if status.state == "complete":
         return "all there is has been cached; nothing more is drawn"
@@ -187,12 +190,22 @@ def _meaning(status: Status, history: History | None) -> str:
         return "max_bytes was lowered; shards leave as their readers finish"
     if status.waiting_for:
         return f"samplers wait for {status.waiting_for}"
-    if status.state == "full":
-        return "at its bound; each new shard takes the place of an old one"
-    left = status.max_bytes - status.bytes - status.reserved_bytes
-    growth = history.growth() if history is not None else 0.0
-    if growth > 0 and history is not None and history.seconds() >= 3:
-        return f"filling; full in about {in_time(left / growth)}"
+    if status.state == "full" or status.evicted_samples:
+        return "at its bound; " + _turning_over(status)
+    return _filling(status, history)
+
+
+def _turning_over(status: Status) -> str:
+    if status.retired_bytes and any(w.state == "waiting" for w in status.worker_states):
+        leaving = plural(status.retired_shards or 1, "old shard")
+        return f"samplers wait until readers have let go of {leaving}"
+    return "each new shard takes the place of an old one"
+
+
+def _filling(status: Status, history: History | None) -> str:
+    if history is not None and history.seconds() >= 3 and history.growth() > 0:
+        left = status.max_bytes - status.bytes - status.reserved_bytes
+        return f"filling; full in about {in_time(max(1, left / history.growth()))}"
     return "filling; the first shards are small, to start soon" if status.ramping else "filling"
 
 
@@ -252,7 +265,7 @@ def _coverage(status: Status) -> Text | Group:
     if not status.listing_complete:
         return Text(f"known when the listing is complete; {objects} so far")
     if status.coverage is None or not status.population_samples:
-        return Text(f"unknown; {objects}")
+        return Text(f"not known yet; {objects}")
     words = (
         f" {in_percent(status.coverage)} of about "
         f"{in_count(status.population_samples)} samples in {objects}"

@@ -95,7 +95,16 @@ def test_everything_that_matters_is_there() -> None:
         ({"state": "complete"}, "nothing more is drawn"),
         ({"state": "shrinking"}, "max_bytes was lowered"),
         ({"state": "stopped"}, "growcache run CONFIG"),
-        ({"ramping": True}, "first shards are small"),
+        ({"ramping": True, "evicted_samples": 0}, "first shards are small"),
+        ({"evicted_samples": 9}, "takes the place of an old one"),
+        (
+            {
+                "retired_shards": 3,
+                "retired_bytes": 9 * MB,
+                "worker_states": [WorkerStatus(0, 7, "waiting")],
+            },
+            "samplers wait until readers have let go of 3 old shards",
+        ),
     ],
 )
 def test_the_state_is_said_in_words(changes: dict[str, object], words: str) -> None:
@@ -108,8 +117,9 @@ def test_the_time_until_full_follows_from_the_growth() -> None:
     history = History()
     for second in range(11):
         history.add(float(second), status(bytes=(400 + 10 * second) * MB))
+    filling = status(bytes=500 * MB, evicted_samples=0)
     assert history.growth() == pytest.approx(10 * MB)
-    assert "full in about 50 s" in drawn(view(status(bytes=500 * MB), history))
+    assert "full in about 50 s" in drawn(view(filling, history))
 
 
 def test_trouble_is_counted_and_its_last_message_shown() -> None:
@@ -142,7 +152,7 @@ def test_who_holds_shards_is_named() -> None:
 def test_an_unlisted_or_unknowable_population_has_no_coverage() -> None:
     listing = status(listing_complete=False, objects=3000, coverage=None)
     assert "3,000 objects so far" in drawn(view(listing))
-    assert "unknown" in drawn(view(status(coverage=None)))
+    assert "not known yet" in drawn(view(status(coverage=None)))
 
 
 def test_without_unicode_it_is_drawn_in_ascii() -> None:
