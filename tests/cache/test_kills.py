@@ -1,0 +1,131 @@
+"""The writer is killed at every step it makes; what the next start finds is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growcache.cache.check import check
+from growcache.cache.files import allocated_tree
+from growcache.cache.formats import tfrecord
+from growcache.cache.index import Index, read_index
+from growcache.cache.leases import Lease
+from tests.cache.making import MAX_BYTES, SCHEMA, add, opened, samples_of, write
+
+PART, PARTS = "part", 4
+
+
+class _Fuse:
+    """Kills this process at the n-th step."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def burn(self) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before_and_after(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            self.burn()
+            result = function(*arguments, **named)
+            self.burn()
+            return result
+
+        return step
+
+
+def _lay(fuse: _Fuse) -> None:
+    """Let the fuse burn at every change to the disk, and around every transaction."""
+    os.fsync = fuse.before_and_after(os.fsync)
+    for name in ("rename", "unlink"):
+        setattr(Path, name, fuse.before_and_after(getattr(Path, name)))
+    transaction = Index.transaction
+
+    @contextmanager
+    def fused(self: Index) -> Iterator[None]:
+        with transaction(self):
+            yield
+            fuse.burn()
+        fuse.burn()
+
+    Index.transaction = fused  # type: ignore[method-assign]
+
+
+def _work(root: Path) -> None:
+    cache = opened(root)
+    for number in range(3):
+        add(cache, number)
+    held = Lease.create(root, "job", [1])
+    read = Lease.create(root, "job", [0, 2])
+    read.mark_read(0, mapped=False)
+    read.close()
+    cache.poll_leases(1.0)
+    cache.evict([0, 1])
+    held.close()
+    cache.poll_leases(2.0)
+    cache.issue(4)
+    cache.commit("p", [write(cache.layout, "p", 3), write(cache.layout, "p", 4, count=0)])
+    cache.maintain()
+    cache.close()
+
+
+def _killed_at(step: int, root: Path) -> bool:
+    """Do the work in a process of its own; False when it got to its end."""
+    child = os.fork()
+    if not child:
+        try:
+            _lay(_Fuse(step))
+            _work(root)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def _verify(root: Path, step: int) -> None:
+    began = time.monotonic()
+    with opened(root, resume_seconds=0) as cache:
+        assert time.monotonic() - began < 2, "the next start must be quick"
+        where = f"killed at step {step}"
+        assert not [f for f in check(root) if f.severity == "error"], where
+        layout, view, totals = cache.layout, read_index(root), cache.totals()
+        live = {row.number for row in view.shards}
+        assert {int(p.stem) for p in layout.shards.iterdir()} == live, where
+        assert not list(layout.incoming.iterdir()), where
+        assert not list(root.glob(".*.tmp")), where
+        assert not list(layout.leases.glob("*.lease")) or cache.leases, where
+        for row in view.shards:
+            if row.samples:
+                shard = tfrecord.open_shard(layout.shard(row.number), SCHEMA, row.samples)
+                for i, expected in enumerate(samples_of(row.number, row.samples)):
+                    assert all((shard[i][name] == expected[name]).all() for name in expected)
+                shard.close()
+        unfinished = cache.unfinished(cache.issued + 1, 1)
+        assert totals.drawn_shards + len(unfinished) == cache.issued + 1, where
+        assert not live & set(unfinished), where
+        assert totals.lost_shards == 0, where
+        assert totals.delivered in (0, 8), where
+        assert allocated_tree(root) <= MAX_BYTES, where
+        for number in [*unfinished, 50]:
+            add(cache, number)
+        assert {50, *unfinished} <= {row.number for row in read_index(root).shards}
+
+
+@pytest.mark.parametrize(PART, range(PARTS))
+def test_killed_at_every_step(part: int, tmp_path: Path) -> None:
+    step = part + 1
+    while _killed_at(step, tmp_path / f"{step}"):
+        _verify(tmp_path / f"{step}", step)
+        step += PARTS
+    assert step > 60, "the work must have that many steps at which to die"
