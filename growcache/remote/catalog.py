@@ -1,7 +1,7 @@
 """The local, append-only copy of a listing: a key keeps its ordinal for ever.
 
 The file is a sequence of frames: a fixed head, then a body. A block's body is at most 64 entries
-as zlib-packed JSON, so that any entry costs one small read; its sizes and the running digest
+as zlib-packed JSON, so that any entry costs one small read; sizes, MD5 sums and the running digest
 stand outside the packing, so that opening a million entries unpacks none. Only the head
 and body together are valid, by their CRC32C: what a crash tore off is cut away.
 """
@@ -9,6 +9,7 @@ and body together are valid, by their CRC32C: what a crash tore off is cut away.
 from __future__ import annotations
 
 import os
+import re
 import struct
 import threading
 import zlib
@@ -37,6 +38,8 @@ _FRAME = struct.Struct(
     f"<BBHB{_DIGEST}s"
 )  # kind, flag, entries, bytes per size, digest after it
 _ENTRIES, _COMPLETE = 1, 2
+_MD5 = 16  # bytes
+_MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
 
 Columns = list[list[Any]]
 
@@ -52,9 +55,8 @@ class Catalog:
         self._descriptor = descriptor
         self._lock = threading.RLock()
         self._firsts: list[int] = []  # ordinal of each block's first entry
-        self._places: list[
-            tuple[int, int]
-        ] = []  # offset and length of each block's packed body
+        # Offset and length of each block's body, and how much of that are MD5 sums.
+        self._places: list[tuple[int, int, int]] = []
         self._digests: list[bytes] = []  # after each block
         self._sizes = np.zeros(BLOCK, np.int64)
         self._stored = 0  # entries in blocks
@@ -108,11 +110,11 @@ class Catalog:
         A key that is known keeps its ordinal, size and version. Buffered until `flush`, except
         for what fills whole blocks.
         """
+        seen = self._known()
         with self._lock:
-            seen = self._known()
             new = 0
             for entry in entries:
-                if seen.add(_identity(entry), len(self), self._identity_of):
+                if seen.add(_identity(entry.store, entry.key), len(self), self._identity_of):
                     self._pending.append(entry)
                     self._put_size(len(self) - 1, entry.size)
                     new += 1
@@ -155,7 +157,9 @@ class Catalog:
             if ordinal >= self._stored:
                 return self._pending[ordinal - self._stored]
             block = bisect_right(self._firsts, ordinal) - 1
-            return _row(self._columns(block), ordinal - self._firsts[block])
+            index = ordinal - self._firsts[block]
+            key, etag, mtime, store = (column[index] for column in self._columns(block))
+            return Entry(key, int(self._sizes[ordinal]), etag, mtime, store)
 
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
         """Return several entries."""
@@ -217,15 +221,17 @@ class Catalog:
             digest = _advance(digest, entry)
         sizes = np.array([entry.size for entry in entries], np.uint64)
         width = _width(int(sizes.max()))
-        packed = zlib.compress(orjson.dumps(_columns(entries)), 6)
+        sums = _md5_sums(entries)
+        packed = zlib.compress(orjson.dumps(_columns(entries, without_etags=bool(sums))), 6)
+        body = sums + packed
         try:
-            body = self._write_frame(
-                _ENTRIES, 0, len(entries), width, digest, _narrow(sizes, width), packed
+            place = self._write_frame(
+                _ENTRIES, bool(sums), len(entries), width, digest, _narrow(sizes, width), body
             )
         except OSError:
             self._pending = entries
             raise
-        self._add_block(body, len(packed), len(entries), digest)
+        self._add_block((place, len(body), len(sums)), len(entries), digest)
 
     def _write_frame(
         self,
@@ -249,22 +255,30 @@ class Catalog:
         self._end += len(frame)
         return self._end - len(packed)
 
-    def _add_block(self, body: int, length: int, count: int, digest: bytes) -> None:
+    def _add_block(self, place: tuple[int, int, int], count: int, digest: bytes) -> None:
         self._firsts.append(self._stored)
-        self._places.append((body, length))
+        self._places.append(place)
         self._digests.append(digest)
         self._stored += count
 
     def _columns(self, block: int) -> Columns:
         columns = self._unpacked.get(block)
         if columns is None:
-            offset, length = self._places[block]
-            columns = orjson.loads(zlib.decompress(os.pread(self._descriptor, length, offset)))
+            columns = self._read_columns(block)
             self._unpacked[block] = columns
             if len(self._unpacked) > _BLOCKS_IN_MEMORY:
                 self._unpacked.popitem(last=False)
         else:
             self._unpacked.move_to_end(block)
+        return columns
+
+    def _read_columns(self, block: int) -> Columns:
+        """Return keys, ETags, times and stores of a block."""
+        offset, length, sums = self._places[block]
+        data = os.pread(self._descriptor, length, offset)
+        columns: Columns = orjson.loads(zlib.decompress(data[sums:]))
+        if sums:
+            columns[1] = _quoted(data[:sums])
         return columns
 
     def _last_digest(self) -> bytes:
@@ -282,14 +296,23 @@ class Catalog:
 
     def _known(self) -> SeenKeys:
         if self._seen is None:
+            # Without the lock, for it takes seconds for a million keys; blocks never change.
             seen = SeenKeys(self._key_hash)
-            for ordinal in range(len(self)):
-                seen.add(self._identity_of(ordinal), ordinal, self._identity_of)
+            seen.load(map(self._identities, range(len(self._firsts))))
+            for ordinal in seen.same_hash():
+                seen.note_double(self._identity_of(ordinal), ordinal)
             self._seen = seen
         return self._seen
 
+    def _identities(self, block: int) -> list[str]:
+        columns = self._read_columns(block)
+        return [
+            _identity(store, key) for store, key in zip(columns[3], columns[0], strict=True)
+        ]
+
     def _identity_of(self, ordinal: int) -> str:
-        return _identity(self.entry(ordinal))
+        entry = self.entry(ordinal)
+        return _identity(entry.store, entry.key)
 
     # -- opening ------------------------------------------------------------------------
 
@@ -331,27 +354,37 @@ class Catalog:
         sizes = _widen(content[_FRAME.size : packed], width)
         self._put_size(self._stored + count - 1, 0)
         self._sizes[self._stored : self._stored + count] = sizes
-        self._add_block(offset + packed, len(content) - packed, count, digest)
+        place = (offset + packed, len(content) - packed, count * _MD5 * flag)
+        self._add_block(place, count, digest)
 
 
-def _identity(entry: Entry) -> str:
+def _identity(store: int, key: str) -> str:
     # Two URLs of a source may be two buckets with the same keys.
-    return f"{entry.store}\x00{entry.key}"
+    return f"{store}\x00{key}"
 
 
-def _columns(entries: Sequence[Entry]) -> Columns:
+def _columns(entries: Sequence[Entry], *, without_etags: bool) -> Columns:
     return [
         [entry.key for entry in entries],
-        [entry.size for entry in entries],
-        [entry.etag for entry in entries],
+        [] if without_etags else [entry.etag for entry in entries],
         [entry.mtime for entry in entries],
         [entry.store for entry in entries],
     ]
 
 
-def _row(columns: Columns, index: int) -> Entry:
-    key, size, etag, mtime, store = (column[index] for column in columns)
-    return Entry(key, size, etag, mtime, store)
+def _md5_sums(entries: Sequence[Entry]) -> bytes:
+    """Return the ETags as bytes where all are quoted MD5 sums, as S3's mostly are; else none.
+
+    Their hexadecimal digits are what packs worst of all.
+    """
+    etags = [entry.etag or "" for entry in entries]
+    if not all(map(_MD5_ETAG.fullmatch, etags)):
+        return b""
+    return bytes.fromhex("".join(etag[1:-1] for etag in etags))
+
+
+def _quoted(sums: bytes) -> list[str]:
+    return [f'"{sums[at : at + _MD5].hex()}"' for at in range(0, len(sums), _MD5)]
 
 
 def _advance(digest: bytes, entry: Entry) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -29,6 +29,22 @@ class SeenKeys:
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # sorted
         self._ordinals: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._doubles: dict[str, int] = {}  # keys whose hash another key had before
+
+    def load(self, keys: Iterable[Sequence[str]]) -> None:
+        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length."""
+        parts = [np.fromiter(map(self._hash, some), np.uint64, len(some)) for some in keys]
+        hashes = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        self._hashes, self._ordinals = hashes[order], order.astype(np.int64)
+
+    def same_hash(self) -> list[int]:
+        """Return the ordinals of loaded keys that share their hash with an earlier one."""
+        again = np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1
+        return [int(ordinal) for ordinal in self._ordinals[again]]
+
+    def note_double(self, key: str, ordinal: int) -> None:
+        """Remember a key that `same_hash` found."""
+        self._doubles[key] = ordinal
 
     def add(self, key: str, ordinal: int, key_of: Callable[[int], str]) -> bool:
         """Add a key; return whether it was new.
