@@ -1,0 +1,71 @@
+"""Train a small Keras model on a cache that grows from a bucket.
+
+    python examples/s3_keras.py --url 's3://bucket/train/*.npy' --endpoint-url http://host:9000
+
+Each object is one .npy array, and a sample. TensorFlow reads the cache with its own
+TFRecordDataset. The task, to predict a sample's mean, needs no labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import growcache
+import growcache.tensorflow as gtf
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on a growing cache with Keras.")
+    parser.add_argument("--url", required=True, help="objects, with globs")
+    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
+    parser.add_argument("--cache", default="cache", help="a folder on a local disk")
+    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--min-samples", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--steps-per-epoch", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
+    arguments = parser.parse_args()
+
+    config: dict[str, Any] = {
+        "source": {"url": arguments.url, "format": "npy"},
+        "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
+    }
+    if arguments.endpoint_url:
+        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
+
+    with growcache.serve(config):  # samples in the background, until this block ends
+        # One pipeline runs on across epochs, so that there is no gap between them, and
+        # takes up what has been cached meanwhile.
+        endless = gtf.dataset(
+            arguments.cache,
+            batch_size=arguments.batch_size,
+            min_samples=arguments.min_samples,
+            endless=True,
+        )
+        model = keras.Sequential(
+            [
+                keras.layers.Flatten(),
+                keras.layers.Dense(32, activation="relu"),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(optimizer="adam", loss="mse")
+        model.fit(
+            endless.map(with_mean),
+            steps_per_epoch=arguments.steps_per_epoch,
+            epochs=arguments.epochs,
+            verbose=2,
+        )
+
+
+def with_mean(batch: dict[str, Any]) -> tuple[Any, Any]:
+    x = tf.cast(batch["x"], tf.float32)
+    return x, tf.reduce_mean(tf.reshape(x, [tf.shape(x)[0], -1]), axis=1)
+
+
+if __name__ == "__main__":
+    main()
