@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import CorruptShardError
 from growcache.schema import Origin
-from tests.cache.shards import described, samples_of
+from tests.cache.making import make
 
 rows = st.builds(
     DrawnFrom,
@@ -26,7 +26,7 @@ rows = st.builds(
 
 @given(st.lists(rows, max_size=20), st.lists(st.text(max_size=10), max_size=3))
 def test_what_was_written_is_read_again(drawn: list[DrawnFrom], reasons: list[str]) -> None:
-    sidecar, _ = described(5, [])
+    sidecar, _ = make(5, 0)
     sidecar = dataclasses.replace(
         sidecar,
         samples=len(drawn),
@@ -42,7 +42,7 @@ def test_what_was_written_is_read_again(drawn: list[DrawnFrom], reasons: list[st
 
 
 def test_every_damaged_byte_is_found() -> None:
-    data = described(3, samples_of(3, 2))[0].to_bytes()
+    data = make(3, 2)[0].to_bytes()
     for place in range(len(data) - 1):
         with pytest.raises(CorruptShardError):
             Sidecar.from_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
@@ -52,6 +52,6 @@ def test_every_damaged_byte_is_found() -> None:
 
 
 def test_a_later_version_is_refused_by_name() -> None:
-    sidecar = dataclasses.replace(described(3, [])[0], format_version=2)
+    sidecar = dataclasses.replace(make(3, 0)[0], format_version=2)
     with pytest.raises(CorruptShardError, match="expected version 1, found 2"):
         Sidecar.from_bytes(sidecar.to_bytes())

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.cache.files import Layout
+from growcache.cache.leases import (
+    DROPPED,
+    HELD,
+    MAPPED,
+    READ,
+    Lease,
+    LeaseView,
+    protected,
+    read_leases,
+)
+from growcache.cache.locks import FileLock, is_held
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path / "cache")
+    layout.create()
+    return layout
+
+
+def only(layout: Layout) -> LeaseView:
+    (view,) = read_leases(layout.root)
+    return view
+
+
+def test_a_lease_is_seen_as_its_reader_moves_on(layout: Layout) -> None:
+    with (
+        FileLock.acquire(layout.supervisor_lock),
+        Lease.create(layout.root, "train", [9, 3, 4, 5]) as lease,
+    ):
+        view = only(layout)
+        assert (view.job, view.pid, view.open, view.closed) == (
+            "train",
+            os.getpid(),
+            True,
+            False,
+        )
+        assert view.numbers == lease.numbers == (3, 4, 5, 9)
+        lease.drop([9])
+        lease.mark_read(4, mapped=True)
+        lease.mark_read(3, mapped=False)
+        view = only(layout)
+        assert list(view.states) == [READ, MAPPED, HELD, DROPPED]
+        assert (view.holding(), view.used(), view.unread()) == ((4, 5), (3, 4), (5,))
+        lease.released(4)
+        assert only(layout).holding() == (5,)
+    view = only(layout)
+    assert (view.open, view.closed, view.used()) == (False, True, (3, 4))
+    assert protected(view, resumable=True) == ()
+
+
+def test_without_a_supervisor_a_closed_lease_is_gone(layout: Layout) -> None:
+    lease = Lease.create(layout.root, "train", [1])
+    lease.close()
+    lease.close()
+    assert lease.closed
+    assert list(layout.leases.iterdir()) == []
+
+
+def test_a_forgotten_lease_is_closed(layout: Layout) -> None:
+    lease = Lease.create(layout.root, "train", [1])
+    del lease
+    gc.collect()
+    assert list(layout.leases.iterdir()) == []
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_the_numbers_come_back(numbers: set[int]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as root:
+        layout = Layout(root)
+        layout.create()
+        with Lease.create(root, "train", numbers):
+            assert only(layout).numbers == tuple(sorted(numbers))
+
+
+def test_a_large_lease_takes_one_block(layout: Layout) -> None:
+    with Lease.create(layout.root, "train", range(3000)) as lease:
+        assert lease.path.stat().st_blocks * 512 <= 4096
+
+
+def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: Layout) -> None:
+    """The child outlives the parent's lease, and its copy of the object does nothing."""
+    lease = Lease.create(layout.root, "train", [1, 2])
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        lease.mark_read(1, mapped=False)
+        lease.close()
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        view = only(layout)
+        assert (view.open, view.closed, view.used()) == (True, False, ())
+        with FileLock.acquire(layout.supervisor_lock):
+            lease.close()
+            view = only(layout)
+            assert (view.open, view.closed) == (False, True), "the child keeps the lock"
+        assert not is_held(layout.supervisor_lock), "the child has the supervisor's lock"
+    finally:
+        os.write(go[1], b"x")
+        os.waitpid(child, 0)
+        for descriptor in (*ready, *go):
+            os.close(descriptor)
+
+
+READER = """
+import sys, time
+from growcache.cache.leases import Lease
+lease = Lease.create(sys.argv[1], "train", [1, 2, 3])
+lease.mark_read(1, mapped=True)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_reader_keeps_only_what_it_had_not_read(layout: Layout) -> None:
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(layout.root)], stdout=subprocess.PIPE, text=True
+    )
+    with reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        assert only(layout).pid == reader.pid
+        assert protected(only(layout), resumable=True) == (1, 2, 3)
+        reader.send_signal(signal.SIGKILL)
+    view = only(layout)
+    assert (view.open, view.closed) == (False, False)
+    assert protected(view, resumable=True) == (2, 3)
+    assert protected(view, resumable=False) == ()
+    assert view.used() == (1,)
+
+
+@pytest.mark.parametrize("data", [b"", b"GCLEASE1", b"GCLEASE1\xff\xff\xff\xff{}", b"x" * 99])
+def test_what_is_no_lease_is_left_out(layout: Layout, data: bytes) -> None:
+    (layout.leases / "odd.lease").write_bytes(data)
+    (layout.leases / ".hidden.tmp").write_bytes(data)
+    assert read_leases(layout.root) == []
+
+
+def test_a_probe_does_not_look_like_a_holder(layout: Layout) -> None:
+    assert not is_held(layout.supervisor_lock)
+    with FileLock.acquire(layout.supervisor_lock):
+        assert is_held(layout.supervisor_lock)
+    with FileLock.acquire(layout.supervisor_lock, shared=True):
+        assert not is_held(layout.supervisor_lock)
