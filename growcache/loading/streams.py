@@ -1,0 +1,394 @@
+"""Shards for a reader that opens the files itself, as TensorFlow does.
+
+Such a reader asks for files long before it reads them, and reads samples long before it
+delivers them. So what it asked for says nothing about what it is done with: a shard is
+counted, and its bytes are let go, once all of its samples were delivered.
+
+Nothing here waits for the reader's own progress, for that would wait for itself: where a
+shard may not be given yet, "nothing now" is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from growcache.cache.formats.tfrecord import open_shard
+from growcache.cache.index import ShardRow
+from growcache.cache.leases import Lease
+from growcache.errors import ConfigError, CorruptShardError, GrowcacheError
+from growcache.loading.ahead import Ahead
+from growcache.loading.gather import Integers
+from growcache.loading.maps import Key, key_of
+from growcache.loading.options import LoaderOptions
+from growcache.loading.plan import plan_pass, window_samples
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import wait_for_samples
+
+NOTHING = -1  # the token of "nothing now"
+PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
+AHEAD_SHARDS = 4  # the next snapshot is taken when so many are left to give
+
+_log = logging.getLogger(__name__)
+
+
+class ClosedError(Exception):
+    """The stream was closed while it waited; no user sees it."""
+
+
+class Checked:
+    """Which shards this process found whole; maps are not kept, unlike in `MapPool`.
+
+    A map would keep the space of a shard that is let go in the middle of a pass.
+    """
+
+    def __init__(self) -> None:
+        self._good: set[Key] = set()
+        self._bad: set[Key] = set()
+
+    def keep(self, rows: Iterable[ShardRow]) -> None:
+        """Forget all other shards."""
+        keys = {key_of(row) for row in rows}
+        self._good &= keys
+        self._bad &= keys
+
+    def is_whole(self, snapshot: Snapshot, row: ShardRow, *, again: bool) -> bool:
+        """Return whether the shard's bytes are what was written; if not, that is logged once.
+
+        Args:
+            snapshot: that holds it.
+            row: of the index.
+            again: look even at what was found whole before.
+        """
+        key = key_of(row)
+        if key in self._bad or (key in self._good and not again):
+            return key not in self._bad
+        try:
+            _check(snapshot, row)
+        except CorruptShardError as error:
+            self._bad.add(key)
+            _log.warning("skipping a corrupt shard: %s", error)
+            return False
+        self._good.add(key)
+        return True
+
+
+def _check(snapshot: Snapshot, row: ShardRow) -> None:
+    path = snapshot.file(row.number)
+    shard = open_shard(path, snapshot.schema, row.samples)
+    try:
+        found = shard.digest()  # in order, so this also brings a cold file into memory
+    finally:
+        shard.close()
+    if found != row.digest:
+        raise CorruptShardError(
+            f"{path}: expected the digest {row.digest}, found {found}; run growcache check --repair"
+        )
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard that was given to the reader.
+
+    Attributes:
+        of: its pass.
+        row: of the index.
+        undelivered: samples that did not come out of the reader yet.
+        read: whether the reader has all of it in memory.
+    """
+
+    of: Pass
+    row: ShardRow
+    undelivered: int
+    read: bool = False
+
+
+@dataclass(slots=True)
+class Pass:
+    """One visit of every shard of a snapshot.
+
+    Attributes:
+        number: of the pass.
+        snapshot: with its lease.
+        rows: its shards in the order of the plan.
+        given: the tokens of the shards that the reader still works on.
+        all_given: whether the reader was given all of them.
+    """
+
+    number: int
+    snapshot: Snapshot
+    rows: list[ShardRow]
+    given: set[int] = field(default_factory=set)
+    all_given: bool = False
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the snapshot; nobody maps its shards, so their states are set here."""
+        return self.snapshot._lease
+
+
+def open_pass(
+    options: LoaderOptions,
+    number: int,
+    min_samples: int,
+    wake: threading.Event | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Pass:
+    """Return a pass over what is cached, as soon as that is enough.
+
+    Args:
+        options: of the loader.
+        number: of the pass.
+        min_samples: to wait for.
+        wake: set when ``stopped`` changes.
+        stopped: whether to give up.
+
+    Raises:
+        ClosedError: ``stopped`` said so.
+        ConfigError: there will never be one batch.
+    """
+    while True:
+        wait(options, min_samples, wake, stopped)
+        if stopped():
+            raise ClosedError
+        snapshot = Snapshot.take(options.root, job=options.job)
+        if rows := _planned(options, snapshot, number):
+            return Pass(number, snapshot, rows)
+        snapshot.close()  # all of it was evicted between two looks
+
+
+def wait(
+    options: LoaderOptions,
+    min_samples: int,
+    wake: threading.Event | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until a pass can begin; see `open_pass`."""
+    batch = 1
+    if options.samples_per_epoch is None and not options.keeps_last:
+        batch = options.batch_size
+    view = wait_for_samples(
+        options.root,
+        max(min_samples, batch),
+        complete=options.fixed,
+        wake=wake,
+        stopped=stopped,
+    )
+    if view.totals.samples < batch and not stopped():
+        raise ConfigError(
+            f"all {view.totals.samples} samples of {options.root} are less than one batch of "
+            f"{batch}; use a smaller batch_size or drop_last=False"
+        )
+
+
+def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[ShardRow]:
+    windows = plan_pass(
+        [(row.number, row.samples) for row in snapshot.shards],
+        seed=options.seed,
+        pass_number=number,
+        target_samples=window_samples(snapshot.schema.nbytes),
+        shuffle=options.shuffle and not options.fixed,
+    )
+    by_number = {row.number: row for row in snapshot.shards}
+    return [by_number[number] for window in windows for number in window.numbers]
+
+
+class ShardStream:
+    """The shards of one iteration, pass after pass, with at most two leases.
+
+    `shards`, `read` and `delivered` are called by threads of the reader, one each.
+
+    Args:
+        options: of the loader.
+        next_pass: gives the number of each pass.
+        checked: what is known about shards; shared by the iterations of one dataset.
+        min_samples: to wait for before the first pass.
+        endless: go on with another pass after the first.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        next_pass: Callable[[], int],
+        checked: Checked,
+        min_samples: int,
+        *,
+        endless: bool,
+    ) -> None:
+        self._options = options
+        self._next_pass = next_pass
+        self._checked = checked
+        self._endless = endless
+        self._lock = threading.RLock()
+        self._closed = False
+        self._wake = threading.Event()
+        self._given: dict[int, Shard] = {}
+        self._tokens = 0
+        self._pass = self._open(min_samples)
+        self._passes = [self._pass]  # those that hold a lease
+        self._ahead: Ahead[Pass] | None = None
+        self._ahead_ready = threading.Event()
+        self._news = threading.Event()  # something was read, or the next pass is ready
+
+    @property
+    def running(self) -> Pass:
+        """The pass that shards are given of."""
+        return self._pass
+
+    def shards(self) -> Iterator[tuple[str, int]]:
+        """Yield (path, token) of shards that are whole and leased, in planned order.
+
+        The token names the shard; `NOTHING` stands for "nothing now, ask again".
+
+        Raises:
+            CorruptShardError: not one shard of a pass is whole.
+        """
+        while not self._closed:
+            running = self._pass
+            yield from self._shards_of(running)
+            with self._lock:
+                running.all_given = True
+                self._let_go(running)
+            if not self._endless:
+                return
+            yield from self._until_next_pass()
+
+    def _shards_of(self, running: Pass) -> Iterator[tuple[str, int]]:
+        any_whole = False
+        for place, row in enumerate(running.rows):
+            if self._closed:
+                return
+            if self._endless and place >= len(running.rows) - AHEAD_SHARDS:
+                self._look_ahead()
+            token = self._give(running, row)
+            if token is not None:
+                any_whole = True
+                yield os.fspath(running.snapshot.file(row.number)), token
+        if not any_whole and not self._closed:
+            raise CorruptShardError(
+                f"every shard of {self._options.root} is damaged; run growcache check --repair"
+            )
+
+    def read(self, token: int) -> None:
+        """Say that the reader has all samples of a shard in memory, or delivered."""
+        with self._lock:
+            if shard := self._given.get(token):
+                shard.read = True
+        self._news.set()
+
+    def delivered(self, tokens: Integers) -> None:
+        """Say of which shards a batch came.
+
+        Args:
+            tokens: int64 [n], one per sample.
+        """
+        values, counts = np.unique(tokens, return_counts=True)
+        with self._lock:
+            for token, count in zip(values.tolist(), counts.tolist(), strict=True):
+                shard = self._given.get(token)
+                if shard is None:
+                    continue  # its pass was let go
+                shard.undelivered -= count
+                if shard.undelivered <= 0:
+                    self._finish(token, used=True)
+                    self._let_go(shard.of)
+
+    def close(self, *, complete: bool = False) -> None:
+        """Free the leases; of what was delivered in part, the use is counted.
+
+        Args:
+            complete: whether all was delivered but samples that make no whole batch.
+        """
+        self._closed = True
+        self._wake.set()
+        self._news.set()
+        with self._lock:
+            for running in list(self._passes):
+                self._end(running, used=complete)
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            # What was raised there concerns nobody: it never came to hold anything.
+            with suppress(ClosedError, GrowcacheError, OSError):
+                ahead.result().snapshot.close()
+
+    def _open(self, min_samples: int) -> Pass:
+        return open_pass(
+            self._options, self._next_pass(), min_samples, self._wake, lambda: self._closed
+        )
+
+    def _give(self, running: Pass, row: ShardRow) -> int | None:
+        """Return the token of a shard; None where it is damaged."""
+        again = self._options.verify == "always"
+        whole = self._checked.is_whole(running.snapshot, row, again=again)
+        with self._lock:
+            if not whole or self._closed:
+                running.lease.drop([row.number])
+                return None
+            token = self._tokens
+            self._tokens += 1
+            self._given[token] = Shard(running, row, row.samples)
+            running.given.add(token)
+            return token
+
+    def _look_ahead(self) -> None:
+        """Have the next snapshot taken, unless there would be three leases then."""
+        with self._lock:
+            if self._ahead is not None or self._closed:
+                return
+            for old in [p for p in self._passes if p is not self._pass]:
+                # Its files are needed no more once they were read; what is not delivered
+                # yet is in memory and will be.
+                if not all(self._given[token].read for token in old.given):
+                    return
+                self._end(old, used=True)
+            self._ahead_ready.clear()
+            self._ahead = Ahead(self._open_ahead, "snapshot")
+
+    def _open_ahead(self) -> Pass:
+        try:
+            return self._open(1)
+        finally:
+            self._ahead_ready.set()
+            self._news.set()
+
+    def _until_next_pass(self) -> Iterator[tuple[str, int]]:
+        while not self._closed:
+            self._news.clear()
+            self._look_ahead()
+            with self._lock:
+                ahead = self._ahead if self._ahead_ready.is_set() else None
+                if ahead is not None and not self._closed:
+                    self._ahead = None
+                    self._begin(ahead.result())
+                    return
+            self._news.wait(PAUSE_SECONDS)
+            yield "", NOTHING
+
+    def _begin(self, begun: Pass) -> None:
+        self._checked.keep(begun.rows)
+        self._pass = begun
+        self._passes.append(begun)
+
+    def _finish(self, token: int, *, used: bool) -> None:
+        shard = self._given.pop(token)
+        shard.of.given.discard(token)
+        if used or shard.undelivered < shard.row.samples:
+            shard.of.lease.mark_read(shard.row.number, mapped=False)
+
+    def _let_go(self, running: Pass) -> None:
+        """Free the pass's lease where it protects nothing any more."""
+        if running.all_given and not running.given:
+            self._end(running, used=True)
+
+    def _end(self, running: Pass, *, used: bool) -> None:
+        for token in list(running.given):
+            self._finish(token, used=used)
+        running.snapshot.close()
+        if running in self._passes:
+            self._passes.remove(running)

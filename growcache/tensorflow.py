@@ -1,0 +1,378 @@
+"""TensorFlow's front door: epochs over a cache as a `tf.data.Dataset`.
+
+TensorFlow's own code reads, shuffles, batches and parses. Python says which shards come,
+once per shard, and counts where the samples of a batch came from, once per batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from growcache.cache.identity import read_identity
+from growcache.errors import CacheError, ConfigError, FormatError
+from growcache.loading.maps import Verify
+from growcache.loading.options import LoaderOptions
+from growcache.loading.streams import Checked, ShardStream, wait
+from growcache.loading.waiting import wait_for_samples
+from growcache.schema import Field, Schema
+from growcache.seeding import derive
+
+__all__ = ["EpochDataset", "dataset"]
+
+Tensor: TypeAlias = Any  # TensorFlow has no types
+Dataset: TypeAlias = Any
+Spec: TypeAlias = Any
+
+SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
+SHUFFLE_SAMPLES = 16_384
+CYCLE_SHARDS = 4  # shards that are read at a time
+PREFETCH_BATCHES = 4
+
+# What decode_raw has no kernel for is read as an integer of that size first.
+SAME_SIZE = {"uint32": "int32", "uint64": "int64"}
+DECODABLE = frozenset(
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32"}
+    | {"float64", "complex64", "complex128"}
+)
+
+
+def dataset(
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int,
+    min_samples: int = 1000,
+    samples_per_epoch: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    fixed: bool = False,
+    as_tuple: Sequence[str] | None = None,
+    job: str = "default",
+    endless: bool = False,
+    verify: Verify = "first",
+) -> EpochDataset:
+    """Return batches from a growing cache; every iteration is a new epoch over what is there.
+
+    The shards of an epoch are leased while TensorFlow needs them. The lease ends with the
+    iterator, or with its last reference. Keras keeps the length of the first epoch that it
+    sees, so give it ``endless``, or ``samples_per_epoch``.
+
+    Args:
+        path: of the cache directory. It need not exist yet, but its samples must be known
+            before there is a dataset: this waits for the first ones, and says so.
+        batch_size: samples per batch.
+        min_samples: wait until so many are cached, or the whole population is.
+        samples_per_epoch: None makes an epoch of everything that is cached, so it grows; a
+            number makes every epoch of exactly so many samples, part of a pass over the
+            cache or several; the next iteration goes on where the last one ended.
+        seed: of the order.
+        shuffle: False gives shards by number and samples as they were drawn.
+        drop_last: leave a last, smaller batch out.
+        fixed: wait until the cache is complete; then every epoch is one pass in order, and
+            its last batch is kept. For validation.
+        as_tuple: names of fields; batches are tuples of these instead of dicts.
+        job: in whose name uses are counted.
+        endless: one pipeline that runs on from pass to pass without a gap, each over what
+            is cached by then: ``model.fit(endless, steps_per_epoch=400, epochs=90)``. It
+            has no epochs of its own, so ``samples_per_epoch`` has no bearing on it.
+        verify: check a shard before this process first reads it, or in every pass.
+
+    Returns:
+        A `tf.data.Dataset` of dicts of field name to tensor [batch, *shape], in the dtype
+        of the schema; the batch dimension is static where every batch is full.
+
+    Raises:
+        ConfigError: arguments that cannot be meant.
+        FormatError: a field has a dtype that TensorFlow does not have.
+        CacheError: the cache is complete without a sample.
+    """
+    options = LoaderOptions(
+        path=path,
+        batch_size=batch_size,
+        min_samples=min_samples,
+        samples_per_epoch=samples_per_epoch,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        fixed=fixed,
+        job=job,
+        verify=verify,
+    )
+    if endless and fixed:
+        raise ConfigError(
+            "endless and fixed exclude one another: a fixed epoch ends; use "
+            "dataset(..., fixed=True).repeat() to go on with the next one"
+        )
+    if endless:
+        # Its batches run on across passes, so there is no last one to leave out.
+        options = replace(options, samples_per_epoch=None, drop_last=False)
+    schema = _schema(options)
+    decode = _decoder(schema, as_tuple)
+    runs_on = endless or samples_per_epoch is not None
+    made = _Feed(options, schema, decode, runs_on=runs_on).pipeline()
+    if endless:
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    elif runs_on:
+        made = _epochs_of(made, options)
+    return EpochDataset(made, options)
+
+
+class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
+    """A `tf.data.Dataset` that waits for its cache in the thread that iterates it.
+
+    TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
+    """
+
+    def __init__(self, made: Dataset, options: LoaderOptions) -> None:
+        self._made = made
+        self._options = options
+        self._begun = False
+        super().__init__(tf.data.experimental.to_variant(made))
+
+    def _inputs(self) -> list[Dataset]:
+        return [self._made]
+
+    @property
+    def element_spec(self) -> Spec:
+        """What a batch is made of: a dict, or a tuple, of `tf.TensorSpec`."""
+        return self._made.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch, once the cache holds enough for it."""
+        if tf.executing_eagerly():
+            wait(self._options, 1 if self._begun else self._options.min_samples)
+            self._begun = True
+        iterator: Iterator[Any] = super().__iter__()
+        return iterator
+
+
+def _schema(options: LoaderOptions) -> Schema:
+    """Return the schema of the cache's samples, once it is known."""
+    identity = read_identity(options.root)
+    if identity is not None:
+        return identity.schema
+    schema = wait_for_samples(options.root, 1).schema
+    assert schema is not None  # it is written before the first sample
+    return schema
+
+
+def _epochs_of(batches: Dataset, options: LoaderOptions) -> Dataset:
+    """Cut an endless dataset into epochs that go on where the last one ended."""
+    steps = options.steps_per_epoch
+    assert steps is not None
+    iterator = iter(batches)
+    return tf.data.Dataset.range(steps).map(lambda _: iterator.get_next())
+
+
+class _Feed:
+    """Makes the pipeline, and answers what TensorFlow asks while it runs.
+
+    TensorFlow keeps it for as long as the process lives, so it holds nothing itself: what
+    an iteration holds is in its `ShardStream`, which its generator closes.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        schema: Schema,
+        decode: Callable[[Tensor], Any],
+        *,
+        runs_on: bool,
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._decode = decode
+        self._runs_on = runs_on
+        self._checked = Checked()
+        self._passes = itertools.count()
+        self._names = itertools.count()
+        self._streams: dict[int, ShardStream] = {}
+        self._begun = False
+        self._numbers: frozenset[int] | None = None
+
+    def pipeline(self) -> Dataset:
+        """Return the dataset of decoded batches.
+
+        An iteration is one element of the outermost dataset, whose generator stands still
+        while the inner pipeline runs: TensorFlow closes it with the iterator.
+        """
+        iterations = tf.data.Dataset.from_generator(
+            self._iterate, output_signature=(_spec(tf.int64), _spec(tf.int64), _spec(tf.int64))
+        )
+        made = iterations.flat_map(self._batches).prefetch(PREFETCH_BATCHES)
+        options = tf.data.Options()
+        # The order is the same for the same seed and cache, unless the cache is waited for.
+        options.deterministic = True
+        return made.with_options(options)
+
+    def _batches(self, name: Tensor, buffer_samples: Tensor, seed: Tensor) -> Dataset:
+        """Return the batches of one iteration (this is traced once)."""
+        options = self._options
+        shuffled = options.shuffle and not options.fixed
+        shards = tf.data.Dataset.from_generator(
+            self._shards,
+            args=(name,),
+            output_signature=(_spec(tf.string, [None]), _spec(tf.int64)),
+        )
+        samples = shards.interleave(
+            lambda paths, token: self._samples(name, paths, token),
+            cycle_length=CYCLE_SHARDS if shuffled else 1,
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        if shuffled:
+            samples = samples.shuffle(buffer_samples, seed=seed)
+        samples = samples.batch(options.batch_size, drop_remainder=self._full_batches)
+        sizes = self._epoch_sizes()
+        if sizes is not None:
+            samples = samples.rebatch(sizes)
+        return samples.map(
+            lambda records, tokens: self._delivered(name, records, tokens),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+    @property
+    def _full_batches(self) -> bool:
+        return self._runs_on or not self._options.keeps_last
+
+    def _epoch_sizes(self) -> list[int] | None:
+        """Return the batch sizes of an epoch whose last batch is kept and is smaller."""
+        options = self._options
+        if options.samples_per_epoch is None or not options.keeps_last:
+            return None
+        whole, rest = divmod(options.samples_per_epoch, options.batch_size)
+        return [options.batch_size] * whole + [rest] if rest else None
+
+    def _samples(self, name: Tensor, paths: Tensor, token: Tensor) -> Dataset:
+        """Return (record, token) of each sample of a shard, and note when it was read."""
+        records = tf.data.TFRecordDataset(paths)
+        tokens = tf.data.Dataset.from_tensors(token).repeat()
+        end = tf.data.Dataset.from_tensors((b"", token)).filter(
+            lambda _, token: tf.ensure_shape(
+                tf.numpy_function(self._was_read, [name, token], tf.bool), []
+            )
+        )
+        return tf.data.Dataset.zip((records, tokens)).concatenate(end)
+
+    def _delivered(self, name: Tensor, records: Tensor, tokens: Tensor) -> Any:
+        counted = tf.numpy_function(self._count, [name, tokens], tf.bool)
+        with tf.control_dependencies([counted]):
+            return self._decode(records)
+
+    # What TensorFlow's threads call
+
+    def _iterate(self) -> Iterator[tuple[int, int, int]]:
+        stream = ShardStream(
+            self._options,
+            lambda: next(self._passes),
+            self._checked,
+            1 if self._begun else self._options.min_samples,
+            endless=self._runs_on,
+        )
+        self._begun = True
+        name, complete = next(self._names), False
+        self._streams[name] = stream
+        try:
+            if self._options.fixed:
+                self._refuse_change(stream)
+            seed = derive(self._options.seed, "tensorflow", stream.running.number) % 2**31
+            yield name, self._buffer_samples(stream), seed
+            complete = True
+        finally:
+            del self._streams[name]
+            stream.close(complete=complete)
+
+    def _shards(self, name: np.int64) -> Iterator[tuple[list[str], int]]:
+        stream = self._streams.get(int(name))
+        if stream is None:
+            return
+        for path, token in stream.shards():
+            yield [path] if path else [], token
+
+    def _was_read(self, name: np.int64, token: np.int64) -> np.bool_:
+        stream = self._streams.get(int(name))
+        if stream is not None:
+            stream.read(int(token))
+        return np.False_
+
+    def _count(self, name: np.int64, tokens: Any) -> np.bool_:
+        stream = self._streams.get(int(name))
+        if stream is not None:
+            stream.delivered(tokens)
+        return np.True_
+
+    def _buffer_samples(self, stream: ShardStream) -> int:
+        """Return the size of the shuffle buffer.
+
+        More than a pass would keep samples in it that later snapshots left out long ago.
+        """
+        wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, self._schema.nbytes))
+        cached = sum(row.samples for row in stream.running.rows)
+        return max(1, min(max(wanted, self._options.batch_size), cached))
+
+    def _refuse_change(self, stream: ShardStream) -> None:
+        numbers = frozenset(row.number for row in stream.running.rows)
+        if self._numbers not in (None, numbers):
+            raise CacheError(
+                f"the shards of {self._options.root} changed under a fixed dataset; give it a "
+                "cache with eviction: none"
+            )
+        self._numbers = numbers
+
+
+def _spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
+    return tf.TensorSpec(shape, dtype)
+
+
+def _decoder(schema: Schema, as_tuple: Sequence[str] | None) -> Callable[[Tensor], Any]:
+    """Return the function that makes tensors of a batch of records.
+
+    Raises:
+        ConfigError: ``as_tuple`` names a field that is not there.
+        FormatError: a field that TensorFlow cannot hold.
+    """
+    if isinstance(as_tuple, str):
+        raise ConfigError(f"as_tuple must be a sequence of names, found {as_tuple!r}")
+    names = schema.names if as_tuple is None else tuple(as_tuple)
+    for name in names:
+        if name not in schema.names:
+            raise ConfigError(
+                f"as_tuple: no field {name!r}; there are {', '.join(schema.names)}"
+            )
+    fields = {name: schema[name] for name in names}
+    for field in fields.values():
+        _refuse_unknown(field)
+    features = {name: tf.io.FixedLenFeature([], tf.string) for name in fields}
+
+    def decode(records: Tensor) -> Any:
+        parsed = tf.io.parse_example(records, features)
+        values = {name: _typed(parsed[name], field) for name, field in fields.items()}
+        return values if as_tuple is None else tuple(values[name] for name in names)
+
+    return decode
+
+
+def _refuse_unknown(field: Field) -> None:
+    name = np.dtype(field.dtype).name
+    if name not in DECODABLE and name not in SAME_SIZE:
+        raise FormatError(
+            f"field {field.name!r} has dtype {name}, which TensorFlow does not have; cast it in "
+            "sampling.transform, or leave it out by as_tuple"
+        )
+
+
+def _typed(raw: Tensor, field: Field) -> Tensor:
+    """Return strings [batch] as tensors [batch, *shape]."""
+    wanted = np.dtype(field.dtype).name
+    stored = SAME_SIZE.get(wanted, wanted)
+    flat = tf.io.decode_raw(raw, tf.as_dtype(stored))
+    if stored != wanted:
+        flat = tf.bitcast(flat, tf.as_dtype(wanted))
+    batch = raw.shape[0] if raw.shape[0] is not None else tf.shape(raw)[0]
+    return tf.reshape(flat, [batch, *field.shape])
