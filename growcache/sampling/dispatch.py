@@ -20,10 +20,11 @@ from growcache.config import Config
 from growcache.errors import SamplingError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.book import Book
-from growcache.sampling.draws import RAMP_DOUBLINGS, RAMP_GROUPS, Draw, Draws, Sizing
+from growcache.sampling.drawing import Drawing
+from growcache.sampling.draws import RAMP_DOUBLINGS, RAMP_GROUPS, Draw, Sizing
 from growcache.sampling.messages import Permit
 from growcache.sampling.permits import Outlook, Verdict, decide
-from growcache.sampling.population import Population, next_edition, wants_edition
+from growcache.sampling.population import Population
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
@@ -92,28 +93,20 @@ class Dispatcher:
         self._sizing = sizing
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
-        self._editions = list(cache.editions)
-        self._replacement = sampling.order == "replacement"
-        self.population = Population(catalog, sizing, sampling.node, sampling.nodes)
-        self._draws = Draws(
-            sampling.seed,
-            sizing,
-            mine=self.population.mine,
-            replacement=self._replacement,
-        )
-        for edition in self._editions:
-            self._draws.add(self.population.span(edition))
+        self._drawing = Drawing(sampling, cache, catalog, sizing)
         next_new = cache.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         # Asked in ascending order: the draws would walk from the start to go back.
-        self._drawn = {group: self._draw(group) for group in sorted(unfinished)}
+        self._drawn = {group: self._drawing.again(group) for group in sorted(unfinished)}
         self._book = Book(next_new, unfinished)
-        self._round = self._draws.round_of(next_new - 1) if next_new else 0
+        last = self._drawing.again(next_new - 1) if next_new else None
+        self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
         self.flights: dict[str, Flight] = {}
         self.failures = 0
         self.last_error = ""
         self.egress_bytes = 0
+        self.blocked = ""  # why finished groups cannot be written, in words
         self.verdict = Verdict(False, "waiting", "the first samplers to start")
 
     # ----------------------------------------------------------------- permits
@@ -142,44 +135,24 @@ class Dispatcher:
             edition=draw.edition,
             round=draw.round,
             shards=tuple(range(first, first + self._sizing.group_shards)),
-            stops=self.population.stops(draw.parts),
+            stops=self._drawing.population.stops(draw.parts),
             take=self._sizing.samples_per_object if whole_objects else None,
         )
         self.flights[permit.id] = Flight(permit, self._estimate(len(draw.parts)))
         return permit
 
     def _next_draw(self) -> Draw | None:
-        group = self._book.next_new
-        if not self._extend_editions(group) and not self._editions:
-            return None
-        next_round = not self._replacement and self._draws.round_of(group) != self._round
-        if next_round and (not self._catalog.complete or self._may_complete):
-            return None
-        return self._draw(group)
+        draw = self._drawing.next(self._book.next_new, self._round)
+        return draw if draw is not None and self._may_begin(draw) else None
 
-    def _draw(self, group: int) -> Draw | None:
-        return self._draws.group(group)
-
-    def _extend_editions(self, group: int) -> bool:
-        objects = len(self._catalog)
-        known = self._editions[-1].objects if self._editions else 0
-        if objects <= known:
-            return False
-        drawn = bool(self._editions) and not self._replacement
-        drawn = drawn and self._draws.round_of(group) != self._round
-        if not wants_edition(
-            objects, self._editions, complete=self._catalog.complete, drawn=drawn
-        ):
-            return False
-        self._catalog.flush()  # the edition must not outlive the listing it counts
-        edition = next_edition(self._catalog, self._editions, group)
-        self._cache.add_edition(edition)
-        self._editions.append(edition)
-        self._draws.add(self.population.span(edition))
-        return True
+    def _may_begin(self, draw: Draw) -> bool:
+        """Whether the draw's round may begin: not while the last one may still grow."""
+        if self._drawing.replacement or draw.round == self._round:
+            return True
+        return self._catalog.complete and not self._kept_everything
 
     @property
-    def _may_complete(self) -> bool:
+    def _kept_everything(self) -> bool:
         """Whether nothing that was drawn has ever left the cache."""
         totals = self._cache.totals()
         return not totals.evicted_shards and not totals.lost_shards
@@ -187,17 +160,13 @@ class Dispatcher:
     @property
     def complete(self) -> bool:
         """Whether all that shall be cached is; then nothing more is drawn."""
-        if self._replacement and self._sizing.max_parts is None:
+        if not self._book.settled or not self._catalog.complete or not self._drawing.up_to_date:
             return False
-        if not self._book.settled or not self._catalog.complete or not self._editions:
-            return False
-        group = self._book.next_new
-        if len(self._catalog) > self._editions[-1].objects:
-            return False
-        if self._draw(group) is None:
+        draw = self._drawing.next(self._book.next_new, self._round)
+        if draw is None:
             return True
-        ended = not self._replacement and self._draws.round_of(group) != self._round
-        return ended and self._may_complete
+        ended = not self._drawing.replacement and draw.round != self._round
+        return ended and self._kept_everything
 
     def _outlook(self, draw: Draw | None) -> Outlook:
         sampling, cache = self._config.sampling, self._cache
@@ -245,6 +214,11 @@ class Dispatcher:
         return self._estimate(self._sizing.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS))
 
     @property
+    def population(self) -> Population:
+        """The parts of the source, as far as they are listed."""
+        return self._drawing.population
+
+    @property
     def ramping(self) -> bool:
         """Whether shards are still smaller than later ones will be."""
         return self._book.next_new < RAMP_GROUPS * RAMP_DOUBLINGS
@@ -257,7 +231,7 @@ class Dispatcher:
     def coverage(self, population: int) -> float:
         """Return the share of the population's parts that were ever drawn, 0 to 1."""
         drawn = self._cache.totals().drawn_parts
-        if self._replacement:
+        if self._drawing.replacement:
             return -math.expm1(-drawn / population)  # expected, for independent draws
         return 1.0 if self._round else min(1.0, drawn / population)
 
@@ -282,6 +256,18 @@ class Dispatcher:
         names = ", ".join(jobs)
         return f"job {names} to read more shards {least} times each (cache.min_uses)"
 
+    def _holders(self) -> str:
+        """Who holds the shards that are to go, in words; empty where nobody does."""
+        leases = [lease for lease in self._cache.leases if lease.holding()]
+        if not leases or not self._cache.totals().retired_shards:
+            return ""
+        oldest = min(leases, key=lambda lease: lease.created)
+        age = max(0, time.time() - oldest.created)
+        return (
+            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest for "
+            f"{age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
+        )
+
     def grant_waiting(self) -> list[str]:
         """Make room for the samplers that wait with a finished group; return whom to tell."""
         waiting = [
@@ -291,6 +277,7 @@ class Dispatcher:
         for flight in sorted(waiting, key=lambda f: f.asked_at):
             assert flight.need_bytes is not None
             if not self._reserve(flight.permit.id, flight.need_bytes):
+                self.blocked = self._holders() or self._unused()
                 break  # first come, first served: else a large group would wait for ever
             flight.granted = True
             granted.append(flight.permit.id)

@@ -190,6 +190,7 @@ class Draws:
         self._replacement = replacement
         self._spans: list[Span] = []
         self._cursor: _Cursor | None = None
+        self._before: _Cursor | None = None  # so that the last group can be asked for again
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -213,6 +214,7 @@ class Draws:
             return self._independent(number, count)
         cursor = self._at(number)
         parts, position = self._take(cursor.segment, cursor.position, count)
+        self._before = self._cursor
         self._cursor = _Cursor(number + 1, cursor.segment, position)
         return Draw(number, cursor.segment.span.edition, cursor.segment.round, parts)
 
@@ -248,6 +250,8 @@ class Draws:
     def _at(self, number: int) -> _Cursor:
         """The cursor before group ``number``, at a position that still yields a part."""
         cursor = self._cursor
+        if cursor is None or cursor.group > number:
+            cursor = self._before
         if cursor is None or cursor.group > number:
             cursor = _Cursor(0, self._segment(self._span(0), 0, ()), 0)
         while cursor.group < number:

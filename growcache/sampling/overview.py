@@ -50,6 +50,21 @@ class Overview:
         self._population_samples = population.samples(objects, whole)
         self._cache.set_population(self._parts, self._population_samples)
 
+    def history(self) -> dict[str, float]:
+        """Return what the cache's history keeps of this moment."""
+        totals = self._cache.totals()
+        return {
+            "shards": totals.shards,
+            "samples": totals.samples,
+            "bytes": self._cache.bytes_used,
+            "drawn": totals.drawn,
+            "evicted_samples": totals.evicted_samples,
+            "delivered": totals.delivered,
+            "holes": totals.holes,
+            "failures": self.failures,
+            "egress_bytes": self.egress_bytes,
+        }
+
     def status(
         self,
         dispatcher: Dispatcher | None,
@@ -128,6 +143,8 @@ class Overview:
             what = "samplers and a first object" if listed else "the listing and a first object"
             return "waiting", what
         verdict = dispatcher.verdict
+        if dispatcher.blocked and dispatcher.stuck:
+            return "waiting", dispatcher.blocked
         if complete:
             return "complete", None
         if verdict.granted or (verdict.mood == "waiting" and dispatcher.flights):

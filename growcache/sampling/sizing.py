@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from growcache.cache import budget
@@ -16,6 +16,7 @@ from growcache.schema import Schema
 SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough to evict finely
 SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
 GROUP_BYTES = 256_000_000  # what a sampler may hold in memory for one group
+MOST_GROUP_BYTES = 1_000_000_000  # and at most, where the user sets the sizes
 MAX_GROUP_SHARDS = 4
 
 
@@ -66,8 +67,6 @@ def with_wishes(config: Config, sizing: Sizing) -> Sizing:
     So that a changed wish shows as a difference between fingerprints, while ``auto`` means
     whatever was measured.
     """
-    from dataclasses import replace
-
     sampling = config.sampling
     if sampling.shard_samples != "auto":
         sizing = replace(sizing, shard_samples=sampling.shard_samples)
@@ -77,11 +76,17 @@ def with_wishes(config: Config, sizing: Sizing) -> Sizing:
 
 
 def check_bound(config: Config, group_bytes: int) -> None:
-    """Refuse a bound that cannot hold what must lie in the cache at once (protocol 11).
+    """Refuse groups larger than memory or bound allow (protocol 10 and 11).
 
     Raises:
         ConfigError: names the bound that would do.
     """
+    if group_bytes > MOST_GROUP_BYTES:
+        raise ConfigError(
+            f"sampling.shard_samples: a group of {group_bytes:,} bytes does not fit the "
+            f"{MOST_GROUP_BYTES:,} bytes of memory that a sampler may use for one; "
+            "choose fewer samples per shard"
+        )
     least = budget.minimum_bytes(config.sampling.workers, group_bytes)
     if int(config.cache.max_bytes) < least:
         raise ConfigError(

@@ -38,6 +38,7 @@ from growcache.schema import Schema
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
 LEASES_SECONDS = 0.1
 UPKEEP_SECONDS = 1.0
+HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
 PROBED = 16  # objects tried in search of a first readable one
 GRACE_SECONDS = 5.0  # beyond the store's own timeout, before a sampler counts as stuck
@@ -391,6 +392,9 @@ class Supervisor:
         patience = self._config.sampling.timeout_seconds + GRACE_SECONDS
         for place in self._roster.kill_stalled(patience):
             self._last_errors.append(f"sampler {place} made no progress and was restarted")
+
+        if self._due("history", time.monotonic(), HISTORY_SECONDS):
+            self._cache.append_history(self._overview.history())
 
     def _check_limits(self, now: float) -> None:
         limits, dispatcher = self._limits, self._dispatcher

@@ -59,7 +59,7 @@ def test_a_service_of_another_configuration_is_not_joined(tmp_path: Path, url: s
     with service(config):
         wait_until(lambda: drawn(tmp_path / "cache") == 60)
         other = growcache.load_config(config, ["sampling.seed=5"])
-        with pytest.raises(FingerprintError, match="sampling.seed"), growcache.serve(other):
+        with pytest.raises(FingerprintError, match=r"sampling\.seed"), growcache.serve(other):
             pass
 
 

@@ -1,0 +1,80 @@
+"""The draws of a cache while its listing grows: editions are added as groups are asked for."""
+
+from __future__ import annotations
+
+from growcache.cache.cache import Cache
+from growcache.config import SamplingConfig
+from growcache.remote.catalog import Catalog
+from growcache.sampling.draws import Draw, Draws, Sizing
+from growcache.sampling.population import Population, next_edition, wants_edition
+
+
+class Drawing:
+    """What the next group holds.
+
+    Attributes:
+        population: the parts of the source, as far as they are listed.
+        replacement: whether draws are independent.
+    """
+
+    def __init__(
+        self, sampling: SamplingConfig, cache: Cache, catalog: Catalog, sizing: Sizing
+    ) -> None:
+        self._cache = cache
+        self._catalog = catalog
+        self._editions = list(cache.editions)
+        self.replacement = sampling.order == "replacement"
+        self.population = Population(catalog, sizing, sampling.node, sampling.nodes)
+        self._draws = Draws(
+            sampling.seed,
+            sizing,
+            mine=self.population.mine,
+            replacement=self.replacement,
+        )
+        for edition in self._editions:
+            self._draws.add(self.population.span(edition))
+        self._peeked: tuple[tuple[int, int], Draw | None] | None = None
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the last edition holds all that is listed."""
+        return bool(self._editions) and self._editions[-1].objects == len(self._catalog)
+
+    def again(self, group: int) -> Draw | None:
+        """Return what a group holds that was issued before."""
+        return self._draws.group(group)
+
+    def next(self, group: int, round_: int) -> Draw | None:
+        """Return what the first group that was never issued holds.
+
+        None before anything is listed, and past the end of a fixed set.
+
+        Args:
+            group: its number.
+            round_: that the group before it was drawn in.
+        """
+        draw = self._peek(group)
+        ended = draw is not None and not self.replacement and draw.round != round_
+        if self._extend(group, ended=ended):
+            draw = self._peek(group)
+        return draw
+
+    def _peek(self, group: int) -> Draw | None:
+        """Draw without consequence; waiting for room asks many times for the same group."""
+        if not self._editions:
+            return None
+        asked = (group, len(self._editions))
+        if self._peeked is None or self._peeked[0] != asked:
+            self._peeked = (asked, self._draws.group(group))
+        return self._peeked[1]
+
+    def _extend(self, group: int, *, ended: bool) -> bool:
+        objects, complete = len(self._catalog), self._catalog.complete
+        if not wants_edition(objects, self._editions, complete=complete, drawn=ended):
+            return False
+        self._catalog.flush()  # the edition must not outlive the listing it counts
+        edition = next_edition(self._catalog, self._editions, group)
+        self._cache.add_edition(edition)
+        self._editions.append(edition)
+        self._draws.add(self.population.span(edition))
+        return True
