@@ -41,6 +41,7 @@ from growcache.config import CacheConfig
 from growcache.errors import CacheFullError, FingerprintError
 from growcache.schema import Schema
 
+POSTPONED_LEASES = 16
 SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
 
 
@@ -364,7 +365,8 @@ class Cache:
         finished = self._readers.refresh(now)
         if self._readers.leases != before:
             self._candidates = None
-        if finished:
+        # A log that cannot be cut must grow slowly: then many leases make one transaction.
+        if finished and (self._checkpointed or len(finished) >= POSTPONED_LEASES):
             self._count_uses(finished)
         self._delete_unheld()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from growcache.cache.budget import fixed_budget
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import choose
 from growcache.cache.files import Layout, allocated_tree
@@ -452,3 +453,42 @@ def test_need_covers_what_a_shard_takes(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
         assert cache.totals().bytes <= need(0)
+
+
+def test_uses_wait_while_the_log_cannot_be_cut(root: Path) -> None:
+    import sqlite3
+
+    with opened(root) as cache:
+        add(cache, 0)
+        reader = sqlite3.connect(root / "index.sqlite")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM shards").fetchall()
+        number = 1
+        while cache.index_ok:
+            add(cache, number, count=0)
+            cache.maintain()
+            number += 1
+        for finished in range(1, 40):
+            with Lease.create(root, "job", [0]) as lease:
+                lease.mark_read(0, mapped=False)
+            cache.poll_leases(1.0)
+            waiting = len(list(cache.layout.leases.iterdir()))
+            assert waiting < 16
+            assert cache.totals().delivered == 8 * (finished - waiting)
+        assert waiting == 39 % 16
+        reader.close()
+        cache.maintain()
+        cache.poll_leases(2.0)
+        assert cache.totals().delivered == 8 * 39
+
+
+def test_a_lowered_bound_costs_the_index_its_rows_per_sample(root: Path) -> None:
+    with opened(root, max_bytes=40_000_000) as cache:
+        for number in range(90):
+            add(cache, number, count=100)
+        assert cache._index.pages_bytes() > fixed_budget(MAX_BYTES).pages
+        cache.max_bytes = MAX_BYTES
+        assert cache.index_ok
+        assert cache.room() < 0
+        cache.evict(range(90))
+        assert cache.room() > 0
