@@ -35,7 +35,8 @@ def show_check(cache: Path, *, json: bool) -> int:
 def _with_progress(cache: Path) -> tuple[list[Finding], int]:
     checked = 0
     # On the error stream, so that the output stays clean where it is read by a program.
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("checking shards", total=None)
 
         def advance(done: int, total: int) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from growcache import __version__
 from growcache.errors import ConfigError, GrowcacheError
 
 app = typer.Typer(
@@ -36,9 +37,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"growcache {installed('growcache')}")
+        typer.echo(f"growcache {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -208,10 +207,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("nothing was changed", 1)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output is gone; Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code if isinstance(code, int) else 0
 
 

@@ -255,7 +255,7 @@ def _watch(screen: _Screen) -> list[Epoch]:
 
 def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
     if not trains:
-        console.print(NO_TORCH, highlight=False)
+        console.print(NO_TORCH, markup=False, highlight=False)
     windows = 3 * RECORDINGS * WINDOWS_PER_RECORDING
     size = in_bytes(windows * WINDOW * 4 * 4)
     console.print(

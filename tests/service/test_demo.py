@@ -1,0 +1,66 @@
+"""The demo: its data can be learnt, it runs from end to end, and it leaves nothing behind."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from growcache.schema import Origin
+from growcache.service import demo
+from growcache.service.demo_data import CLASSES, label, recording, windows, write_recordings
+
+
+def test_recordings_are_a_function_of_the_seed(tmp_path: Path) -> None:
+    write_recordings(tmp_path, 1)
+    for name in CLASSES:
+        stored = np.load(tmp_path / f"{name}-000.npy")
+        assert stored.shape == (16384, 4)
+        assert stored.dtype == np.float32
+        np.testing.assert_array_equal(stored, recording(name, 0, seed=0))
+        assert not np.array_equal(stored, recording(name, 0, seed=1))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_label_stands_in_the_name(name: str) -> None:
+    sample = {"x": np.zeros((256, 4), np.float32)}
+    made = label(sample, Origin(f"tmp/remote/{name}-012.npy", None, 0, 256))
+    assert made["y"] == CLASSES.index(name)
+    assert made["y"].dtype == np.int64
+
+
+def test_held_out_windows_come_in_equal_numbers() -> None:
+    x, y = windows(2, seed=1)
+    assert x.shape[1:] == (256, 4)
+    assert np.bincount(y).tolist() == [len(x) // 3] * 3
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_the_model_learns_while_the_cache_grows(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    console = Console(file=io.StringIO(), width=100)
+    rows = demo.run_demo(console, epochs=7, keep=tmp_path)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [row.number for row in rows] == list(range(1, 8))
+    assert rows[-1].cached > rows[0].cached
+    assert rows[-1].held_out > max(0.6, rows[0].held_out + 0.15)
+    assert rows[-1].loss < rows[0].loss
+    assert rows[-1].drawn > rows[0].drawn
+    assert "held-out" in text
+    assert (tmp_path / "remote").is_dir()
+
+
+@pytest.mark.timeout(120)
+def test_without_pytorch_the_cache_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "LAST_EPOCH_STARTS_SECONDS", 8.0)
+    console = Console(file=io.StringIO(), width=200)
+    assert demo.run_demo(console, epochs=3, keep=tmp_path) == []
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "pip install 'growcache[torch]'" in text
+    assert " samples were drawn" in text
+    assert "\n0 samples were drawn" not in text
