@@ -1,0 +1,170 @@
+"""What the documentation says is true: commands, code, configs, links, examples."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+
+from growcache.config import load_config
+from growcache.remote.formats import open_format
+from growcache.service.cli import app, main
+from tests.servers import Bucket
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_documented_and_has_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"`growcache {command}" in README
+    assert main([command, "--help"]) == 0
+    assert f"Example: growcache {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_command_in_the_documentation_exists() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    found = set(re.findall(r"`growcache ([a-z]+)", text))
+    assert found <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_in_the_readme_exists(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [line for line in README.splitlines() if line.startswith(f"| `growcache {command}")]
+    main([command, "--help"])
+    shown = capsys.readouterr().out
+    for option in re.findall(r"--[a-z-]+", rows[0]):
+        assert option in shown
+
+
+def test_the_shell_blocks_name_targets_and_commands_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    assert len(lines) >= 4
+    for line in lines:
+        last = line.split("&&")[-1].split()
+        if last[0] == "make":
+            assert last[1] in targets
+        else:
+            assert last[:2] == ["growcache", last[1]]
+            assert last[1] in COMMANDS
+
+
+def test_the_python_blocks_run_on_a_real_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks for PyTorch, as they stand, but for two epochs instead of 90."""
+    pytest.importorskip("torch")
+    (tmp_path / "data").mkdir()
+    for i in range(80):
+        np.save(tmp_path / "data" / f"{i:02d}.npy", np.full((8, 8), i, "<f4"))
+    url = f"{tmp_path}/data/*.npy"
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "growcache.yaml", "--url", url]) == 0
+    monkeypatch.setenv("GROWCACHE_CACHE__MAX_BYTES", "20MB")
+    train, serve, label, _ = blocks("python")
+    loop = train.replace("range(90)", "range(2)").replace("batch_size=64", "batch_size=16")
+    body = "\n".join("    " + line for line in f"{loop}\nloader.close()".splitlines())
+    script = serve.replace("    ...  # the loop above", body)
+    assert script != serve
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"samples \(\d+ new\)", done.stdout)) == 2
+
+    names: dict[str, object] = {}
+    exec(label, names)
+    origin = type("Origin", (), {"key": "study/patient/7.npy"})
+    assert names["label"]({"x": 0}, origin)["y"] == 1  # type: ignore[operator]
+
+
+def test_the_tensorflow_block_compiles() -> None:
+    compile(blocks("python")[-1], "README.md", "exec")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_loads_and_is_linked(path: Path) -> None:
+    config = load_config(path)
+    open_format(config.source.format, config.source.options)
+    assert f"configs/{path.name}" in README
+
+
+def test_every_setting_in_the_readme_exists() -> None:
+    table = README[README.index("| setting |") : README.index("`--set cache")]
+    config = load_config({"source": {"url": "x"}})
+    for section, key in re.findall(r"`(source|sampling|cache)\.(\w+)`", table):
+        assert hasattr(getattr(config, section), key)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_link_leads_nowhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_examples_are_linked() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"examples/{path.name}" in README
+
+
+def run_example(name: str, bucket: Bucket, folder: Path, *more: str) -> str:
+    rng = np.random.default_rng(0)
+    for i in range(96):
+        np.save(folder / "x.npy", rng.normal(size=(16, 16)).astype("<f4"))
+        bucket.put(f"train/{i:03d}.npy", (folder / "x.npy").read_bytes())
+    arguments = ["--url", bucket.url("train/*.npy"), "--endpoint-url", bucket.server.endpoint]
+    arguments += ["--cache", str(folder / "cache"), "--max-bytes", "8MB"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "AWS_ACCESS_KEY_ID": bucket.server.key,
+        "AWS_SECRET_ACCESS_KEY": bucket.server.secret,
+        "AWS_REGION": "us-east-1",
+    }
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments, "--min-samples", "64", *more],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_the_pytorch_example_runs(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    text = run_example("s3_pytorch.py", bucket, tmp_path, "--epochs", "2")
+    assert re.search(r"epoch 1: loss [\d.]+; \d+ samples", text)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+def test_the_keras_example_runs(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    more = ["--epochs", "2", "--steps-per-epoch", "4"]
+    text = run_example("s3_keras.py", bucket, tmp_path, *more)
+    assert "Epoch 2/2" in text
