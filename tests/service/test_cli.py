@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +115,13 @@ def test_a_signal_stops_the_service_cleanly(config: Path, number: signal.Signals
 
 
 def test_help_is_there_at_once() -> None:
-    began = time.monotonic()
-    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30)
-    took = [time.monotonic() - began]
-    for _ in range(2):  # the first start may have had to compile
-        began = time.monotonic()
-        subprocess.run([*COMMAND, "--help"], capture_output=True, timeout=30)
-        took.append(time.monotonic() - began)
+    """In CPU time, which other work on the machine does not add to."""
+    took = []
+    for _ in range(3):  # the first start may have had to compile
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "demo" in done.stdout
     assert min(took) < 0.5
 
