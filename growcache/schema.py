@@ -99,12 +99,26 @@ class Schema:
         Raises:
             FormatError: other names, dtypes or shapes than the schema's.
         """
+        if self._is_of(sample):
+            return dict(sample)
         found = Schema.of(sample)
         if found != self:
             raise FormatError(f"expected a sample with {self}, found {found}")
         return {
             f.name: np.asarray(sample[f.name], dtype=f.dtype, order="C") for f in self.fields
         }
+
+    def _is_of(self, sample: Mapping[str, Any]) -> bool:
+        """Whether the sample is already what `conform` would make of it (the usual case)."""
+        if tuple(sample) != self.names:
+            return False
+        return all(
+            isinstance(array, np.ndarray)
+            and array.shape == field.shape
+            and array.dtype.str == field.dtype
+            and array.flags.c_contiguous
+            for field, array in zip(self.fields, sample.values(), strict=True)
+        )
 
     def __str__(self) -> str:
         return ", ".join(

@@ -41,7 +41,8 @@ UPKEEP_SECONDS = 1.0
 HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
 PROBED = 16  # objects tried in search of a first readable one
-GRACE_SECONDS = 5.0  # beyond the store's own timeout, before a sampler counts as stuck
+PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
+GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
 
 OnStatus = Callable[[Status], None]
 
@@ -389,7 +390,7 @@ class Supervisor:
 
     def _upkeep(self) -> None:
         self._cache.maintain()
-        patience = self._config.sampling.timeout_seconds + GRACE_SECONDS
+        patience = PATIENCE * self._config.sampling.timeout_seconds + GRACE_SECONDS
         for place in self._roster.kill_stalled(patience):
             self._last_errors.append(f"sampler {place} made no progress and was restarted")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 from collections import OrderedDict
@@ -169,17 +170,22 @@ def _header_end(data: Buffer, entry: Entry) -> int:
 
 
 def _literal(text: bytes, encoding: str, entry: Entry) -> dict[str, Any]:
-    try:
-        words = text.decode(encoding).strip()
-        try:
-            found = ast.literal_eval(words)
-        except SyntaxError:  # Python 2 wrote shapes as (10L, 3L)
-            found = ast.literal_eval(_PYTHON2_LONG.sub(r"\1", words))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = None
+    found = _evaluated(text, encoding)
     if not isinstance(found, dict) or set(found) != {"descr", "fortran_order", "shape"}:
         raise FormatError(f"{entry.key}: its .npy header is not one: {text[:80]!r}")
     return found
+
+
+@functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
+def _evaluated(text: bytes, encoding: str) -> Any:
+    try:
+        words = text.decode(encoding).strip()
+        try:
+            return ast.literal_eval(words)
+        except SyntaxError:  # Python 2 wrote shapes as (10L, 3L)
+            return ast.literal_eval(_PYTHON2_LONG.sub(r"\1", words))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def _dtype(descr: object, entry: Entry) -> np.dtype[np.generic]:
