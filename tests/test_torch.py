@@ -76,7 +76,7 @@ def test_lengths(cache: Filler, loader: Any) -> None:
     assert len(loader(samples_per_epoch=20, drop_last=False)) == 3
     with pytest.raises(TypeError, match="samples_per_epoch"):
         len(loader())
-    cache.note(complete=True)
+    cache.complete()
     fixed = loader(fixed=True)
     assert len(fixed) == 4
     assert [len(b["id"]) for b in fixed] == [8, 8, 8, 6]
@@ -113,7 +113,7 @@ def test_a_loader_pickles_as_its_arguments(cache: Filler, loader: Any) -> None:
 
 def test_report_of_epochs(cache: Filler, loader: Any) -> None:
     cache.add(0, 1)
-    cache.note(population_samples=40.0)
+    cache.population(40.0)
     growing = loader(drop_last=False)
     for _ in range(2):
         for _batch in growing:

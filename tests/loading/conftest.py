@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from growcache.cache.files import Layout
+from growcache.cache.cache import Cache
 from growcache.cache.formats import tfrecord
-from growcache.cache.identity import Identity, write_identity
+from growcache.cache.identity import Identity
 from growcache.cache.incoming import checksums, write_incoming
-from growcache.cache.index import Index, ShardRow, ShardState
-from growcache.cache.locks import FileLock
 from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
+from growcache.config import CacheConfig
 from growcache.schema import Field, Sample, Schema
 
 
@@ -30,12 +28,10 @@ class Filler:
         self.root = root
         self.shape = shape
         self.schema = Schema((Field("id", "<i8", ()), Field("x", "<f4", shape)))
-        self.layout = Layout(root)
-        self.layout.create()
+        self.cache = Cache.open(root, CacheConfig(path=root))
+        self.cache.set_identity(Identity("f" * 32, {}, self.schema))
+        self.layout = self.cache.layout
         self.closed = False
-        self.lock = FileLock.acquire(self.layout.supervisor_lock)
-        self.index = Index.open(self.layout)
-        write_identity(root, Identity("f" * 32, {}, self.schema))
 
     def sample(self, number: int, row: int) -> Sample:
         name = 1000 * number + row
@@ -68,41 +64,16 @@ class Filler:
             ),
         )
         write_incoming(self.layout, "p", sidecar, buffers)
-        for suffix, target in (
-            (".json", self.layout.sidecar(number)),
-            (".tfrecord", self.layout.shard(number)),
-        ):
-            incoming = self.layout.incoming_path("p", number, suffix)
-            if incoming.exists():
-                incoming.rename(target)
-        with self.index.transaction():
-            row = ShardRow(
-                number=number,
-                seq=self.index.next_seq(),
-                state=ShardState.LIVE,
-                group=number,
-                edition=0,
-                round=0,
-                samples=samples,
-                parts=samples,
-                holes=0,
-                shard_bytes=sidecar.shard_bytes,
-                allocated=sidecar.shard_bytes,
-                record_bytes=record_bytes,
-                digest=digest,
-                drawn_at=time.time(),
-                uses=0,
-            )
-            self.index.insert_shards([(row, sidecar)], with_samples=False)
+        self.cache.commit("p", [sidecar])
 
     def retire(self, *numbers: int) -> None:
-        with self.index.transaction():
-            self.index.set_state(numbers, ShardState.RETIRED)
+        self.cache.retire(numbers)
 
-    def note(self, **meta: object) -> None:
-        with self.index.transaction():
-            for key, value in meta.items():
-                self.index.set_meta(key, value)
+    def complete(self) -> None:
+        self.cache.set_complete(True)
+
+    def population(self, samples: float) -> None:
+        self.cache.set_population(int(samples), samples)
 
     def damage(self, number: int) -> None:
         path = self.layout.shard(number)
@@ -112,8 +83,7 @@ class Filler:
 
     def close(self) -> None:
         if not self.closed:
-            self.index.close()
-            self.lock.close()
+            self.cache.close()
         self.closed = True
 
 

@@ -249,7 +249,7 @@ def test_fewer_samples_than_a_batch_is_an_error_not_a_hang(
     cache: Any, engine: MakeEngine
 ) -> None:
     cache.add(0)
-    cache.note(complete=True)
+    cache.complete()
     with pytest.raises(ConfigError, match="drop_last=False"):
         list(engine(cache, batch_size=64).epoch())
     assert len(ids(engine(cache, batch_size=64, drop_last=False).epoch())) == 10
@@ -261,7 +261,7 @@ def test_fixed_is_one_pass_in_order_once_complete(cache: Any, engine: MakeEngine
     timer = threading.Thread(target=lambda: None)
     epoch = loader.epoch()
     cache.add(2)
-    cache.note(complete=True)
+    cache.complete()
     timer.start()
     timer.join()
     assert ids(epoch) == ids(loader.epoch()) == everything(0, 1, 2)
@@ -269,7 +269,7 @@ def test_fixed_is_one_pass_in_order_once_complete(cache: Any, engine: MakeEngine
 
 def test_a_fixed_set_that_changes_is_an_error(cache: Any, engine: MakeEngine) -> None:
     cache.add(0, 1)
-    cache.note(complete=True)
+    cache.complete()
     loader = engine(cache, fixed=True)
     ids(loader.epoch())
     cache.add(2)

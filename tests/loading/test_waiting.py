@@ -100,12 +100,12 @@ def test_fixed_waits_for_completion(cache: Any) -> None:
     cache.add(0)
     stops = iter([False, True])
     assert not wait_for_samples(cache.root, 1, complete=True, stopped=stops.__next__).complete
-    cache.note(complete=True)
+    cache.complete()
     assert wait_for_samples(cache.root, 1000, complete=True).complete
 
 
 def test_complete_without_a_sample_is_an_error(cache: Any) -> None:
-    cache.note(complete=True)
+    cache.complete()
     with pytest.raises(CacheError, match="no sample"):
         wait_for_samples(cache.root, 1)
 
