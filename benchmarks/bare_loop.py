@@ -1,6 +1,8 @@
 """The least that reading a bucket can cost: GETs of whole objects, the bytes thrown away.
 
-What benchmarks/ingest.py compares growcache with; started by it, as a process of its own.
+With ``--write-to`` the least that keeping them costs is added: files of 64 MB, synced, the
+oldest unlinked beyond a bound; no checksum, index or order. What benchmarks/ingest.py
+compares growcache with; started by it, as a process of its own.
 """
 
 from __future__ import annotations
@@ -9,25 +11,72 @@ import argparse
 import asyncio
 import os
 import random
+import threading
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from obstore.store import S3Store
 
 from benchmarks.servers import Server
 
+if TYPE_CHECKING:
+    from obstore import Bytes
 
-async def _reader(store: S3Store, keys: Iterator[str]) -> int:
+FILE_BYTES = 64_000_000
+
+
+class Files:
+    """Bounded files of what was read, the oldest dropped first."""
+
+    def __init__(self, directory: Path, keep_bytes: int) -> None:
+        self._directory = directory
+        self._keep = max(1, keep_bytes // FILE_BYTES)
+        self._written: deque[Path] = deque()
+        self._waiting: list[Bytes] = []
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, data: Bytes) -> None:
+        """Keep one object; every so often this writes a file."""
+        with self._lock:
+            self._waiting.append(data)
+            if sum(map(len, self._waiting)) >= FILE_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting as one file, and make room for the next."""
+        while len(self._written) >= self._keep:
+            self._written.popleft().unlink()
+        path = self._directory / str(self._count)
+        with path.open("wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, sum(map(len, self._waiting))))
+            for data in self._waiting:
+                file.write(data)
+            os.fsync(file.fileno())
+        self._written.append(path)
+        self._waiting, self._count = [], self._count + 1
+
+
+async def _reader(store: S3Store, keys: Iterator[str], files: Files | None) -> int:
     total = 0
     for key in keys:
         answer = await store.get_async(key)
-        total += len(await answer.bytes_async())
+        data = await answer.bytes_async()
+        total += len(data)
+        if files is not None:
+            await asyncio.to_thread(files.add, data)
     return total
 
 
-async def read_all(store: S3Store, keys: list[str], concurrency: int) -> int:
+async def read_all(
+    store: S3Store, keys: list[str], concurrency: int, files: Files | None
+) -> int:
     """Read every key with so many reads in flight; returns the bytes."""
     waiting = iter(keys)
-    return sum(await asyncio.gather(*(_reader(store, waiting) for _ in range(concurrency))))
+    readers = (_reader(store, waiting, files) for _ in range(concurrency))
+    return sum(await asyncio.gather(*readers))
 
 
 def main() -> None:
@@ -36,6 +85,8 @@ def main() -> None:
         parser.add_argument(name, required=True)
     for name in ("--objects", "--concurrency"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--write-to", type=Path)
+    parser.add_argument("--keep-bytes", type=int, default=0)
     given = parser.parse_args()
     # One thread per process is obstore's cheapest setting on few cores (its default, one
     # per core, costs up to a third more CPU): leaving it out would lower the bar.
@@ -43,7 +94,13 @@ def main() -> None:
     keys = [f"{given.prefix}{number:06d}.npy" for number in range(given.objects)]
     random.Random(0).shuffle(keys)
     store = Server("bare", given.endpoint).bucket(given.bucket)
-    print(asyncio.run(read_all(store, keys, given.concurrency)))
+    files = Files(given.write_to, given.keep_bytes) if given.write_to else None
+    print(asyncio.run(read_all(store, keys, given.concurrency, files)), flush=True)
+    if files is not None:
+        files.flush()
+    # obstore's thread may still be letting go of the last answers; where the interpreter
+    # is taken down under it, one exit in five is an abort (obstore 0.12, Python 3.11).
+    os._exit(0)
 
 
 if __name__ == "__main__":
