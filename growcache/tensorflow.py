@@ -6,11 +6,14 @@ once per shard, and counts where the samples of a batch came from, once per batc
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
@@ -32,8 +35,10 @@ Spec: TypeAlias = Any
 
 SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
 SHUFFLE_SAMPLES = 16_384
+BUFFERS_PER_PASS = 4
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
+QUIET_SECONDS = 0.05  # is enough for calls that are under way
 
 # What decode_raw has no kernel for is read as an integer of that size first.
 SAME_SIZE = {"uint32": "int32", "uint64": "int64"}
@@ -41,6 +46,9 @@ DECODABLE = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32"}
     | {"float64", "complex64", "complex128"}
 )
+
+
+_streams: WeakSet[ShardStream] = WeakSet()
 
 
 def dataset(
@@ -278,6 +286,7 @@ class _Feed:
         self._begun = True
         name, complete = next(self._names), False
         self._streams[name] = stream
+        _streams.add(stream)
         try:
             if self._options.fixed:
                 self._refuse_change(stream)
@@ -310,11 +319,13 @@ class _Feed:
     def _buffer_samples(self, stream: ShardStream) -> int:
         """Return the size of the shuffle buffer.
 
-        More than a pass would keep samples in it that later snapshots left out long ago.
+        Where passes run on, it stays well below one: a sample may be left in the buffer for
+        several times its size, and nothing but chance ends that.
         """
         wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, self._schema.nbytes))
         cached = sum(row.samples for row in stream.running.rows)
-        return max(1, min(max(wanted, self._options.batch_size), cached))
+        most = cached // BUFFERS_PER_PASS if self._runs_on else cached
+        return max(1, min(wanted, most))
 
     def _refuse_change(self, stream: ShardStream) -> None:
         numbers = frozenset(row.number for row in stream.running.rows)
@@ -324,6 +335,20 @@ class _Feed:
                 "cache with eviction: none"
             )
         self._numbers = numbers
+
+
+@atexit.register
+def _end_streams() -> None:
+    """Have TensorFlow's threads call Python no more before the interpreter goes.
+
+    A thread that asks again and again for the next shard would never return from a call
+    into an interpreter that has ended, and TensorFlow waits for its threads.
+    """
+    streams = list(_streams)
+    for stream in streams:
+        stream.close()
+    if streams:
+        time.sleep(QUIET_SECONDS)
 
 
 def _spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
