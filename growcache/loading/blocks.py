@@ -31,11 +31,19 @@ class Block:
         epoch: that it belongs to.
         arrays: [rows, *shape] per field.
         numbers: int64 [rows], the shard of each row.
+        counts: how many rows are of which shard.
     """
 
     epoch: int
     arrays: Batch
     numbers: Integers
+    counts: dict[int, int]
+
+
+def count_of(numbers: Integers) -> dict[int, int]:
+    """Return how often each number occurs."""
+    found, counts = np.unique(numbers, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 class Assembler:
@@ -105,7 +113,8 @@ class Assembler:
         self._numbers, self._places, self._origins = [], [], []
         if self._transform is not None:
             arrays = self._transform.run(arrays, places, origins or None)
-        return Block(epoch, arrays, np.concatenate(numbers))
+        joined = np.concatenate(numbers)
+        return Block(epoch, arrays, joined, count_of(joined))
 
     def discard(self) -> None:
         """Begin another block instead of this one."""

@@ -41,7 +41,7 @@ class BufferPool:
         keep: how many free ones are kept for reuse.
     """
 
-    def __init__(self, nbytes: int, keep: int = 8) -> None:
+    def __init__(self, nbytes: int, keep: int = 12) -> None:
         self.nbytes = nbytes
         self._keep = keep
         self._bases: list[Bytes] = []

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-from growcache.loading.blocks import Batch, Block
+from growcache.loading.blocks import Batch, Block, count_of
 from growcache.loading.gather import Take, take_rows
 from growcache.loading.options import LoaderOptions
 from growcache.loading.producer import EpochEnd, Failure, Item, Link, PassBegun, Producer
@@ -127,4 +127,5 @@ class Engine:
                 delivered = min(start + size, rows)
                 yield {name: a[start:delivered] for name, a in block.arrays.items()}
         finally:
-            self._tally.deliver(block.numbers[:delivered])
+            whole = delivered == rows
+            self._tally.deliver(block.counts if whole else count_of(block.numbers[:delivered]))

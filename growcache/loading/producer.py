@@ -21,7 +21,9 @@ from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
 from growcache.loading.report import PassFacts
 
-BLOCKS_AHEAD = 3
+# Enough to bridge the moment in which a snapshot changes; more only costs memory.
+BYTES_AHEAD = 64_000_000
+LEAST_AHEAD, MOST_AHEAD = 2, 8
 JOIN_SECONDS = 5.0
 
 
@@ -72,7 +74,11 @@ class Link:
         self.skipped = 0
         self._begun = threading.Condition()
         self._pid = os.getpid()
-        for _ in range(BLOCKS_AHEAD):
+        self.allow(LEAST_AHEAD)
+
+    def allow(self, blocks: int) -> None:
+        """Let so many more blocks wait in the queue."""
+        for _ in range(blocks):
             self.tokens.put(None)
 
     def begin(self, epoch: int) -> None:
@@ -144,6 +150,9 @@ class Producer:
         snapshot = begun.snapshot
         if self._assembler is None:
             self._assembler = Assembler(self._options, snapshot.schema, self._take)
+            nbytes = self._assembler.rows * max(1, snapshot.schema.nbytes)
+            ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // nbytes))
+            self._link.allow(ahead - LEAST_AHEAD)
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
         self._link.items.put(PassBegun(begun.number, facts))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, ShardRow
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
-from growcache.loading.gather import Integers
 
 WARN_REUSE = 4.0
 WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
@@ -124,10 +123,13 @@ class Tally:
         """Count time in which the consumer had no batch."""
         self._waited += seconds
 
-    def deliver(self, numbers: Integers) -> None:
-        """Count samples of these shards (one entry per sample) as delivered."""
-        found, counts = np.unique(numbers, return_counts=True)
-        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+    def deliver(self, counts: Mapping[int, int]) -> None:
+        """Count so many samples of each shard as delivered.
+
+        No array operation here: they release the GIL, and to get it back beside the busy
+        threads of the loader can take the training loop a switch interval (5 ms).
+        """
+        for number, count in counts.items():
             before = self._delivered.get(number, 0)
             self._delivered[number] = before + count
             self._samples += count

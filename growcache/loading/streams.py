@@ -208,7 +208,6 @@ class ShardStream:
         options: of the loader.
         next_pass: gives the number of each pass.
         checked: what is known about shards; shared by the iterations of one dataset.
-        min_samples: to wait for before the first pass.
         endless: go on with another pass after the first.
     """
 
@@ -217,7 +216,6 @@ class ShardStream:
         options: LoaderOptions,
         next_pass: Callable[[], int],
         checked: Checked,
-        min_samples: int,
         *,
         endless: bool,
     ) -> None:
@@ -230,16 +228,24 @@ class ShardStream:
         self._wake = threading.Event()
         self._given: dict[int, Shard] = {}
         self._tokens = 0
-        self._pass = self._open(min_samples)
-        self._passes = [self._pass]  # those that hold a lease
+        self._passes: list[Pass] = []  # those that hold a lease
         self._ahead: Ahead[Pass] | None = None
         self._ahead_ready = threading.Event()
         self._news = threading.Event()  # something was read, or the next pass is ready
 
-    @property
-    def running(self) -> Pass:
-        """The pass that shards are given of."""
-        return self._pass
+    def begin(self, min_samples: int) -> Pass:
+        """Return the first pass, as soon as there is enough for it.
+
+        Raises:
+            ClosedError: `close` was called meanwhile.
+        """
+        begun = self._open(min_samples)
+        with self._lock:
+            self._enter(begun)
+            if self._closed:
+                self._end(begun, used=False)
+                raise ClosedError
+        return begun
 
     def shards(self) -> Iterator[tuple[str, int]]:
         """Yield (path, token) of shards that are whole and leased, in planned order.
@@ -365,12 +371,12 @@ class ShardStream:
                 ahead = self._ahead if self._ahead_ready.is_set() else None
                 if ahead is not None and not self._closed:
                     self._ahead = None
-                    self._begin(ahead.result())
+                    self._enter(ahead.result())
                     return
             self._news.wait(PAUSE_SECONDS)
             yield "", NOTHING
 
-    def _begin(self, begun: Pass) -> None:
+    def _enter(self, begun: Pass) -> None:
         self._checked.keep(begun.rows)
         self._pass = begun
         self._passes.append(begun)
