@@ -22,7 +22,7 @@ from growcache.cache.identity import read_identity
 from growcache.errors import CacheError, ConfigError, FormatError
 from growcache.loading.maps import Verify
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import Checked, ShardStream, wait
+from growcache.loading.streams import Checked, Pass, ShardStream, wait
 from growcache.loading.waiting import wait_for_samples
 from growcache.schema import Field, Schema
 from growcache.seeding import derive
@@ -280,18 +280,18 @@ class _Feed:
             self._options,
             lambda: next(self._passes),
             self._checked,
-            1 if self._begun else self._options.min_samples,
             endless=self._runs_on,
         )
-        self._begun = True
         name, complete = next(self._names), False
         self._streams[name] = stream
         _streams.add(stream)
         try:
+            first = stream.begin(1 if self._begun else self._options.min_samples)
+            self._begun = True
             if self._options.fixed:
-                self._refuse_change(stream)
-            seed = derive(self._options.seed, "tensorflow", stream.running.number) % 2**31
-            yield name, self._buffer_samples(stream), seed
+                self._refuse_change(first)
+            seed = derive(self._options.seed, "tensorflow", first.number) % 2**31
+            yield name, self._buffer_samples(first), seed
             complete = True
         finally:
             del self._streams[name]
@@ -316,19 +316,19 @@ class _Feed:
             stream.delivered(tokens)
         return np.True_
 
-    def _buffer_samples(self, stream: ShardStream) -> int:
+    def _buffer_samples(self, first: Pass) -> int:
         """Return the size of the shuffle buffer.
 
         Where passes run on, it stays well below one: a sample may be left in the buffer for
         several times its size, and nothing but chance ends that.
         """
         wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, self._schema.nbytes))
-        cached = sum(row.samples for row in stream.running.rows)
+        cached = sum(row.samples for row in first.rows)
         most = cached // BUFFERS_PER_PASS if self._runs_on else cached
         return max(1, min(wanted, most))
 
-    def _refuse_change(self, stream: ShardStream) -> None:
-        numbers = frozenset(row.number for row in stream.running.rows)
+    def _refuse_change(self, first: Pass) -> None:
+        numbers = frozenset(row.number for row in first.rows)
         if self._numbers not in (None, numbers):
             raise CacheError(
                 f"the shards of {self._options.root} changed under a fixed dataset; give it a "

@@ -495,7 +495,7 @@ def test_keras_sees_a_real_cache_grow_and_evict(tmp_path: Path) -> None:
         wait_until(lambda: read_status(cache).evicted_samples > 0, 20)
         assert drawn(cache) > read_status(cache).samples
     assert len(history.history["loss"]) == 12
-    unions = [len(union) for union in itertools.accumulate(seen, set.union)]
+    unions = [len(union) for union in itertools.accumulate(seen, lambda old, new: old | new)]
     assert unions[-1] > 3 * 32  # far more than it began with
     assert unions[-1] > unions[len(unions) // 2]  # and new ones come to the end
     del dataset
