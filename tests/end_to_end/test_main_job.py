@@ -20,9 +20,10 @@ from tests.end_to_end.recordings import COUNT, SAMPLE_BYTES, as_npy, key
 from tests.sampling.services import drawn, service, status, wait_until, write_config
 from tests.servers import Bucket
 
-EPOCHS = 12
+EPOCHS = 10
 TURNOVERS = 5
 MAX_BYTES = COUNT * SAMPLE_BYTES // 10
+CAPACITY = MAX_BYTES // SAMPLE_BYTES  # samples, were there nothing but samples
 
 pytestmark = [pytest.mark.torch, pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
@@ -55,10 +56,10 @@ class Watch(threading.Thread):
         self.looks = 0
         self._mount = mount
         self._own = os.path.ismount(mount)
-        self._stop = threading.Event()
+        self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._stop.wait(0.002):
+        while not self._ended.wait(0.002):
             self.worst = max(self.worst, self._used())
             self.looks += 1
 
@@ -69,13 +70,20 @@ class Watch(threading.Thread):
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
     def stop(self) -> None:
-        self._stop.set()
+        self._ended.set()
         self.join()
 
 
-def train(module: str, cache: Path) -> subprocess.Popen[str]:
+def train(module: str, cache: Path, until: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", f"tests.end_to_end.{module}", str(cache), str(EPOCHS)],
+        [
+            sys.executable,
+            "-m",
+            f"tests.end_to_end.{module}",
+            str(cache),
+            str(EPOCHS),
+            str(until),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -112,9 +120,12 @@ def test_two_frameworks_train_while_the_cache_grows_and_evicts(
     watch.start()
     with service(config) as process:
         wait_until(lambda: drawn(cache) > 0)
-        trainers = [train("train_torch", cache), train("train_keras", cache)]
-        while any(trainer.poll() is None for trainer in trainers):
+        enough = tmp_path / "enough"
+        trainers = [train(name, cache, enough) for name in ("train_torch", "train_keras")]
+        while all(trainer.poll() is None for trainer in trainers):
             assert process.poll() is None, process.communicate()[1]
+            if status(cache).evicted_samples >= TURNOVERS * CAPACITY:
+                enough.touch()  # both trained on it all the while
             time.sleep(0.1)
         torch_saw, keras_saw = map(result, trainers)
         found = status(cache)
@@ -127,13 +138,12 @@ def test_two_frameworks_train_while_the_cache_grows_and_evicts(
     assert torch_saw["skipped"] == 0
     sizes = torch_saw["sizes"]
     assert isinstance(sizes, list)
-    assert len(sizes) == EPOCHS
+    assert len(sizes) >= EPOCHS
     assert min(sizes) > 0
-    held = found.samples
-    assert found.evicted_samples >= TURNOVERS * held
+    assert found.evicted_samples >= TURNOVERS * CAPACITY
     assert found.holes == 0
     assert watch.looks > 500
-    assert held * SAMPLE_BYTES < watch.worst <= MAX_BYTES + _empty(own_file_system)
+    assert found.samples * SAMPLE_BYTES < watch.worst <= MAX_BYTES + _empty(own_file_system)
     assert [f for f in check(cache) if f.severity == "error"] == []
 
 
