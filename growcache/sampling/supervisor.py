@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from growcache.cache.cache import Cache
@@ -105,7 +105,7 @@ class Supervisor:
         self._limits = limits
         self._on_status = on_status
         self._refresh = refresh
-        _refuse_other_wishes(config, cache)
+        cache.claim(wishes(config))  # first: the catalog must not mix two sources
         self._catalog = Catalog.open(cache.layout.catalog)
         self._overview = Overview(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
@@ -439,18 +439,3 @@ def _identity_message(identity: Identity) -> Message:
         "schema": identity.schema.to_json(),
         "fingerprint": identity.fingerprint,
     }
-
-
-def _refuse_other_wishes(config: Config, cache: Cache) -> None:
-    """Keep another source's listing out of the catalog that this cache was drawn from.
-
-    Raises:
-        FingerprintError: the cache holds samples of something else.
-    """
-    if not cache.totals().drawn_shards or cache.identity is None:
-        cache.layout.catalog.unlink(missing_ok=True)  # of whatever was tried before
-        return
-    asked = wishes(config)
-    parts = cache.identity.parts
-    if any(parts.get(key) != value for key, value in asked.items()):
-        cache.set_identity(replace(cache.identity, fingerprint="", parts={**parts, **asked}))

@@ -75,8 +75,8 @@ class Bucket:
     def remove(self) -> None:
         """Delete the bucket with all it holds."""
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name):
-            for row in page.get("Contents", ()):
-                self.delete(row["Key"])
+            if rows := [{"Key": row["Key"]} for row in page.get("Contents", ())]:
+                self.client.delete_objects(Bucket=self.name, Delete={"Objects": rows})
         self.client.delete_bucket(Bucket=self.name)
         self.client.close()
 
