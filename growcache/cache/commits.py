@@ -1,17 +1,93 @@
-"""Commit and deletion of shards, in an order that a crash may cut anywhere.
+"""Commit of shards, in an order that a crash may cut anywhere.
 
 written and fsynced under the permit's name → renamed → directory fsynced → row
-row says retired → leases read → unlinked → row says deleted
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
-from growcache.cache.files import Layout, allocated, fsync_directory
+from growcache.cache.ballast import full_disk_named
+from growcache.cache.files import Layout, fsync_directory, remove_shard
 from growcache.cache.incoming import discard_incoming
+from growcache.cache.index import ShardRow
+from growcache.cache.ledger import Ledger
+from growcache.cache.rebuild import row_of
+from growcache.cache.room import Room
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CorruptShardError
+from growcache.errors import CorruptShardError, FingerprintError
+
+SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
+
+
+class Commits:
+    """Turns what samplers wrote into live shards, and counts them."""
+
+    def __init__(self, layout: Layout, ledger: Ledger, room: Room) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        self._room = room
+        self._next_seq = ledger.index.next_seq()
+
+    def start_afresh(self) -> None:
+        """Number commits from 0 again, in a cache that was emptied."""
+        self._next_seq = 0
+
+    def commit(
+        self, permit: str, shards: Sequence[Sidecar], fingerprint: str | None
+    ) -> list[ShardRow]:
+        """Make written shards live, all of them or none; return the rows of the new ones."""
+        numbers = sorted(sidecar.number for sidecar in shards)
+        known = self._ledger.index.known(numbers[0], numbers[-1] + 1) if numbers else set()
+        fresh = [sidecar for sidecar in shards if sidecar.number not in known]
+        try:
+            _refuse_others(fresh, fingerprint)
+            for sidecar in fresh:
+                read_incoming(self._layout, permit, sidecar.number)
+            return self._make_live(permit, fresh)
+        finally:
+            discard_incoming(self._layout, permit, numbers)
+            self._room.release(permit)
+
+    def _make_live(self, permit: str, sidecars: Sequence[Sidecar]) -> list[ShardRow]:
+        if not sidecars:
+            return []
+        now, layout = time.time(), self._layout
+        try:
+            with full_disk_named(str(layout.shards)):
+                install(layout, permit, sidecars)
+            rows = [
+                row_of(layout, sidecar, seq=self._next_seq + i, drawn_at=now)
+                for i, sidecar in enumerate(sidecars)
+            ]
+            self._insert(list(zip(rows, sidecars, strict=True)))
+        except BaseException:
+            abandon(layout, permit, [sidecar.number for sidecar in sidecars])
+            raise
+        self._next_seq += len(rows)
+        return rows
+
+    def _insert(self, shards: list[tuple[ShardRow, Sidecar]]) -> None:
+        budget, index = self._room.budget, self._ledger.index
+        grows = sum(_sample_rows_bytes(sidecar) for _, sidecar in shards)
+        fits = grows <= budget.wal and index.pages_bytes() + grows <= budget.samples
+        self._ledger.write(lambda: index.insert_shards(shards, with_samples=fits))
+
+
+def _refuse_others(sidecars: Iterable[Sidecar], fingerprint: str | None) -> None:
+    for sidecar in sidecars:
+        if sidecar.fingerprint != fingerprint:
+            raise FingerprintError(
+                f"shard {sidecar.number} was drawn by another configuration "
+                f"({sidecar.fingerprint}); restart the service"
+            )
+
+
+def _sample_rows_bytes(sidecar: Sidecar) -> int:
+    longest = max(map(len, sidecar.origins.keys), default=0)
+    etag = max((len(etag or "") for etag in sidecar.origins.etags), default=0)
+    return sidecar.samples * (longest + etag + SAMPLE_ROW_BYTES)
 
 
 def read_incoming(layout: Layout, permit: str, number: int) -> Sidecar:
@@ -41,7 +117,7 @@ def install(layout: Layout, permit: str, sidecars: Sequence[Sidecar]) -> None:
     The sidecar goes first, so that records never lie there without their description.
     """
     for sidecar in sidecars:
-        remove(layout, sidecar.number)  # of a crash between rename and row
+        remove_shard(layout, sidecar.number)  # of a crash between rename and row
         for suffix, target in (
             (".json", layout.sidecar(sidecar.number)),
             (".tfrecord", layout.shard(sidecar.number)),
@@ -55,13 +131,4 @@ def abandon(layout: Layout, permit: str, numbers: Sequence[int]) -> None:
     """Remove the files of a commit that failed, under either name."""
     discard_incoming(layout, permit, numbers)
     for number in numbers:
-        remove(layout, number)
-
-
-def remove(layout: Layout, number: int) -> int:
-    """Unlink a shard and its sidecar; return the bytes that their blocks took."""
-    freed = 0
-    for path in (layout.shard(number), layout.sidecar(number)):
-        freed += allocated(path)
-        path.unlink(missing_ok=True)
-    return freed
+        remove_shard(layout, number)

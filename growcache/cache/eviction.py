@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from growcache.seeding import derive
 
 RETIRED_SHARE = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A live shard, as the policies see it.
+class Candidate(NamedTuple):
+    """A live shard, as the policies see it (a tuple, for they are made by the thousand).
 
     Attributes:
         number: of the shard.

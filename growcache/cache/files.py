@@ -102,6 +102,12 @@ def allocated(path: Path) -> int:
         return 0
 
 
+def remove_shard(layout: Layout, number: int) -> None:
+    """Unlink a shard and its sidecar, as far as they are there."""
+    for path in (layout.shard(number), layout.sidecar(number)):
+        path.unlink(missing_ok=True)
+
+
 def allocated_tree(root: Path) -> int:
     """Return the allocated bytes of everything below the directory, as ``du`` counts them."""
     return allocated(root) + sum(_tree(root))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from growcache.cache.files import Layout
+from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import read_identity
 from growcache.cache.index import Index, ShardRow, ShardState
 from growcache.cache.locks import FileLock, holder
@@ -56,6 +56,8 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[ShardRow],
     """
     remove_temporary(layout)
     if not is_initialised(index):
+        if read_identity(layout.root) is None:
+            _forget_source(layout)
         write(lambda: _rebuild(layout, index))
     files = shard_files(layout)
     match = match_rows(layout, index.shards(), files)
@@ -63,6 +65,17 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[ShardRow],
         write(lambda: _bury(index, match.lost, match.gone))
     known = {row.number for row in match.rows}
     return match.rows, remove_strangers(layout, files, known)
+
+
+def _forget_source(layout: Layout) -> None:
+    """Remove what nobody can vouch for: index and identity knew whose it was.
+
+    A cache whose clearing was cut short has lost these two and may have kept the rest.
+    Its listing must not go on with that of another source.
+    """
+    for path in (layout.catalog, layout.editions, layout.issued):
+        path.unlink(missing_ok=True)
+    fsync_directory(layout.root)
 
 
 def _bury(index: Index, lost: list[ShardRow], gone: list[ShardRow]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import Layout
@@ -18,17 +19,34 @@ _PerShard = Callable[[int], int]
 NO_JOB = ""
 
 
+class _Survey(NamedTuple):
+    """What the leases say of all shards together.
+
+    Attributes:
+        held: shards that must not be deleted.
+        reads: how often unfinished leases read a shard.
+        least: tells `Candidate.min_job_uses`.
+    """
+
+    held: frozenset[int]
+    reads: Counter[int]
+    least: _PerShard
+
+
 class Readers:
     """The leases as they were last read, and the uses of finished ones.
 
     Attributes:
         leases: those that are not finished.
         uses: of finished leases, per job.
+        version: another whenever what `candidates` says of a shard may be different.
     """
 
     def __init__(self, layout: Layout, resume_seconds: float, uses: Uses) -> None:
         self.leases: list[LeaseView] = []
         self.uses = uses
+        self.version = 0
+        self._known: _Survey | None = None
         self._layout = layout
         self._resume_seconds = resume_seconds
         self._dead_since: dict[str, float] = {}
@@ -50,8 +68,15 @@ class Readers:
             self._dead_since.setdefault(name, self._now)
         finished = [view for view in views if self._finished(view)]
         over = {view.name for view in finished}
-        self.leases = [view for view in views if view.name not in over]
+        unfinished = [view for view in views if view.name not in over]
+        if unfinished != self.leases:
+            self.leases = unfinished
+            self._changed()
         return finished
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._known = None
 
     def _finished(self, lease: LeaseView) -> bool:
         if lease.open:
@@ -59,9 +84,10 @@ class Readers:
         since = self._dead_since.get(lease.name, self._now)
         return lease.closed or self._now - since >= self._resume_seconds
 
-    def held(self) -> set[int]:
-        """Return the shards that must not be deleted, as of the last refresh."""
-        return {number for lease in self.leases for number in protected(lease, resumable=True)}
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards that must not be deleted, as of the last refresh."""
+        return self._survey().held
 
     def count(self, finished: Iterable[LeaseView]) -> list[int]:
         """Add the uses of finished leases; return every shard once per use."""
@@ -71,6 +97,7 @@ class Readers:
             for number in lease.used():
                 mine[number] = mine.get(number, 0) + 1
                 used.append(number)
+        self._changed()
         return used
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -81,23 +108,30 @@ class Readers:
 
     def candidates(self, rows: Iterable[ShardRow]) -> list[Candidate]:
         """Return the shards as the eviction policies see them."""
-        held, running = self.held(), self._running()
-        extra: Counter[int] = Counter()
-        for counts in running.values():
-            extra.update(counts)
-        live = {job: counts for job, counts in running.items() if job != NO_JOB}
-        least = self._least(live) if live else self._most()
+        held, reads, least = self._survey()
         return [
             Candidate(
-                number=row.number,
+                number=(number := row.number),
                 seq=row.seq,
                 allocated=row.allocated,
-                uses=row.uses + extra[row.number],
-                min_job_uses=least(row.number),
-                leased=row.number in held,
+                uses=row.uses + reads.get(number, 0),
+                min_job_uses=least(number),
+                leased=number in held,
             )
             for row in rows
         ]
+
+    def _survey(self) -> _Survey:
+        if self._known is None:
+            running = self._running()
+            reads: Counter[int] = Counter()
+            for counts in running.values():
+                reads.update(counts)
+            live = {job: counts for job, counts in running.items() if job != NO_JOB}
+            held = [protected(lease, resumable=True) for lease in self.leases]
+            least = self._least(live) if live else self._most()
+            self._known = _Survey(frozenset().union(*held), reads, least)
+        return self._known
 
     def _running(self) -> dict[str, Counter[int]]:
         """Return per living job how often its unfinished leases read which shard."""
@@ -108,7 +142,9 @@ class Readers:
 
     def _least(self, live: Mapping[str, Counter[int]]) -> _PerShard:
         pairs = [(self.uses.get(job, {}), counts) for job, counts in live.items()]
-        return lambda number: min(done.get(number, 0) + now[number] for done, now in pairs)
+        return lambda number: min(
+            done.get(number, 0) + now.get(number, 0) for done, now in pairs
+        )
 
     def _most(self) -> _PerShard:
         jobs = [mine for job, mine in self.uses.items() if job != NO_JOB]

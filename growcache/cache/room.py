@@ -8,11 +8,10 @@ share the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 from growcache.cache.budget import Budget, fixed_budget
 from growcache.cache.files import Layout, allocated, allocated_tree
-from growcache.cache.index import ShardRow
+from growcache.cache.stock import Stock
 
 
 class Room:
@@ -21,14 +20,15 @@ class Room:
     Attributes:
         max_bytes: the bound; it may be set while the cache is in use.
         catalog_bytes: what the catalog takes; its owner keeps this up to date.
-        shard_bytes: allocated by live and retired shards with their sidecars.
+        foreign_bytes: allocated in the shards directory by files that are not ours.
     """
 
-    def __init__(self, layout: Layout, max_bytes: int) -> None:
+    def __init__(self, layout: Layout, max_bytes: int, stock: Stock) -> None:
         self._layout = layout
+        self._stock = stock
         self.max_bytes = max_bytes
-        self.catalog_bytes = allocated(layout.catalog)
-        self.shard_bytes = 0
+        self.catalog_bytes = 0
+        self.foreign_bytes = 0
         self._reserved: dict[str, int] = {}
 
     @property
@@ -47,16 +47,11 @@ class Room:
                     total += allocated(layout.root / entry.name)
         return total
 
-    def on_disk(self) -> int:
-        """Return the allocated bytes of the cache, what samplers write now left out."""
-        return self.shard_bytes + self.other_bytes() + self._catalog()
-
     def used(self) -> int:
         """Return the bytes that count against the bound, the fixed part as a whole."""
-        return self.shard_bytes + max(self.budget.total, self.other_bytes()) + self._catalog()
-
-    def _catalog(self) -> int:
-        return max(self.catalog_bytes, allocated(self._layout.catalog))
+        shards = self._stock.bytes + self.foreign_bytes
+        catalog = max(self.catalog_bytes, allocated(self._layout.catalog))
+        return shards + max(self.budget.total, self.other_bytes()) + catalog
 
     @property
     def reserved(self) -> int:
@@ -80,10 +75,6 @@ class Room:
     def release(self, permit: str) -> None:
         """Take a promise back; the permit's files are gone or are counted as shards now."""
         self._reserved.pop(permit, None)
-
-    def recount(self, rows: Iterable[ShardRow]) -> None:
-        """Sum up the shards anew."""
-        self.shard_bytes = sum(row.allocated for row in rows)
 
 
 def free_disk_bytes(layout: Layout) -> tuple[int, int]:

@@ -486,7 +486,7 @@ def test_a_lowered_bound_costs_the_index_its_rows_per_sample(root: Path) -> None
     with opened(root, max_bytes=40_000_000) as cache:
         for number in range(90):
             add(cache, number, count=100)
-        assert cache._index.pages_bytes() > fixed_budget(MAX_BYTES).pages
+        assert cache._ledger.index.pages_bytes() > fixed_budget(MAX_BYTES).pages
         cache.max_bytes = MAX_BYTES
         assert cache.index_ok
         assert cache.room() < 0

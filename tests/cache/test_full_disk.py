@@ -55,7 +55,7 @@ def test_the_ballast_lets_an_eviction_through(disk: Path) -> None:
         ballast = cache.layout.ballast
         assert ballast.exists()
         # With the log cut to nothing and the disk full, a COMMIT has no block to write to.
-        assert cache._index.checkpoint()
+        assert cache._ledger.index.checkpoint()
         other = fill_up(disk)
         gone = list(cache.evict([0, 1]))
         assert not ballast.exists(), "it was not needed: the test tests nothing"
@@ -76,7 +76,7 @@ def test_a_commit_without_room_leaves_no_trace(disk: Path) -> None:
         written = write(cache.layout, "p1", 1)
         assert cache.reserve("p1", need(1))
         cache.layout.ballast.unlink()
-        assert cache._index.checkpoint()
+        assert cache._ledger.index.checkpoint()
         other = fill_up(disk)
         with pytest.raises(CacheFullError, match="no room"):
             cache.commit("p1", [written])

@@ -191,7 +191,7 @@ class CacheMachine(RuleBasedStateMachine):
         lease.close()
 
     def _samples_ever(self, number: int) -> int:
-        rows = self.it._index._connection.execute(
+        rows = self.it._ledger.index._connection.execute(
             "SELECT samples FROM shards WHERE number = ?", [number]
         ).fetchall()
         return int(rows[0][0]) if rows else 0

@@ -1,0 +1,124 @@
+"""How shards leave the cache without a reader losing one it may still open.
+
+COMMIT retired → read the leases → unlink what none holds → row says deleted
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from growcache.cache.eviction import Candidate
+from growcache.cache.files import Layout, remove_shard
+from growcache.cache.index import ShardRow, ShardState
+from growcache.cache.leases import LeaseView, lease_path
+from growcache.cache.ledger import Ledger
+from growcache.cache.readers import Readers
+from growcache.cache.stock import Stock
+
+POSTPONED_LEASES = 16
+
+
+class Evictor:
+    """Counts what readers used, and takes shards off the stock."""
+
+    def __init__(
+        self, layout: Layout, ledger: Ledger, stock: Stock, resume_seconds: float
+    ) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        self._stock = stock
+        self._readers = Readers(layout, resume_seconds, ledger.index.uses())
+        self._finished = ledger.index.finished_leases()
+        self._candidates: dict[int, Candidate] = {}
+        self._as_of = -1  # the readers' version that the candidates were made from
+
+    @property
+    def leases(self) -> list[LeaseView]:
+        """The unfinished leases, as of the last poll or eviction."""
+        return self._readers.leases
+
+    def poll(self, now: float) -> None:
+        """Count the uses of finished leases, delete retired shards that were let go."""
+        finished = self._readers.refresh(now)
+        # A log that cannot be cut must grow slowly: then many leases make one transaction.
+        if finished and (self._ledger.log_is_short or len(finished) >= POSTPONED_LEASES):
+            self._count_uses(finished)
+        self._delete_unheld()
+
+    def _count_uses(self, finished: Sequence[LeaseView]) -> None:
+        # The names go into the transaction of the uses, so that a crash before the unlink
+        # does not count them twice. They are forgotten once the files are gone.
+        index = self._ledger.index
+        names = {lease.name for lease in finished}
+        new = [lease for lease in finished if lease.name not in self._finished]
+        gone = self._finished - names
+        if new:
+
+            def note() -> None:
+                index.forget_leases(gone)
+                counted = [(lease.name, lease.job, lease.used()) for lease in new]
+                index.finish_leases(counted, time.time())
+
+            self._ledger.write(note)
+            self._finished = (self._finished - gone) | names
+            self._stock.use(self._readers.count(new))
+        for name in names:
+            lease_path(self._layout, name).unlink(missing_ok=True)
+
+    def candidates(self) -> list[Candidate]:
+        """Return the live shards as the eviction policies see them, oldest first."""
+        if self._as_of != self._readers.version:
+            self._candidates = {}
+            self._as_of = self._readers.version
+            self.admit(self._stock.live.values())
+        return list(self._candidates.values())
+
+    def admit(self, rows: Iterable[ShardRow]) -> None:
+        """Follow the stock: these shards are live now."""
+        if self._as_of == self._readers.version:
+            self._candidates.update((c.number, c) for c in self._readers.candidates(rows))
+
+    def start_afresh(self) -> None:
+        """Follow the stock: the cache was emptied."""
+        self._readers.uses.clear()
+        self._as_of = -1
+
+    def retire(self, numbers: Iterable[int]) -> None:
+        """Take live shards out of all new snapshots."""
+        live, index = self._stock.live, self._ledger.index
+        rows = [live[number] for number in dict.fromkeys(numbers) if number in live]
+        if not rows:
+            return
+
+        def note() -> None:
+            index.set_state([row.number for row in rows], ShardState.RETIRED)
+            samples = sum(row.samples for row in rows)
+            index.add_totals(evicted_shards=len(rows), evicted_samples=samples)
+
+        self._ledger.write(note)
+        self._stock.retire(rows)
+        for row in rows:
+            self._candidates.pop(row.number, None)
+
+    def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Retire live shards; return what could be deleted, of all retired ones."""
+        self.retire(numbers)
+        self._readers.refresh()  # the next poll counts those that are found finished here
+        return self._delete_unheld()
+
+    def _delete_unheld(self) -> tuple[int, ...]:
+        """Delete retired shards, by leases that were read after they were retired."""
+        if not self._stock.retired:
+            return ()
+        held = self._readers.held
+        free = tuple(number for number in self._stock.retired if number not in held)
+        if not free:
+            return ()
+        for number in free:
+            remove_shard(self._layout, number)
+        self._stock.remove(free)
+        self._readers.forget(free)
+        index = self._ledger.index
+        self._ledger.write(lambda: index.set_state(free, ShardState.DELETED))
+        return free

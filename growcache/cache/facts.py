@@ -1,0 +1,96 @@
+"""What is true of a cache as a whole: whose it is, what was drawn so far, is it complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from growcache.cache import ownership
+from growcache.cache.ballast import full_disk_named
+from growcache.cache.files import Layout, write_atomic
+from growcache.cache.identity import Identity, read_identity
+from growcache.cache.index import Edition
+from growcache.cache.ledger import Ledger
+from growcache.cache.opening import is_initialised, mark_initialised, read_issued
+from growcache.cache.rebuild import write_editions
+
+
+class Facts:
+    """The facts in memory, each as it is on disk.
+
+    Attributes:
+        identity: what the cache is of; None before the first sample was measured.
+        issued: the highest group that a permit was ever issued for; -1 if none.
+        complete: whether the whole population is cached.
+        editions: the recorded editions, in order.
+    """
+
+    def __init__(self, layout: Layout, ledger: Ledger) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        index = ledger.index
+        self.identity = read_identity(layout.root)
+        self.issued = read_issued(layout)
+        self.complete = bool(index.meta("complete", False))
+        self.editions = index.editions()
+        self._population = (index.meta("population"), index.meta("population_samples"))
+
+    def claim(self, parts: dict[str, Any], drawn: int) -> bool:
+        """Say what is wanted; True where a cache without samples was emptied for it."""
+        index = self._ledger.index
+        emptied = ownership.claim(self._layout, index, self.identity, parts, drawn)
+        if emptied:
+            self._forget()
+        return emptied
+
+    def set_identity(self, identity: Identity, drawn: int) -> bool:
+        """Say what the cache is of; True where one without samples was emptied for it."""
+        index = self._ledger.index
+        with full_disk_named(str(self._layout.identity)):
+            settled = ownership.settle_identity(
+                self._layout, index, self.identity, identity, drawn
+            )
+        emptied = not is_initialised(index)
+        if emptied:
+            self._forget()
+        self.identity = settled
+        return emptied
+
+    def _forget(self) -> None:
+        """Follow what `ownership` did on disk."""
+        self._layout.editions.unlink(missing_ok=True)
+        self._ledger.write(lambda: mark_initialised(self._ledger.index))
+        self.identity, self.issued, self.complete = None, -1, False
+        self.editions, self._population = [], (None, None)
+
+    def add_edition(self, edition: Edition) -> None:
+        """Record the next edition, durably."""
+        with full_disk_named(str(self._layout.editions)):
+            write_editions(self._layout, [*self.editions, edition])
+        self._ledger.write(lambda: self._ledger.index.insert_edition(edition))
+        self.editions.append(edition)
+
+    def issue(self, group: int) -> None:
+        """Note, durably, that a permit for the group is about to be given out."""
+        if group <= self.issued:
+            return
+        with full_disk_named(str(self._layout.issued)):
+            write_atomic(self._layout.issued, f"{group}\n".encode())
+        self.issued = group
+
+    def set_complete(self, complete: bool) -> None:
+        """Say whether the whole population is cached."""
+        if complete != self.complete:
+            self._ledger.write(lambda: self._ledger.index.set_meta("complete", complete))
+            self.complete = complete
+
+    def set_population(self, parts: int | None, samples: float | None) -> None:
+        """Say how large the source is, in parts and in samples (estimated)."""
+        if (parts, samples) == self._population:
+            return
+
+        def note() -> None:
+            self._ledger.index.set_meta("population", parts)
+            self._ledger.index.set_meta("population_samples", samples)
+
+        self._ledger.write(note)
+        self._population = (parts, samples)
