@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from growcache.cache.files import Layout, allocated_tree
+from growcache.cache.files import Layout, allocated_tree, fsync_directory
 from growcache.cache.leases import read_leases
 from growcache.cache.locks import FileLock, holder
 from growcache.errors import CacheBusyError, CacheError, CacheMissingError
@@ -48,8 +48,7 @@ def clear_cache(root: Path) -> str:
                     f"{layout.root} is being read by {lease.command} (pid {lease.pid} on "
                     f"{lease.host}); stop it first"
                 )
-        for path in _files(layout):
-            path.unlink(missing_ok=True)
+        _empty(layout)
     freed = in_bytes(before - allocated_tree(layout.root))
     return f"Emptied {layout.root}; {freed} are free again."
 
@@ -64,12 +63,23 @@ def _require(root: Path) -> Layout:
     return layout
 
 
-def _files(layout: Layout) -> Iterator[Path]:
-    """The index goes first: without it the rest is litter, never a row without its file."""
-    yield layout.index
-    yield from layout.root.glob(f"{layout.index.name}-*")
-    yield from (layout.identity, layout.editions, layout.issued, layout.catalog)
-    yield from (layout.ballast, layout.status)
+def _empty(layout: Layout) -> None:
+    """Delete everything, so that a crash anywhere leaves the whole cache or none of it.
+
+    Shards are adopted where an index has their rows, or where there is none but an
+    identity. So both are gone for good, power cut or not, before the first shard goes.
+    Between the two a start finds every row with its file and says anew what they are of.
+    """
+    for path in (layout.identity, layout.index, *layout.root.glob(f"{layout.index.name}-*")):
+        path.unlink(missing_ok=True)
+    fsync_directory(layout.root)
+    for path in _litter(layout):
+        path.unlink(missing_ok=True)
+
+
+def _litter(layout: Layout) -> Iterator[Path]:
+    """Yield what the next start would remove, or would make again, by itself."""
+    yield from (layout.editions, layout.issued, layout.catalog, layout.ballast, layout.status)
     for directory in (layout.shards, layout.incoming, layout.leases):
         yield from (path for path in directory.glob("*") if path.is_file())
     yield from layout.root.glob(".*.tmp")

@@ -1,0 +1,110 @@
+"""A clearing that is cut short: the next service finds the whole cache, or none of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from growcache.cache.files import Layout
+from growcache.cache.index import read_index
+from growcache.errors import CacheMissingError
+from growcache.service import clear
+from tests.cache.making import add, opened
+
+SHARDS = list(range(4))
+
+
+def fill(root: Path) -> Layout:
+    with opened(root) as cache:
+        for number in SHARDS:
+            add(cache, number)
+        cache.layout.catalog.write_bytes(b"the listing")
+        return cache.layout
+
+
+def killed_before(step: int, root: Path) -> bool:
+    """Clear in a process that dies before its n-th unlink; False when it got to its end."""
+    child = os.fork()
+    if not child:
+        unlink, left = Path.unlink, step
+
+        def fused(path: Path, missing_ok: bool = False) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            unlink(path, missing_ok)
+
+        Path.unlink = fused  # type: ignore[method-assign,assignment]
+        try:
+            clear.clear_cache(root)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def test_killed_at_every_step(tmp_path: Path) -> None:
+    wholes, step = [], 1
+    while True:
+        root = tmp_path / f"{step}"
+        layout = fill(root)
+        if not killed_before(step, root):
+            break
+        with opened(root) as cache:
+            found = [row.number for row in read_index(root).shards]
+            assert found in (SHARDS, []), f"half a cache, killed at step {step}"
+            wholes.append(bool(found))
+            if not found:
+                assert cache.issued == -1, "groups of what is no more would be drawn first"
+                assert not layout.catalog.exists(), "it may be of another source"
+                assert not list(layout.shards.iterdir())
+            assert cache.totals().lost_shards == 0
+            add(cache, 10)
+        step += 1
+    assert wholes == sorted(wholes, reverse=True)
+    assert wholes.count(True) == 2, "before the identity goes, and before the index does"
+    assert wholes.count(False) > len(SHARDS)
+
+
+@pytest.mark.parametrize("lost", ["identity", "index", "both"])
+def test_a_power_cut_may_keep_either_of_the_first_two(lost: str, tmp_path: Path) -> None:
+    layout = fill(tmp_path / "cache")
+    for path in (layout.identity, layout.index):
+        if lost in (path.stem, "both"):
+            path.unlink()
+    with opened(layout.root):
+        found = [row.number for row in read_index(layout.root).shards]
+    assert found == ([] if lost == "both" else SHARDS)
+
+
+def test_no_shard_goes_before_the_folder_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, events, unlink = fill(tmp_path / "cache"), [], Path.unlink
+
+    def noted(path: Path, missing_ok: bool = False) -> None:
+        events.append(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    monkeypatch.setattr(clear, "fsync_directory", events.append)
+    clear.clear_cache(layout.root)
+    synced = events.index(layout.root)
+    assert {layout.identity, layout.index} <= set(events[:synced])
+    assert all(path.parent == layout.root for path in events[:synced])
+    assert layout.shard(0) in events[synced:]
+
+
+def test_what_was_cut_short_can_be_cleared_again(tmp_path: Path) -> None:
+    layout = fill(tmp_path / "cache")
+    assert killed_before(6, layout.root)
+    clear.clear_cache(layout.root)
+    assert not list(layout.shards.iterdir())
+    with pytest.raises(CacheMissingError):
+        read_index(layout.root)
