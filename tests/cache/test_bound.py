@@ -23,7 +23,7 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path) -> None:
     watcher.start()
     try:
         with opened(root) as cache:
-            deadline = time.monotonic() + 3
+            deadline = time.monotonic() + 1.5
             number = 0
             while time.monotonic() < deadline or number < 100:
                 count = 1 + number % 40
