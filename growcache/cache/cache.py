@@ -32,7 +32,7 @@ from growcache.cache.files import Layout, refuse_network
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.cache.incoming import discard_incoming
-from growcache.cache.index import Edition, ShardRow, Totals
+from growcache.cache.index import Edition, StockRow, Totals
 from growcache.cache.leases import LeaseView
 from growcache.cache.ledger import Ledger
 from growcache.cache.locks import FileLock
@@ -255,7 +255,7 @@ class Cache:
         discard_incoming(self.layout, permit, numbers)
         self._room.release(permit)
 
-    def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[ShardRow]:
+    def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[StockRow]:
         """Make written shards live, all of them or none, and settle the permit's promise.
 
         Shards that were committed before are left as they are: a group is filled anew

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from growcache.cache.ballast import full_disk_named
 from growcache.cache.files import Layout, fsync_directory, remove_shard
 from growcache.cache.incoming import discard_incoming
-from growcache.cache.index import ShardRow
+from growcache.cache.index import StockRow
 from growcache.cache.ledger import Ledger
 from growcache.cache.rebuild import row_of
 from growcache.cache.room import Room
@@ -36,7 +36,7 @@ class Commits:
 
     def commit(
         self, permit: str, shards: Sequence[Sidecar], fingerprint: str | None
-    ) -> list[ShardRow]:
+    ) -> list[StockRow]:
         """Make written shards live, all of them or none; return the rows of the new ones."""
         numbers = sorted(sidecar.number for sidecar in shards)
         known = self._ledger.index.known(numbers[0], numbers[-1] + 1) if numbers else set()
@@ -50,7 +50,7 @@ class Commits:
             discard_incoming(self._layout, permit, numbers)
             self._room.release(permit)
 
-    def _make_live(self, permit: str, sidecars: Sequence[Sidecar]) -> list[ShardRow]:
+    def _make_live(self, permit: str, sidecars: Sequence[Sidecar]) -> list[StockRow]:
         if not sidecars:
             return []
         now, layout = time.time(), self._layout
@@ -68,7 +68,7 @@ class Commits:
         self._next_seq += len(rows)
         return rows
 
-    def _insert(self, shards: list[tuple[ShardRow, Sidecar]]) -> None:
+    def _insert(self, shards: list[tuple[StockRow, Sidecar]]) -> None:
         budget, index = self._room.budget, self._ledger.index
         grows = sum(_sample_rows_bytes(sidecar) for _, sidecar in shards)
         fits = grows <= budget.wal and index.pages_bytes() + grows <= budget.samples

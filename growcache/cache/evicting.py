@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import Layout, remove_shard
-from growcache.cache.index import ShardRow, ShardState
+from growcache.cache.index import ShardState, StockRow
 from growcache.cache.leases import LeaseView, lease_path
 from growcache.cache.ledger import Ledger
 from growcache.cache.readers import Readers
@@ -74,7 +74,7 @@ class Evictor:
             self.admit(self._stock.live.values())
         return list(self._candidates.values())
 
-    def admit(self, rows: Iterable[ShardRow]) -> None:
+    def admit(self, rows: Iterable[StockRow]) -> None:
         """Follow the stock: these shards are live now."""
         if self._as_of == self._readers.version:
             self._candidates.update((c.number, c) for c in self._readers.candidates(rows))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import read_identity
-from growcache.cache.index import Index, ShardRow, ShardState
+from growcache.cache.index import Index, ShardState, StockRow
 from growcache.cache.locks import FileLock, holder
 from growcache.cache.rebuild import adoptable, gaps, read_editions
 from growcache.cache.sweep import match_rows, remove_strangers, remove_temporary, shard_files
@@ -48,7 +48,7 @@ def take_over(layout: Layout, samplers_seconds: float) -> FileLock:
     return lock
 
 
-def restore(layout: Layout, index: Index, write: Write) -> tuple[list[ShardRow], int]:
+def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
     """Bring rows and files together; return the rows that remain and the bytes of strangers.
 
     Afterwards every row that is live or retired has its whole files, and no other file of
@@ -78,7 +78,7 @@ def _forget_source(layout: Layout) -> None:
     fsync_directory(layout.root)
 
 
-def _bury(index: Index, lost: list[ShardRow], gone: list[ShardRow]) -> None:
+def _bury(index: Index, lost: list[StockRow], gone: list[StockRow]) -> None:
     index.set_state([row.number for row in [*lost, *gone]], ShardState.DELETED)
     index.add_totals(lost_shards=len(lost))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import Layout
-from growcache.cache.index import ShardRow
+from growcache.cache.index import StockRow
 from growcache.cache.leases import LeaseView, protected, read_leases
 
 Uses = dict[str, dict[int, int]]  # job → shard → how often
@@ -106,7 +106,7 @@ class Readers:
             for number in numbers:
                 mine.pop(number, None)
 
-    def candidates(self, rows: Iterable[ShardRow]) -> list[Candidate]:
+    def candidates(self, rows: Iterable[StockRow]) -> list[Candidate]:
         """Return the shards as the eviction policies see them."""
         held, reads, least = self._survey()
         return [

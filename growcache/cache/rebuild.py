@@ -14,15 +14,15 @@ import orjson
 from growcache.cache.files import Layout, allocated, number_of, write_atomic
 from growcache.cache.formats.tfrecord import open_shard
 from growcache.cache.identity import Identity
-from growcache.cache.index import Edition, ShardRow, ShardState
+from growcache.cache.index import Edition, ShardState, StockRow
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 
 
-def row_of(layout: Layout, sidecar: Sidecar, *, seq: int, drawn_at: float) -> ShardRow:
+def row_of(layout: Layout, sidecar: Sidecar, *, seq: int, drawn_at: float) -> StockRow:
     """Return the row of a shard that lies at its place."""
     number = sidecar.number
-    return ShardRow(
+    return StockRow(
         number=number,
         seq=seq,
         state=ShardState.LIVE,
@@ -41,7 +41,7 @@ def row_of(layout: Layout, sidecar: Sidecar, *, seq: int, drawn_at: float) -> Sh
     )
 
 
-def adoptable(layout: Layout, identity: Identity | None) -> Iterator[tuple[ShardRow, Sidecar]]:
+def adoptable(layout: Layout, identity: Identity | None) -> Iterator[tuple[StockRow, Sidecar]]:
     """Yield the whole, undamaged shards of this identity, in order of number."""
     if identity is None:
         return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from growcache.cache.index import ShardRow, ShardState
+from growcache.cache.index import ShardState, StockRow
 
 
 class Stock:
@@ -26,8 +26,8 @@ class Stock:
 
     def clear(self) -> None:
         """Begin anew with nothing."""
-        self.live: dict[int, ShardRow] = {}
-        self.retired: dict[int, ShardRow] = {}
+        self.live: dict[int, StockRow] = {}
+        self.retired: dict[int, StockRow] = {}
         self.live_samples = self.live_bytes = self.retired_bytes = 0
 
     @property
@@ -35,7 +35,7 @@ class Stock:
         """Allocated by all of them."""
         return self.live_bytes + self.retired_bytes
 
-    def add(self, rows: Iterable[ShardRow]) -> None:
+    def add(self, rows: Iterable[StockRow]) -> None:
         """Take shards in, each younger than those before."""
         for row in rows:
             if row.state == ShardState.RETIRED:
@@ -46,7 +46,7 @@ class Stock:
                 self.live_samples += row.samples
                 self.live_bytes += row.allocated
 
-    def retire(self, rows: Iterable[ShardRow]) -> None:
+    def retire(self, rows: Iterable[StockRow]) -> None:
         """Move live shards to the retired ones."""
         for row in rows:
             del self.live[row.number]

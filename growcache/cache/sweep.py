@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growcache.cache.files import Layout, number_of
-from growcache.cache.index import ShardRow, ShardState
+from growcache.cache.index import ShardState, StockRow
 from growcache.cache.locks import close_owned, open_owned, try_lock
 
 # A reader makes its lease under a hidden name, locks it and renames it, in well under a
@@ -38,9 +38,9 @@ class Match:
         gone: retired shards that were being deleted.
     """
 
-    rows: list[ShardRow]
-    lost: list[ShardRow]
-    gone: list[ShardRow]
+    rows: list[StockRow]
+    lost: list[StockRow]
+    gone: list[StockRow]
 
 
 def shard_files(layout: Layout) -> dict[str, Found]:
@@ -53,7 +53,7 @@ def shard_files(layout: Layout) -> dict[str, Found]:
     return found
 
 
-def match_rows(layout: Layout, rows: Iterable[ShardRow], files: Mapping[str, Found]) -> Match:
+def match_rows(layout: Layout, rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:
     """Compare the rows of the index with the files that are there."""
     match = Match([], [], [])
     for row in rows:

@@ -7,7 +7,7 @@ The supervisor is its only writer (`Index`); readers take one picture at a time 
 from __future__ import annotations
 
 from growcache.cache.index.reader import IndexView, index_problems, read_index
-from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
+from growcache.cache.index.rows import Edition, ShardRow, ShardState, StockRow, Totals
 from growcache.cache.index.writer import Index
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "IndexView",
     "ShardRow",
     "ShardState",
+    "StockRow",
     "Totals",
     "index_problems",
     "read_index",

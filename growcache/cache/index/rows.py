@@ -20,23 +20,41 @@ class ShardState(IntEnum):
 
 
 class ShardRow(NamedTuple):
-    """One shard (a tuple, for a snapshot makes thousands of them in milliseconds).
+    """A live shard as readers need it.
+
+    A snapshot makes thousands in milliseconds, so it is a tuple, and of few columns.
 
     Attributes:
         number: of the shard.
         seq: order of its commit, which is the order of age.
-        state: a `ShardState`.
         group: of the group it was filled with.
         edition: the edition that group belongs to.
-        round: pass of the permutation.
         samples: records in its file; 0 means that there is no file.
-        parts: visits counted to it.
-        holes: visits that yielded nothing.
         shard_bytes: size of the file.
-        allocated: bytes of the blocks of file and sidecar.
-        record_bytes: bytes of every record.
         digest: xxh3_128 of the file, hexadecimal; empty where there is none.
         drawn_at: wall time of the commit, for display.
+    """
+
+    number: int
+    seq: int
+    group: int
+    edition: int
+    samples: int
+    shard_bytes: int
+    digest: str
+    drawn_at: float
+
+
+class StockRow(NamedTuple):
+    """A shard as its writer knows it; for the rest see `ShardRow`.
+
+    Attributes:
+        state: a `ShardState`.
+        round: pass of the permutation.
+        parts: visits counted to it.
+        holes: visits that yielded nothing.
+        allocated: bytes of the blocks of file and sidecar.
+        record_bytes: bytes of every record.
         uses: how often readers read it, all jobs together.
     """
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from growcache.cache.files import Layout, allocated
 from growcache.cache.index.reader import (
     BUSY_SECONDS,
-    SHARD_COLUMNS,
     damaged,
     read_editions,
 )
-from growcache.cache.index.rows import Edition, ShardRow, ShardState
+from growcache.cache.index.rows import Edition, ShardState, StockRow
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheFullError
 
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
 
 KEPT_HOLES = 200
 KEPT_JOBS = 32
+
+STOCK_COLUMNS = (
+    "number, seq, state, group_number, edition, round, samples, parts, holes, "
+    "shard_bytes, allocated, record_bytes, digest, drawn_at, uses"
+)
 
 # A paused reader may keep the WAL from being truncated. The supervisor must not wait for
 # it: it tries again later, and lets no permits out meanwhile.
@@ -93,13 +97,13 @@ class Index:
 
     # Shards
 
-    def shards(self) -> list[ShardRow]:
+    def shards(self) -> list[StockRow]:
         """Return the live and the retired shards, oldest first."""
         rows = self._connection.execute(
-            f"SELECT {SHARD_COLUMNS} FROM shards WHERE state != ? ORDER BY seq",
+            f"SELECT {STOCK_COLUMNS} FROM shards WHERE state != ? ORDER BY seq",
             [ShardState.DELETED],
         )
-        return list(map(ShardRow._make, rows.fetchall()))
+        return list(map(StockRow._make, rows.fetchall()))
 
     def next_seq(self) -> int:
         """Return the sequence number of the next commit."""
@@ -107,12 +111,12 @@ class Index:
         return max(-1 if last is None else last, int(self.meta("pruned_seq", -1))) + 1
 
     def insert_shards(
-        self, shards: Sequence[tuple[ShardRow, Sidecar]], *, with_samples: bool
+        self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
     ) -> None:
         """Add live shards, with a row per sample if there is room for those."""
         marks = ",".join("?" * 16)
         self._connection.executemany(
-            f"INSERT OR REPLACE INTO shards ({SHARD_COLUMNS}, samples_indexed) VALUES ({marks})",
+            f"INSERT OR REPLACE INTO shards ({STOCK_COLUMNS}, samples_indexed) VALUES ({marks})",
             [(*row, int(with_samples)) for row, _ in shards],
         )
         for row, sidecar in shards:
