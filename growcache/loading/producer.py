@@ -23,6 +23,7 @@ from growcache.loading.report import PassFacts
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
+HEAD_START_SECONDS = 0.01  # of the consumer, at the beginning of an epoch
 LEAST_AHEAD, MOST_AHEAD = 2, 8
 JOIN_SECONDS = 5.0
 
@@ -91,6 +92,9 @@ class Link:
         """Return when the consumer has begun the epoch, or the link is closed."""
         with self._begun:
             self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
+        # The consumer is at this moment on its way to its first batch; a thread that wakes
+        # now would contend with it for the GIL, which costs a switch interval (5 ms).
+        self.stop.wait(HEAD_START_SECONDS)
 
     def close(self, thread: threading.Thread) -> None:
         """End the thread and wait for it; it frees its leases on the way out."""

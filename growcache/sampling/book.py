@@ -13,6 +13,7 @@ LONGEST_DELAY_SECONDS = 60.0
 class _Open:
     tries: int
     due: float  # monotonic seconds
+    deaths: int = 0
 
 
 class Book:
@@ -26,7 +27,7 @@ class Book:
     def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
         self.next_new = next_new
         self._open = {group: _Open(0, 0.0) for group in unfinished}
-        self._filling: dict[int, int] = {}
+        self._filling: dict[int, _Open] = {}
 
     @property
     def filling(self) -> int:
@@ -50,7 +51,7 @@ class Book:
     def start(self, group: int) -> int:
         """Note that a sampler fills the group now; return the number of this try, from 0."""
         entry = self._open.pop(group, _Open(0, 0.0))
-        self._filling[group] = entry.tries
+        self._filling[group] = entry
         self.next_new = max(self.next_new, group + 1)
         return entry.tries
 
@@ -60,11 +61,17 @@ class Book:
 
     def failed(self, group: int, now: float) -> None:
         """Note that the group must be filled again, each time later than the last."""
-        tries = self._filling.pop(group) + 1
+        entry = self._filling.pop(group)
+        tries = entry.tries + 1
         delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (tries - 1))
-        self._open[group] = _Open(tries, now + delay)
+        self._open[group] = _Open(tries, now + delay, entry.deaths)
 
-    def abandoned(self, group: int) -> None:
-        """Note that the group's sampler died: it is filled again at once."""
-        tries = self._filling.pop(group)
-        self._open[group] = _Open(tries, 0.0)
+    def abandoned(self, group: int) -> int:
+        """Note that the group's sampler died: it is filled again at once.
+
+        Returns:
+            How many samplers the group has outlived by now.
+        """
+        entry = self._filling.pop(group)
+        self._open[group] = _Open(entry.tries, 0.0, entry.deaths + 1)
+        return entry.deaths + 1

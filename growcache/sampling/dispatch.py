@@ -9,24 +9,26 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections import deque
 from dataclasses import dataclass
 
-from growcache.cache import eviction
 from growcache.cache.cache import Cache
 from growcache.cache.files import BLOCK_BYTES
 from growcache.cache.identity import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
-from growcache.errors import SamplingError
+from growcache.errors import CacheFullError, SamplingError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.book import Book
 from growcache.sampling.drawing import Drawing
 from growcache.sampling.draws import RAMP_DOUBLINGS, RAMP_GROUPS, Draw, Sizing
+from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
 from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
+MOST_DEATHS = 8  # samplers that one group may cost
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
@@ -93,6 +95,7 @@ class Dispatcher:
         self._sizing = sizing
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
+        self.landlord = Landlord(config.cache, cache, evicts=not limits.until_full)
         self._drawing = Drawing(sampling, cache, catalog, sizing)
         next_new = cache.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
@@ -102,6 +105,8 @@ class Dispatcher:
         last = self._drawing.again(next_new - 1) if next_new else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
+        self._bytes_per_part = 0.0  # of the largest group so far, once one was encoded
+        self._reasons: deque[str] = deque(maxlen=3)
         self.flights: dict[str, Flight] = {}
         self.failures = 0
         self.last_error = ""
@@ -120,7 +125,11 @@ class Dispatcher:
         if not self.verdict.granted or draw is None:
             return None
         if group is None:
-            self._cache.issue(draw.group)
+            try:
+                self._cache.issue(draw.group)
+            except CacheFullError as error:
+                self.verdict = Verdict(False, "waiting", f"free space on the disk: {error}")
+                return None
             self._drawn[draw.group] = draw
             self._round = draw.round
         tries = self._book.start(draw.group)
@@ -175,7 +184,7 @@ class Dispatcher:
         room = cache.room() - promised
         evictable = clearing = 0
         if draw is not None and group_bytes > room:
-            evictable, clearing = self._movable()
+            evictable, clearing = self.landlord.movable()
         samples = sum(
             len(f.permit.stops) * self._sizing.samples_per_object for f in self.flights.values()
         )
@@ -196,12 +205,13 @@ class Dispatcher:
             room_bytes=room,
             evictable_bytes=evictable,
             clearing_bytes=clearing,
-            unused=self._unused(),
-            evicts=self._config.cache.eviction != "none",
-            until_full=self._limits.until_full,
+            unused=self.landlord.unused(),
+            evicts=self.landlord.evicts,
         )
 
     def _estimate(self, parts: int) -> int:
+        if self._bytes_per_part:
+            return int(parts * self._bytes_per_part) + 2 * BLOCK_BYTES
         samples = parts * self._sizing.samples_per_object
         per_shard = 4 * BLOCK_BYTES  # two files, rounded up
         return samples * (self._record_bytes + SIDECAR_BYTES) + (
@@ -237,78 +247,22 @@ class Dispatcher:
 
     # -------------------------------------------------------------------- room
 
-    def _movable(self) -> tuple[int, int]:
-        least = self._config.cache.min_uses
-        free = held = 0
-        for candidate in self._cache.candidates():
-            if candidate.min_job_uses >= least:
-                if candidate.leased:
-                    held += candidate.allocated
-                else:
-                    free += candidate.allocated
-        return free, held
-
-    def _unused(self) -> str:
-        jobs = sorted({lease.job for lease in self._cache.leases if lease.open})
-        least = self._config.cache.min_uses
-        if not jobs:
-            return f"a reader: nobody reads the cache, and cache.min_uses is {least}"
-        names = ", ".join(jobs)
-        return f"job {names} to read more shards {least} times each (cache.min_uses)"
-
-    def _holders(self) -> str:
-        """Who holds the shards that are to go, in words; empty where nobody does."""
-        leases = [lease for lease in self._cache.leases if lease.holding()]
-        if not leases or not self._cache.totals().retired_shards:
-            return ""
-        oldest = min(leases, key=lambda lease: lease.created)
-        age = max(0, time.time() - oldest.created)
-        return (
-            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest for "
-            f"{age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
-        )
-
     def grant_waiting(self) -> list[str]:
         """Make room for the samplers that wait with a finished group; return whom to tell."""
         waiting = [
             f for f in self.flights.values() if f.need_bytes is not None and not f.granted
         ]
-        granted = []
+        granted: list[str] = []
+        self.blocked = ""
+        self.landlord.make_room(0)  # the bound may have been lowered, or the listing grown
         for flight in sorted(waiting, key=lambda f: f.asked_at):
             assert flight.need_bytes is not None
-            if not self._reserve(flight.permit.id, flight.need_bytes):
-                self.blocked = self._holders() or self._unused()
+            if not self.landlord.reserve(flight.permit.id, flight.need_bytes):
+                self.blocked = self.landlord.awaited()
                 break  # first come, first served: else a large group would wait for ever
             flight.granted = True
             granted.append(flight.permit.id)
         return granted
-
-    def _reserve(self, permit: str, need: int) -> bool:
-        if self._cache.reserve(permit, need):
-            return True
-        if self._limits.until_full:
-            return False
-        cache, bounds = self._cache, self._config.cache
-        candidates = cache.candidates()
-        seed = cache.totals().drawn_shards
-        short = need - cache.room()
-        choice = eviction.choose(bounds.eviction, candidates, short, bounds.min_uses, seed)
-        if choice.evict:
-            cache.evict(choice.evict)
-        if cache.reserve(permit, need):
-            return True
-        left = [c for c in candidates if c.number not in choice.evict]
-        ahead = eviction.retire_ahead(
-            bounds.eviction,
-            left,
-            cache.max_bytes,
-            cache.totals().retired_bytes,
-            bounds.min_uses,
-            seed,
-        )
-        if ahead:
-            cache.retire(ahead)
-        return False
 
     @property
     def stuck(self) -> bool:
@@ -316,12 +270,20 @@ class Dispatcher:
         flights = self.flights.values()
         return all(f.need_bytes is not None and not f.granted for f in flights)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing in this run can change any more what is cached."""
+        if not self.stuck:
+            return False
+        return self.verdict.final or bool(self.flights and not self.landlord.evicts)
+
     # ----------------------------------------------------------------- reports
 
     def need(self, permit: str, nbytes: int) -> None:
         """Note that a group is encoded and how much room it takes."""
         if flight := self.flights.get(permit):
             flight.need_bytes, flight.asked_at = nbytes, time.monotonic()
+            self._bytes_per_part = nbytes / len(flight.permit.stops)
 
     def written(self, permit: str) -> None:
         """Commit a group that is on disk.
@@ -333,26 +295,57 @@ class Dispatcher:
         if flight is None:
             return  # of a permit that was taken back
         shards = [self._sidecar(permit, number) for number in flight.permit.shards]
-        self._cache.commit(permit, shards)
+        try:
+            self._cache.commit(permit, shards)
+        except CacheFullError as error:  # nothing is left of it: it is filled again
+            self._fail(flight.permit.group, str(error))
+            return
         self._book.done(flight.permit.group)
         self._drawn.pop(flight.permit.group, None)
-        self._check_holes([hole.reason for shard in shards for hole in shard.holes])
+        self._reasons.extend(hole.reason for shard in shards for hole in shard.holes)
+        self._check_holes()
 
     def _sidecar(self, permit: str, number: int) -> Sidecar:
         path = self._cache.incoming_path(permit, number, ".json")
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
-    def failed(self, permit: str, error: str) -> None:
-        """Note a transient failure: the group is filled again later."""
+    def failed(self, permit: str, error: str, *, disk: bool) -> None:
+        """Note a transient failure: the group is filled again later.
+
+        Args:
+            permit: of the group.
+            error: what happened.
+            disk: it was the local disk that failed, so there must be less in the cache.
+        """
         if flight := self._land(permit):
-            self.failures += 1
-            self.last_error = error
-            self._book.failed(flight.permit.group, time.monotonic())
+            self._fail(flight.permit.group, error)
+            if disk:
+                self.landlord.make_room(self._cache.room() + flight.estimate_bytes)
+
+    def _fail(self, group: int, error: str) -> None:
+        self.failures += 1
+        self.last_error = error
+        self._book.failed(group, time.monotonic())
 
     def abandoned(self, permit: str) -> None:
-        """Note that the sampler of a group died: the group is filled again at once."""
+        """Note that the sampler of a group died: the group is filled again at once.
+
+        Raises:
+            SamplingError: it has cost too many samplers to be chance.
+        """
         if flight := self._land(permit):
-            self._book.abandoned(flight.permit.group)
+            deaths = self._book.abandoned(flight.permit.group)
+            if deaths >= MOST_DEATHS:
+                first = flight.permit.stops[0].entry.key
+                raise SamplingError(
+                    f"{deaths} samplers died while they filled group {flight.permit.group} (its "
+                    f"first object is {first}); a transform that crashes, or too little memory?"
+                )
+
+    def ground(self) -> None:
+        """Remove what samplers left unfinished; they are all gone."""
+        for permit in list(self.flights):
+            self._land(permit)
 
     def _land(self, permit: str) -> Flight | None:
         flight = self.flights.pop(permit, None)
@@ -360,14 +353,14 @@ class Dispatcher:
             self._cache.discard(permit, flight.permit.shards)
         return flight
 
-    def _check_holes(self, reasons: list[str]) -> None:
+    def _check_holes(self) -> None:
         totals = self._cache.totals()
         allowed = self._config.sampling.max_skipped * totals.drawn_parts
         few = totals.holes <= LEAST_HOLES and not self.complete
-        if not reasons or totals.holes <= allowed or few:
+        if totals.holes <= allowed or few:
             return
         raise SamplingError(
             f"{totals.holes} of {totals.drawn_parts} visits yielded nothing, more than "
             f"sampling.max_skipped ({self._config.sampling.max_skipped:g}) allows; the last: "
-            + "; ".join(reasons[:3])
+            + "; ".join(self._reasons)
         )

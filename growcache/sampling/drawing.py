@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from growcache.cache.cache import Cache
 from growcache.config import SamplingConfig
+from growcache.errors import ConfigError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Draw, Draws, Sizing
 from growcache.sampling.population import Population, next_edition, wants_edition
@@ -20,6 +21,7 @@ class Drawing:
     def __init__(
         self, sampling: SamplingConfig, cache: Cache, catalog: Catalog, sizing: Sizing
     ) -> None:
+        self._sampling = sampling
         self._cache = cache
         self._catalog = catalog
         self._editions = list(cache.editions)
@@ -54,7 +56,8 @@ class Drawing:
             round_: that the group before it was drawn in.
         """
         draw = self._peek(group)
-        ended = draw is not None and not self.replacement and draw.round != round_
+        # No part for this node is no reason to wait for a doubling: another page may help.
+        ended = draw is None or (not self.replacement and draw.round != round_)
         if self._extend(group, ended=ended):
             draw = self._peek(group)
         return draw
@@ -65,8 +68,20 @@ class Drawing:
             return None
         asked = (group, len(self._editions))
         if self._peeked is None or self._peeked[0] != asked:
-            self._peeked = (asked, self._draws.group(group))
+            self._peeked = (asked, self._drawn(group))
         return self._peeked[1]
+
+    def _drawn(self, group: int) -> Draw | None:
+        try:
+            return self._draws.group(group)
+        except LookupError:  # the edition has no part for this node
+            if not self._catalog.complete or not self.up_to_date:
+                return None
+            node, nodes = self._sampling.node, self._sampling.nodes
+            raise ConfigError(
+                f"none of the source's parts belongs to node {node} of {nodes}; "
+                "use fewer sampling.nodes"
+            ) from None
 
     def _extend(self, group: int, *, ended: bool) -> bool:
         objects, complete = len(self._catalog), self._catalog.complete

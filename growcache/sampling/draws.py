@@ -239,6 +239,8 @@ class Draws:
             kept.append(parts[mask])
             missing -= int(mask.sum())
             tries += 1
+        if missing == count:
+            raise LookupError(f"edition {span.edition} has no part for this node")
         return Draw(number, span.edition, number, np.concatenate(kept))
 
     def _span(self, number: int) -> Span:

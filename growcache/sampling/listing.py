@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from growcache.errors import GrowcacheError
+from growcache.errors import GrowcacheError, SamplingError
 from growcache.remote.store import Entry, Store
 
 PAGES_AHEAD = 4  # pages the loop may lag behind: a listing must not fill the memory
@@ -20,7 +20,7 @@ class Listing:
 
     Args:
         store: what is listed.
-        on_page: told each page.
+        on_page: told each page; `more` asks for another one when it is dealt with.
         on_end: told None at the end, or what ended the listing early.
     """
 
@@ -32,6 +32,10 @@ class Listing:
         self._slots = threading.Semaphore(PAGES_AHEAD)
         self._stopped = False
         threading.Thread(target=self._run, name="listing", daemon=True).start()
+
+    def more(self) -> None:
+        """Let the thread go on: a page that it told was dealt with."""
+        self._slots.release()
 
     def stop(self) -> None:
         """Let the thread end at its next page; nothing more is told."""
@@ -48,6 +52,8 @@ class Listing:
                 self._tell(self._page, page)
         except GrowcacheError as caught:
             error = caught
+        except Exception as caught:  # noqa: BLE001 - a client may raise anything; all is told
+            error = SamplingError(f"the listing failed: {type(caught).__name__}: {caught}")
         self._tell(self._end, error)
 
     def _tell(self, callback: Callable[..., None], value: object) -> None:
@@ -55,7 +61,6 @@ class Listing:
             self._loop.call_soon_threadsafe(callback, value)
 
     def _page(self, page: list[Entry]) -> None:
-        self._slots.release()
         if not self._stopped:
             self._on_page(page)
 

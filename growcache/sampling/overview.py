@@ -75,6 +75,7 @@ class Overview:
         last_errors: list[str],
         listed: bool,
         complete: bool,
+        beginning: str,
         stopped: bool,
     ) -> Status:
         """Return the status of this moment."""
@@ -82,9 +83,10 @@ class Overview:
         now = time.monotonic()
         self._samples.note(now, totals.drawn)
         self._bytes.note(now, self.egress_bytes)
-        state, waiting_for = self._state(
-            dispatcher, listed=listed, complete=complete, stopped=stopped
-        )
+        state: State = "stopped"
+        waiting_for = None
+        if not stopped:
+            state, waiting_for = self._state(dispatcher, beginning=beginning, complete=complete)
         identity = cache.identity
         return Status(
             state=state,
@@ -133,18 +135,16 @@ class Overview:
         )
 
     def _state(
-        self, dispatcher: Dispatcher | None, *, listed: bool, complete: bool, stopped: bool
+        self, dispatcher: Dispatcher | None, *, beginning: str, complete: bool
     ) -> tuple[State, str | None]:
-        if stopped:
-            return "stopped", None
-        if self._cache.room() < 0 and not self._cache.bytes_reserved:
-            return "shrinking", "readers to let go of shards: the bound was lowered"
         if dispatcher is None:
-            what = "samplers and a first object" if listed else "the listing and a first object"
-            return "waiting", what
+            return "waiting", beginning
         verdict = dispatcher.verdict
+        if self._cache.room() + self._cache.bytes_reserved < 0:
+            return "shrinking", dispatcher.landlord.awaited()
         if dispatcher.blocked and dispatcher.stuck:
-            return "waiting", dispatcher.blocked
+            state: State = "waiting" if dispatcher.landlord.evicts else "full"
+            return state, dispatcher.blocked
         if complete:
             return "complete", None
         if verdict.granted or (verdict.mood == "waiting" and dispatcher.flights):

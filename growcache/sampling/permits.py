@@ -33,10 +33,8 @@ class Outlook:
         room_bytes: what is left below the bound, promises to other groups deducted.
         evictable_bytes: of shards that may be deleted now.
         clearing_bytes: of shards that may go as soon as their readers let go.
-        holding: who holds those, in words.
         unused: why the other shards may not go, in words.
-        evicts: whether anything is ever evicted.
-        until_full: whether this run ends instead of evicting.
+        evicts: whether anything is evicted, by the policy and in this run.
     """
 
     measured: bool = True
@@ -56,10 +54,8 @@ class Outlook:
     room_bytes: int = 0
     evictable_bytes: int = 0
     clearing_bytes: int = 0
-    holding: str = ""
     unused: str = ""
     evicts: bool = True
-    until_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +65,7 @@ class Verdict:
     granted: bool
     mood: Mood = "running"
     waiting_for: str | None = None
+    final: bool = False  # nothing in this run can change it
 
 
 GRANTED = Verdict(True)
@@ -77,7 +74,7 @@ GRANTED = Verdict(True)
 def decide(outlook: Outlook) -> Verdict:
     """Return the verdict on one more group."""
     if outlook.complete:
-        return Verdict(False, "complete")
+        return Verdict(False, "complete", final=True)
     return _for_work(outlook) or _for_budgets(outlook) or _for_room(outlook) or GRANTED
 
 
@@ -101,11 +98,10 @@ def _for_budgets(o: Outlook) -> Verdict | None:
     if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
         return _wait("the groups in flight: --samples is reached")
     if o.max_egress_bytes is not None and o.egress_bytes >= o.max_egress_bytes:
-        return _wait(
-            f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
-        )
+        event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
+        return Verdict(False, "waiting", event, final=True)
     if not o.index_ok:
-        return _wait("room in the index: a reader keeps its log from being folded in")
+        return _wait("room in the index: its budget is used up, or a reader holds its log")
     if not o.disk_ok:
         return _wait("free space on the disk: less than cache.min_free is left")
     return None
@@ -115,8 +111,8 @@ def _for_room(o: Outlook) -> Verdict | None:
     short = o.group_bytes - o.room_bytes
     if short <= 0:
         return None
-    if o.until_full or not o.evicts:
-        return Verdict(False, "full")
+    if not o.evicts:
+        return Verdict(False, "full", final=True)
     if short <= o.evictable_bytes + o.clearing_bytes:
         return None  # what is still held is retired ahead, and the sampler waits in memory
-    return Verdict(False, "full", o.unused or o.holding or "shards that may be evicted")
+    return Verdict(False, "full", o.unused or "shards that may be evicted")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from growcache.cache.status import WorkerStatus
+from growcache.errors import SamplingError
 from growcache.sampling.engines.local import SamplerProcess
 from growcache.sampling.messages import Message
 
@@ -29,6 +30,8 @@ class Slot:
         paused: permits that wait for the supervisor, which is no lack of progress.
         moved_at: when it last made progress, monotonic seconds.
         restarts: how often a new process was needed.
+        probing: whether it measures a first object.
+        stillborn: how many of its processes in a row ended before they were ready.
     """
 
     id: int
@@ -38,6 +41,8 @@ class Slot:
     paused: set[str] = field(default_factory=set)
     moved_at: float = 0.0
     restarts: int = 0
+    probing: bool = False
+    stillborn: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -55,7 +60,7 @@ class Slot:
 
     def stalled(self, now: float, timeout_seconds: float) -> bool:
         """Whether it should have made progress for longer than it is allowed."""
-        busy = len(self.permits) > len(self.paused) or not self.ready
+        busy = len(self.permits) > len(self.paused) or not self.ready or self.probing
         return self.process is not None and busy and now - self.moved_at > timeout_seconds
 
     def status(self) -> WorkerStatus:
@@ -79,7 +84,8 @@ class Roster:
         count: how many samplers.
         setup: the message that every new process gets first.
         on_message: told (slot, message).
-        on_death: told (slot, permits) when a process is gone and reaped.
+        on_death: told (slot, permits, exit code) when a process is gone and reaped.
+        on_failure: told what keeps processes from being started at all.
     """
 
     def __init__(
@@ -87,14 +93,18 @@ class Roster:
         count: int,
         setup: Message,
         on_message: Callable[[Slot, Message], None],
-        on_death: Callable[[Slot, list[str]], None],
+        on_death: Callable[[Slot, list[str], int], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self.slots = [Slot(number) for number in range(count)]
         self._setup = setup
         self._on_message = on_message
         self._on_death = on_death
+        self._on_failure = on_failure
         self._stopping = False
         self._lives = [asyncio.create_task(self._live(slot)) for slot in self.slots]
+        for life in self._lives:
+            life.add_done_callback(self._life_ended)
 
     @property
     def alive(self) -> int:
@@ -131,6 +141,13 @@ class Roster:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
 
+    def _life_ended(self, life: asyncio.Task[None]) -> None:
+        error = None if life.cancelled() else life.exception()
+        if isinstance(error, OSError):
+            self._on_failure(SamplingError(f"cannot start a sampler process: {error}"))
+        elif isinstance(error, Exception):
+            self._on_failure(error)
+
     async def _live(self, slot: Slot) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while not self._stopping:
@@ -140,8 +157,8 @@ class Roster:
             )
             slot.moved()
             slot.send(self._setup)
-            await slot.process.ended()
-            self._bury(slot)
+            code = await slot.process.ended()
+            self._bury(slot, code)
             if self._stopping:
                 return
             healthy = time.monotonic() - born > HEALTHY_SECONDS
@@ -151,9 +168,11 @@ class Roster:
             await asyncio.sleep(backoff)
             slot.restarts += 1
 
-    def _bury(self, slot: Slot) -> None:
+    def _bury(self, slot: Slot, code: int) -> None:
         permits = list(slot.permits)
-        slot.process, slot.ready = None, False
+        slot.stillborn = 0 if slot.ready else slot.stillborn + 1
+        slot.process, slot.ready, slot.probing = None, False, False
         slot.permits.clear()
         slot.paused.clear()
-        self._on_death(slot, permits)
+        if not self._stopping:
+            self._on_death(slot, permits, code)

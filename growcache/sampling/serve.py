@@ -80,7 +80,8 @@ def _joins(config: Config) -> bool:
     running = read_identity(config.cache.path)
     if running is None:
         return True  # it has not measured its first object; what it draws will show
-    sizing = with_wishes(config, stored_sizing(running.sizes))
+    ranged = bool(running.sizes["ranged"])
+    sizing = with_wishes(config, stored_sizing(running.sizes), ranged=ranged)
     digest = running.parts.get(TRANSFORM)
     ours = identify(config, running.schema, sizing, digest, running.sizes)
     if ours.fingerprint != running.fingerprint:

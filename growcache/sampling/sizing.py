@@ -38,6 +38,11 @@ def measure_sizing(config: Config, measure: Measure, schema: Schema, *, ranged: 
         SHARD_BYTES, int(config.cache.max_bytes) // SHARDS_IN_CACHE, GROUP_BYTES // group
     )
     limit = config.cache.max_samples
+    if limit is not None and limit < visit:
+        raise ConfigError(
+            f"cache.max_samples: {limit} is less than the {visit} samples that one visit "
+            "yields; raise it, or lower sampling.samples_per_object"
+        )
     return Sizing(
         samples_per_object=visit,
         stride_bytes=float(measure.stride_bytes),
@@ -45,7 +50,7 @@ def measure_sizing(config: Config, measure: Measure, schema: Schema, *, ranged: 
         whole=by_objects or not ranged,
         shard_samples=max(1, shard_bytes // record_bytes) if wanted == "auto" else wanted,
         group_shards=group,
-        max_parts=None if limit is None else max(1, limit // visit),
+        max_parts=None if limit is None else limit // visit,
     )
 
 
@@ -61,7 +66,7 @@ def stored_sizing(sizes: dict[str, Any]) -> Sizing:
     return Sizing(**{field.name: sizes[field.name] for field in fields(Sizing)})
 
 
-def with_wishes(config: Config, sizing: Sizing) -> Sizing:
+def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
     """Return a stored sizing with what the configuration asks for explicitly.
 
     So that a changed wish shows as a difference between fingerprints, while ``auto`` means
@@ -70,12 +75,12 @@ def with_wishes(config: Config, sizing: Sizing) -> Sizing:
     sampling = config.sampling
     if sampling.shard_samples != "auto":
         sizing = replace(sizing, shard_samples=sampling.shard_samples)
-    if sampling.samples_per_object != "auto" and not sizing.whole:
+    if sampling.samples_per_object != "auto" and ranged:
         sizing = replace(sizing, samples_per_object=sampling.samples_per_object)
     return sizing
 
 
-def check_bound(config: Config, group_bytes: int) -> None:
+def check_bound(config: Config, group_bytes: int, catalog_bytes: int) -> None:
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
 
     Raises:
@@ -87,7 +92,7 @@ def check_bound(config: Config, group_bytes: int) -> None:
             f"{MOST_GROUP_BYTES:,} bytes of memory that a sampler may use for one; "
             "choose fewer samples per shard"
         )
-    least = budget.minimum_bytes(config.sampling.workers, group_bytes)
+    least = budget.minimum_bytes(config.sampling.workers, group_bytes, catalog_bytes)
     if int(config.cache.max_bytes) < least:
         raise ConfigError(
             f"cache.max_bytes: {int(config.cache.max_bytes):,} bytes cannot hold "

@@ -14,33 +14,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
 from growcache.cache.status import Status, write_status
 from growcache.config import Config
-from growcache.errors import ConfigError, GrowcacheError, SamplingError
+from growcache.errors import CacheError, ConfigError, GrowcacheError, SamplingError
 from growcache.remote.catalog import Catalog
-from growcache.remote.formats import Measure, open_format
+from growcache.remote.formats import open_format
 from growcache.remote.store import Entry, open_store
 from growcache.sampling.dispatch import Dispatcher, RunLimits
-from growcache.sampling.draws import Sizing
-from growcache.sampling.fingerprint import identify, wishes
+from growcache.sampling.fingerprint import wishes
+from growcache.sampling.identification import Found, Identification
 from growcache.sampling.listing import Listing
 from growcache.sampling.messages import Message
 from growcache.sampling.overview import Overview
 from growcache.sampling.roster import Roster, Slot
-from growcache.sampling.sizing import check_bound, measure_sizing, stored_sizing, with_wishes
-from growcache.schema import Schema
+from growcache.sampling.sizing import check_bound
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
 LEASES_SECONDS = 0.1
 UPKEEP_SECONDS = 1.0
 HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
-PROBED = 16  # objects tried in search of a first readable one
+WARN_SECONDS = 60.0
+PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
+MOST_STILLBORN = 5  # samplers in one place that end before they are ready
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
 GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
 
@@ -111,11 +110,14 @@ class Supervisor:
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
         self._introduction: Message | None = None
-        self._probing = False
-        self._probe_from = 0
+        self._identification = Identification(config, cache, self._catalog)
+        self._pages: deque[list[Entry]] = deque()
+        self._listing: Listing | None = None
+        self._listing_over = False
         self._listed = False
-        self._error: GrowcacheError | None = None
+        self._error: Exception | None = None
         self._ended = False
+        self._blocked_since = time.monotonic()
         self._next: dict[str, float] = {}
         self._last_errors: deque[str] = deque(maxlen=5)
 
@@ -126,16 +128,18 @@ class Supervisor:
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
         setup: Message = {"type": "setup", "config": self._config.model_dump(mode="json")}
-        self._roster = Roster(sampling.workers, setup, self._heard, self._died)
-        listing = self._start_listing()
+        self._roster = Roster(sampling.workers, setup, self._heard, self._died, self._fail)
         try:
+            self._guard(self._start_listing)
             while not self._ended and self._error is None:
                 await self._sleep()
                 self._guard(self._turn)
         finally:
-            if listing is not None:
-                listing.stop()
+            if self._listing is not None:
+                self._listing.stop()
             await self._roster.stop()
+            if self._dispatcher is not None:
+                self._dispatcher.ground()
             status = self._status(stopped=True)
             self._catalog.close()
             write_status(self._config.cache.path, status)
@@ -164,51 +168,83 @@ class Supervisor:
         self._ended = True
         self._woken.set()
 
-    def _start_listing(self) -> Listing | None:
+    def _start_listing(self) -> None:
         if self._catalog.complete and not self._refresh:
             self._listed = True
-            return None
+            return
         self._catalog.complete = False
         store = open_store(
             self._config.source,
             timeout_seconds=self._config.sampling.timeout_seconds,
             on_retry=self._listing_retried,
         )
-        return Listing(store, self._page, self._listing_ended)
+        self._listing = Listing(store, self._page, self._listing_ended)
 
     def _listing_retried(self, error: BaseException) -> None:
         self._overview.failures += 1  # from the listing's thread; a lost count is no harm
         self._last_errors.append(f"listing: {error}")
 
     def _page(self, page: list[Entry]) -> None:
-        self._guard(lambda: self._catalog.append(page))
+        self._pages.append(page)
         self._woken.set()
 
     def _listing_ended(self, error: GrowcacheError | None) -> None:
         if error is not None:
             self._fail(error)
-        elif not len(self._catalog):
-            urls = ", ".join(self._config.source.url)
-            self._fail(
-                ConfigError(
-                    f"the listing is empty: no object matches {urls}; check bucket, prefix and "
-                    "glob in source.url"
-                )
-            )
-        else:
-            self._catalog.flush()
-            self._catalog.complete = True
-            self._listed = True
+        self._listing_over = True
         self._woken.set()
 
-    def _fail(self, error: GrowcacheError) -> None:
+    def _take_pages(self) -> None:
+        """Take what was listed into the catalog, as far as there is room for it."""
+        while self._pages and self._has_room_for(self._pages[0]):
+            self._catalog.append(self._pages.popleft())
+            self._cache.catalog_bytes = self._catalog.allocated_bytes
+            if self._listing is not None:
+                self._listing.more()
+        if not self._listing_over or self._pages or self._listed:
+            return
+        if not len(self._catalog):
+            urls = ", ".join(self._config.source.url)
+            raise ConfigError(
+                f"the listing is empty: no object matches {urls}; check bucket, prefix and "
+                "glob in source.url"
+            )
+        self._catalog.flush()
+        self._catalog.complete = True
+        self._listed = True
+
+    def _has_room_for(self, page: list[Entry]) -> bool:
+        """Make room for a page of the listing: the catalog counts against the bound, too.
+
+        Raises:
+            ConfigError: there never will be enough.
+        """
+        needed = PAGE_BYTES + sum(len(entry.key) + ENTRY_BYTES for entry in page)
+        if self._cache.room() < needed and self._dispatcher is not None:
+            self._dispatcher.landlord.make_room(needed)
+        if self._cache.room() >= needed:
+            return True
+        taken = self._cache.catalog_bytes + self._cache.budget_bytes + needed
+        if self._dispatcher is None or taken > self._cache.max_bytes:
+            raise ConfigError(
+                f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
+                f"more and the index take {taken:,} bytes by themselves; raise it"
+            )
+        return False
+
+    def _fail(self, error: Exception) -> None:
         self._error = self._error or error
         self._woken.set()
 
     def _guard(self, step: Callable[[], object]) -> None:
+        """Run a step; whatever it raises ends the service, which raises it again."""
         try:
             step()
         except GrowcacheError as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(CacheError(f"cannot use {self._config.cache.path}: {error}"))
+        except Exception as error:  # noqa: BLE001 - a defect; `run` raises it, all being stopped
             self._fail(error)
 
     # ------------------------------------------------------------ the samplers
@@ -231,7 +267,7 @@ class Supervisor:
                 kind = ConfigError if message["exit_code"] == 2 else SamplingError
                 raise kind(message["error"])
             case "probed":
-                self._probed(message)
+                self._probed(slot, message)
             case "need" if dispatcher and permit in slot.permits:
                 slot.paused.add(permit)
                 dispatcher.need(permit, message["bytes"])
@@ -241,7 +277,7 @@ class Supervisor:
             case "failed" if dispatcher and permit in slot.permits:
                 self._landed(slot, permit)
                 self._last_errors.append(message["error"])
-                dispatcher.failed(permit, message["error"])
+                dispatcher.failed(permit, message["error"], disk=message["disk"])
 
     def _landed(self, slot: Slot, permit: str) -> None:
         slot.permits.pop(permit, None)
@@ -266,76 +302,56 @@ class Supervisor:
         if self._identity is not None:
             slot.send(_identity_message(self._identity))
 
-    def _died(self, slot: Slot, permits: list[str]) -> None:
-        self._probing = False
-        if self._dispatcher is not None:
-            for permit in permits:
-                self._dispatcher.abandoned(permit)
+    def _probed(self, slot: Slot, message: Message) -> None:
+        assert self._introduction is not None
+        self._last_errors.extend(message.get("errors", [])[-3:])
+        found = self._identification.answered(
+            slot, message, self._introduction, listed=self._listed
+        )
+        if found is not None and self._dispatcher is None:
+            self._establish(found)
+
+    def _died(self, slot: Slot, permits: list[str], code: int) -> None:
+        self._last_errors.append(f"sampler {slot.id} ended with exit code {code}")
+        self._guard(lambda: self._bury(slot, permits))
         self._woken.set()
+
+    def _bury(self, slot: Slot, permits: list[str]) -> None:
+        self._identification.lost(slot)
+        for permit in permits:
+            if self._dispatcher is not None:
+                self._dispatcher.abandoned(permit)
+        if slot.stillborn >= MOST_STILLBORN:
+            raise SamplingError(
+                f"sampler processes end at their start, {slot.stillborn} times in a row; what "
+                "they print above says why"
+            )
 
     # --------------------------------------------------------------- beginnings
 
     def _identify(self) -> None:
-        """Find out what the cache is of: from the cache itself, or from a first object."""
-        introduction = self._introduction
-        if introduction is None or not len(self._catalog) or self._probing:
+        if self._introduction is None or not len(self._catalog):
             return
-        stored = self._cache.identity
-        if stored is not None and self._cache.totals().drawn_shards:
-            if not self._covers_editions():
-                return
-            sizing = with_wishes(self._config, stored_sizing(stored.sizes))
-            self._establish(stored.schema, sizing, stored.sizes)
-            return
-        ready = [slot for slot in self._roster.slots if slot.ready]
-        last = min(len(self._catalog), self._probe_from + PROBED)
-        if ready and last > self._probe_from:
-            entries = [self._catalog.entry(i) for i in range(self._probe_from, last)]
-            ready[0].send(
-                {"type": "probe", "entries": [[*asdict(e).values()] for e in entries]}
-            )
-            ready[0].moved()
-            self._probing, self._probe_from = True, last
+        found = self._identification.known(self._introduction, listed=self._listed)
+        if found is not None:
+            self._establish(found)
+        else:
+            self._identification.probe([slot for slot in self._roster.slots if slot.ready])
 
-    def _covers_editions(self) -> bool:
-        """Whether the listing, which may have to be made anew, is as long as it was."""
-        editions = self._cache.editions
-        return self._listed or not editions or len(self._catalog) >= editions[-1].objects
-
-    def _probed(self, message: Message) -> None:
-        self._probing = False
-        if "schema" not in message:
-            errors = message["errors"]
-            self._last_errors.extend(errors[-3:])
-            if self._listed and self._probe_from >= len(self._catalog):
-                raise SamplingError(
-                    "no object of the source can be read as source.format "
-                    f"{self._config.source.format}: {errors[0]}"
-                )
-            return
-        assert self._introduction is not None
-        schema = Schema.from_json(message["schema"])
-        measure = Measure(**message["measure"])
-        ranged = self._introduction["ranged"]
-        sizing = measure_sizing(self._config, measure, schema, ranged=ranged)
-        kept = {
-            "record_bytes": self._cache.record_bytes(schema),
-            "sample_bytes": schema.nbytes,
-            "samples_per_whole": sizing.samples_per_object,
-        }
-        self._establish(schema, sizing, kept)
-
-    def _establish(self, schema: Schema, sizing: Sizing, kept: dict[str, Any]) -> None:
-        assert self._introduction is not None
-        digest = self._introduction["transform_digest"]
-        identity = identify(self._config, schema, sizing, digest, kept)
-        self._cache.set_identity(identity)
+    def _establish(self, found: Found) -> None:
+        self._cache.set_identity(found.identity)
         dispatcher = Dispatcher(
-            self._config, self._cache, self._catalog, identity, sizing, self._limits
+            self._config,
+            self._cache,
+            self._catalog,
+            found.identity,
+            found.sizing,
+            self._limits,
         )
-        check_bound(self._config, dispatcher.full_group_bytes)
-        self._identity, self._dispatcher = identity, dispatcher
-        self._roster.broadcast(_identity_message(identity))
+        catalog_bytes = self._catalog.allocated_bytes
+        check_bound(self._config, dispatcher.full_group_bytes, catalog_bytes)
+        self._identity, self._dispatcher = found.identity, dispatcher
+        self._roster.broadcast(_identity_message(found.identity))
 
     # ------------------------------------------------------------------ a turn
 
@@ -346,9 +362,9 @@ class Supervisor:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._cache.catalog_bytes = self._catalog.allocated_bytes
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.poll_leases(now)
+        self._take_pages()
         if self._dispatcher is None:
             self._identify()
         if self._dispatcher is not None:
@@ -385,17 +401,28 @@ class Supervisor:
 
     def _full_for_good(self, dispatcher: Dispatcher) -> bool:
         """Whether nothing will ever be added, because nothing is ever evicted."""
-        full = dispatcher.verdict.mood == "full"
-        return full and self._config.cache.eviction == "none" and dispatcher.stuck
+        return self._config.cache.eviction == "none" and dispatcher.at_rest
 
     def _upkeep(self) -> None:
         self._cache.maintain()
         patience = PATIENCE * self._config.sampling.timeout_seconds + GRACE_SECONDS
         for place in self._roster.kill_stalled(patience):
             self._last_errors.append(f"sampler {place} made no progress and was restarted")
+        self._warn_of_holders()
 
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
             self._cache.append_history(self._overview.history())
+
+    def _warn_of_holders(self) -> None:
+        """Say it once when readers have kept everything waiting for a minute."""
+        now = time.monotonic()
+        blocked = self._dispatcher.blocked if self._dispatcher is not None else ""
+        if not blocked:
+            self._blocked_since = now
+        elif (
+            self._due("warning", now, WARN_SECONDS) and now - self._blocked_since > WARN_SECONDS
+        ):
+            self._last_errors.append(f"samplers wait since a minute or more for {blocked}")
 
     def _check_limits(self, now: float) -> None:
         limits, dispatcher = self._limits, self._dispatcher
@@ -405,8 +432,7 @@ class Supervisor:
             return
         if limits.samples is not None and dispatcher.drawn_this_run >= limits.samples:
             self._end()
-        at_rest = dispatcher.stuck and dispatcher.verdict.mood in ("full", "complete")
-        if limits.until_full and at_rest:
+        if limits.until_full and dispatcher.at_rest:
             self._end()
 
     # ------------------------------------------------------------------ status
@@ -429,6 +455,7 @@ class Supervisor:
             last_errors=list(self._last_errors),
             listed=self._listed,
             complete=self._cache.complete,
+            beginning=self._identification.waiting_for,
             stopped=stopped,
         )
 

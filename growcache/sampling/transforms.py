@@ -61,13 +61,13 @@ class Transform:
         random.seed(bits)
         try:
             result = self.function(**{name: values[name] for name in self.takes})
+            if isinstance(result, Mapping):
+                return {name: np.asarray(value) for name, value in result.items()}
         except Exception as error:  # the user's code may raise anything
             raise FormatError(_explain(self.name, error, origin)) from error
-        if not isinstance(result, Mapping):
-            raise FormatError(
-                f"{self.name} must return a dict of arrays, found {type(result).__name__}"
-            )
-        return {name: np.asarray(value) for name, value in result.items()}
+        raise FormatError(
+            f"{self.name} must return a dict of arrays, found {type(result).__name__}"
+        )
 
 
 def load_transform(name: str | None, options: Mapping[str, Any], seed: int) -> Transform | None:
@@ -88,8 +88,9 @@ def load_transform(name: str | None, options: Mapping[str, Any], seed: int) -> T
     try:
         module = importlib.import_module(module_name)
         found = getattr(module, attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"sampling.transform: cannot load {name}: {error}") from None
+    except Exception as error:  # the user's module may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"sampling.transform: cannot load {name}: {what}") from error
     function = _made(found, name, options)
     takes = _takes(function, name)
     return Transform(name, _digest(module.__file__), function, takes, seed)
@@ -99,10 +100,10 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Callable[..., An
     if isinstance(found, type):
         try:
             found = found(**options)
-        except TypeError as error:
+        except Exception as error:  # the constructor may raise anything, too
             raise ConfigError(
-                f"sampling.transform_options do not fit {name}: {error}"
-            ) from None
+                f"sampling.transform_options do not fit {name}: {type(error).__name__}: {error}"
+            ) from error
     elif options:
         raise ConfigError(
             f"sampling.transform_options: {name} is no class and takes no options"

@@ -215,6 +215,10 @@ class Sampler:
         for entry in entries:
             try:
                 self._line.send(await self._measured(entry))
+            except TransientStoreError as error:
+                # Not the object's fault: another one might give another schema.
+                self._line.send({"type": "probed", "transient": str(error)})
+                return
             except (StoreError, FormatError) as error:
                 errors.append(f"{entry.key}: {error}")
             else:

@@ -32,7 +32,6 @@ def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
         ({"index_ok": False}, "index"),
         ({"disk_ok": False}, "min_free"),
         ({"room_bytes": 9, "unused": "job a to read"}, "job a"),
-        ({"room_bytes": 9, "clearing_bytes": 0, "holding": "pid 7"}, "pid 7"),
     ],
 )
 def test_whoever_waits_names_the_event(change: dict[str, object], word: str) -> None:
@@ -49,9 +48,8 @@ def test_room_may_come_from_shards_that_clear_later() -> None:
     assert not decide(replace(short, evictable_bytes=4, clearing_bytes=3)).granted
 
 
-@pytest.mark.parametrize("change", [{"until_full": True}, {"evicts": False}])
-def test_full_is_full_where_nothing_may_be_evicted(change: dict[str, bool]) -> None:
-    verdict = decide(replace(READY, room_bytes=2, evictable_bytes=99, **change))  # type: ignore[arg-type]
+def test_full_is_full_where_nothing_may_be_evicted() -> None:
+    verdict = decide(replace(READY, room_bytes=2, evictable_bytes=99, evicts=False))
     assert (verdict.granted, verdict.mood, verdict.waiting_for) == (False, "full", None)
 
 

@@ -1,0 +1,130 @@
+"""Finding out what a cache is of: from what it holds, or from a first readable object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from growcache.cache.cache import Cache
+from growcache.cache.identity import Identity
+from growcache.config import Config
+from growcache.errors import SamplingError
+from growcache.remote.catalog import Catalog
+from growcache.remote.formats import Measure
+from growcache.sampling.draws import Sizing
+from growcache.sampling.fingerprint import identify
+from growcache.sampling.messages import Message
+from growcache.sampling.roster import Slot
+from growcache.sampling.sizing import measure_sizing, stored_sizing, with_wishes
+from growcache.schema import Schema
+
+PROBED = 16  # objects tried at once, in order, in search of a readable one
+AGAIN_SECONDS = 1.0  # after a store that did not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the cache is of, and how objects are cut."""
+
+    identity: Identity
+    sizing: Sizing
+
+
+class Identification:
+    """One search, by one sampler at a time; a sampler's death only repeats it.
+
+    Attributes:
+        waiting_for: the event that is awaited, in words.
+    """
+
+    def __init__(self, config: Config, cache: Cache, catalog: Catalog) -> None:
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._unreadable = 0  # objects, from the first one on
+        self._prober: Slot | None = None
+        self._not_before = 0.0
+        self.waiting_for = "samplers to start"
+
+    def known(self, introduction: Message, *, listed: bool) -> Found | None:
+        """Return what the cache's own samples say; None where there are none, or not yet."""
+        stored = self._cache.identity
+        if stored is None or not self._cache.totals().drawn_shards:
+            return None
+        editions = self._cache.editions
+        if not listed and editions and len(self._catalog) < editions[-1].objects:
+            return None  # the listing was lost and is being made anew
+        ranged = bool(introduction["ranged"])
+        sizing = with_wishes(self._config, stored_sizing(stored.sizes), ranged=ranged)
+        return self._found(stored.schema, sizing, introduction, stored.sizes)
+
+    def probe(self, ready: Sequence[Slot]) -> None:
+        """Let a sampler measure the first object that can be read, if none does so now."""
+        now = time.monotonic()
+        if self._prober is not None or not ready or now < self._not_before:
+            return
+        if self._cache.identity is not None and self._cache.totals().drawn_shards:
+            return
+        last = min(len(self._catalog), self._unreadable + PROBED)
+        entries = [self._catalog.entry(i) for i in range(self._unreadable, last)]
+        if not entries:
+            self.waiting_for = "the listing to show an object that can be read"
+            return
+        self.waiting_for = "a first object to be read"
+        self._prober = ready[0]
+        self._prober.probing = True
+        self._prober.moved()
+        self._prober.send(
+            {"type": "probe", "entries": [[*asdict(entry).values()] for entry in entries]}
+        )
+
+    def lost(self, slot: Slot) -> None:
+        """Note that a sampler died; what it was asked is asked again."""
+        if slot is self._prober:
+            self._prober = None
+
+    def answered(
+        self, slot: Slot, message: Message, introduction: Message, *, listed: bool
+    ) -> Found | None:
+        """Return what was measured; None where the search goes on.
+
+        Raises:
+            SamplingError: no object of the source can be read.
+        """
+        if slot is not self._prober:
+            return None
+        self._prober, slot.probing = None, False
+        if "transient" in message:
+            self._not_before = time.monotonic() + AGAIN_SECONDS
+            self.waiting_for = f"the store to answer ({message['transient']})"
+            return None
+        if "errors" in message:
+            self._unreadable += len(message["errors"])
+            if listed and self._unreadable >= len(self._catalog):
+                raise SamplingError(
+                    "no object of the source can be read as source.format "
+                    f"{self._config.source.format}: {message['errors'][0]}"
+                )
+            return None
+        return self._measured(message, introduction)
+
+    def _measured(self, message: Message, introduction: Message) -> Found:
+        schema = Schema.from_json(message["schema"])
+        measure = Measure(**message["measure"])
+        ranged = bool(introduction["ranged"])
+        sizing = measure_sizing(self._config, measure, schema, ranged=ranged)
+        kept = {
+            "ranged": ranged,
+            "record_bytes": self._cache.record_bytes(schema),
+            "sample_bytes": schema.nbytes,
+            "samples_per_whole": sizing.samples_per_object,
+        }
+        return self._found(schema, sizing, introduction, kept)
+
+    def _found(
+        self, schema: Schema, sizing: Sizing, introduction: Message, kept: dict[str, Any]
+    ) -> Found:
+        digest = introduction["transform_digest"]
+        return Found(identify(self._config, schema, sizing, digest, kept), sizing)

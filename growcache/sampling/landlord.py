@@ -1,0 +1,106 @@
+"""Room in the cache: who gets it, which shards make it, and whom everybody waits for."""
+
+from __future__ import annotations
+
+import time
+
+from growcache.cache import eviction
+from growcache.cache.cache import Cache
+from growcache.config import CacheConfig
+from growcache.errors import ConfigError
+
+
+class Landlord:
+    """Gives out room below the bound, and evicts for it what the policy lets go.
+
+    Args:
+        bounds: the policy.
+        cache: that is filled.
+        evicts: False where this run ends instead of evicting.
+    """
+
+    def __init__(self, bounds: CacheConfig, cache: Cache, *, evicts: bool) -> None:
+        self._bounds = bounds
+        self._cache = cache
+        self.evicts = evicts and bounds.eviction != "none"
+
+    def reserve(self, permit: str, nbytes: int) -> bool:
+        """Promise bytes to a permit, evicting for them if need be; False: not yet.
+
+        Raises:
+            ConfigError: the bound can never hold so much at once.
+        """
+        cache = self._cache
+        most = cache.max_bytes - cache.budget_bytes - cache.catalog_bytes
+        if nbytes > most:
+            raise ConfigError(
+                f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and {most:,} is "
+                "all that the bound leaves for samples; raise it, or lower "
+                "sampling.shard_samples"
+            )
+        if cache.reserve(permit, nbytes):
+            return True
+        self.make_room(nbytes)
+        return cache.reserve(permit, nbytes)
+
+    def make_room(self, nbytes: int) -> None:
+        """Evict until so many bytes are free, or retire ahead what readers still hold."""
+        cache, bounds = self._cache, self._bounds
+        short = nbytes - cache.room()
+        if short <= 0 or not self.evicts:
+            return
+        candidates = cache.candidates()
+        seed = cache.totals().drawn_shards
+        choice = eviction.choose(bounds.eviction, candidates, short, bounds.min_uses, seed)
+        if choice.evict:
+            cache.evict(choice.evict)
+        if cache.room() >= nbytes:
+            return
+        gone = set(choice.evict)
+        ahead = eviction.retire_ahead(
+            bounds.eviction,
+            [candidate for candidate in candidates if candidate.number not in gone],
+            cache.max_bytes,
+            cache.totals().retired_bytes,
+            bounds.min_uses,
+            seed,
+        )
+        if ahead:
+            cache.retire(ahead)
+
+    def movable(self) -> tuple[int, int]:
+        """Return bytes of shards that may go (now, once their readers let go)."""
+        free = held = 0
+        for candidate in self._cache.candidates():
+            if candidate.min_job_uses >= self._bounds.min_uses:
+                if candidate.leased:
+                    held += candidate.allocated
+                else:
+                    free += candidate.allocated
+        return free, held
+
+    def awaited(self) -> str:
+        """Return the event that would make room, in words."""
+        if not self.evicts:
+            return "nothing: shards are never evicted here (cache.eviction, --until-full)"
+        return self._holders() or self.unused()
+
+    def unused(self) -> str:
+        """Return who has to read more before shards may go, in words."""
+        jobs = sorted({lease.job for lease in self._cache.leases if lease.open and lease.job})
+        least = self._bounds.min_uses
+        if not jobs:
+            return f"a reader: nobody reads the cache, and cache.min_uses is {least}"
+        names = ", ".join(jobs)
+        return f"job {names} to read more shards {least} times each (cache.min_uses)"
+
+    def _holders(self) -> str:
+        leases = [lease for lease in self._cache.leases if lease.holding()]
+        if not leases or not self._cache.totals().retired_shards:
+            return ""
+        oldest = min(leases, key=lambda lease: lease.created)
+        age = max(0, time.time() - oldest.created)
+        return (
+            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest for "
+            f"{age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
+        )
