@@ -8,6 +8,7 @@ and body together are valid, by their CRC32C: what a crash tore off is cut away.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -15,7 +16,8 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from growcache.errors import CacheError
+from growcache.errors import CacheError, CacheFullError
 from growcache.remote.seen import SeenKeys, hash_key
 from growcache.remote.store import Entry
 
@@ -40,6 +42,7 @@ _FRAME = struct.Struct(
 _ENTRIES, _COMPLETE = 1, 2
 _MD5 = 16  # bytes
 _MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 Columns = list[list[Any]]
 
@@ -59,7 +62,8 @@ class Catalog:
         self._places: list[tuple[int, int, int]] = []
         self._digests: list[bytes] = []  # after each block
         self._sizes = np.zeros(BLOCK, np.int64)
-        self._stored = 0  # entries in blocks
+        self._count = 0
+        self._stored = 0  # of these, entries in blocks
         self._pending: list[Entry] = []
         self._unpacked: OrderedDict[int, Columns] = OrderedDict()
         self._seen: SeenKeys | None = None
@@ -109,25 +113,32 @@ class Catalog:
 
         A key that is known keeps its ordinal, size and version. Buffered until `flush`, except
         for what fills whole blocks.
+
+        Raises:
+            CacheFullError: the disk has no room. All entries are taken in none the less; the
+                next `append` or `flush` writes what this one could not.
+            CacheError: the disk fails in another way; the same holds.
         """
         seen = self._known()
         with self._lock:
-            new = 0
+            before = self._count
             for entry in entries:
-                if seen.add(_identity(entry.store, entry.key), len(self), self._identity_of):
+                if seen.add(_identity(entry.store, entry.key), self._count, self._identity_of):
+                    self._put_size(self._count, entry.size)
                     self._pending.append(entry)
-                    self._put_size(len(self) - 1, entry.size)
-                    new += 1
-                    if len(self._pending) == BLOCK:
-                        self._write_block()
-            return new
+                    self._count += 1
+            self._write_pending(at_least=BLOCK)
+            return self._count - before
 
     def flush(self) -> None:
-        """Write what is buffered, and have the disk keep it."""
+        """Write what is buffered, and have the disk keep it.
+
+        Raises:
+            CacheFullError: the disk has no room; what was not written is still buffered.
+        """
         with self._lock:
-            if self._pending:
-                self._write_block()
-            os.fsync(self._descriptor)
+            self._write_pending(at_least=1)
+            self._sync()
 
     def close(self) -> None:
         """Release the file; what was not flushed is lost."""
@@ -143,7 +154,7 @@ class Catalog:
         self.close()
 
     def __len__(self) -> int:
-        return self._stored + len(self._pending)
+        return self._count
 
     def entry(self, ordinal: int) -> Entry:
         """Return one entry.
@@ -164,6 +175,20 @@ class Catalog:
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
         """Return several entries."""
         return [self.entry(int(ordinal)) for ordinal in ordinals]
+
+    def keys(self, start: int, stop: int) -> Iterator[list[str]]:
+        """Yield the keys of ordinals [start, stop), in pieces; quicker than by entry.
+
+        Raises:
+            IndexError: there are fewer.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
+        while start < stop:
+            first, keys = self._keys_around(start)
+            piece = keys[start - first : stop - first]
+            yield piece
+            start += len(piece)
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -200,12 +225,11 @@ class Catalog:
     @complete.setter
     def complete(self, value: bool) -> None:
         with self._lock:
-            if self._pending:
-                self._write_block()
+            self._write_pending(at_least=1)
             if value != self._complete:
                 self._write_frame(_COMPLETE, int(value), 0, 0, self._last_digest(), b"", b"")
                 self._complete = value
-            os.fsync(self._descriptor)
+            self._sync()
 
     @property
     def allocated_bytes(self) -> int:
@@ -214,8 +238,18 @@ class Catalog:
 
     # -- blocks -------------------------------------------------------------------------
 
-    def _write_block(self) -> None:
-        entries, self._pending = self._pending, []
+    def _write_pending(self, *, at_least: int) -> None:
+        """Write blocks while so many entries wait; what a failure leaves, waits on."""
+        written = 0
+        try:
+            while len(self._pending) - written >= at_least:
+                block = self._pending[written : written + BLOCK]
+                self._write_block(block)
+                written += len(block)
+        finally:
+            del self._pending[:written]
+
+    def _write_block(self, entries: Sequence[Entry]) -> None:
         digest = self._last_digest()
         for entry in entries:
             digest = _advance(digest, entry)
@@ -224,13 +258,9 @@ class Catalog:
         sums = _md5_sums(entries)
         packed = zlib.compress(orjson.dumps(_columns(entries, without_etags=bool(sums))), 6)
         body = sums + packed
-        try:
-            place = self._write_frame(
-                _ENTRIES, bool(sums), len(entries), width, digest, _narrow(sizes, width), body
-            )
-        except OSError:
-            self._pending = entries
-            raise
+        place = self._write_frame(
+            _ENTRIES, bool(sums), len(entries), width, digest, _narrow(sizes, width), body
+        )
         self._add_block((place, len(body), len(sums)), len(entries), digest)
 
     def _write_frame(
@@ -248,12 +278,36 @@ class Catalog:
             raise CacheError(f"{self._path} was opened for reading")
         content = _FRAME.pack(kind, flag, count, width, digest) + sizes + packed
         frame = _HEAD.pack(len(content), google_crc32c.value(content)) + content
-        written = os.pwrite(self._descriptor, frame, self._end)
-        if written != len(frame):
-            os.ftruncate(self._descriptor, self._end)
-            raise OSError(f"{self._path}: only {written} of {len(frame)} bytes were written")
+        with self._failure_named():
+            self._write_whole(frame)
         self._end += len(frame)
         return self._end - len(packed)
+
+    def _write_whole(self, frame: bytes) -> None:
+        rest, at = memoryview(frame), self._end
+        try:
+            while rest:  # a disk that fills up takes a piece before it refuses
+                written = os.pwrite(self._descriptor, rest, at)
+                rest, at = rest[written:], at + written
+        except OSError:
+            os.ftruncate(self._descriptor, self._end)
+            raise
+
+    def _sync(self) -> None:
+        with self._failure_named():
+            os.fsync(self._descriptor)
+
+    @contextmanager
+    def _failure_named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"the listing {self._path}: {error.strerror}"
+            if error.errno in _NO_ROOM:
+                raise CacheFullError(
+                    f"no room on the disk for {what}; free some, and start again"
+                ) from error
+            raise CacheError(f"cannot write {what}; move it to a sound disk") from error
 
     def _add_block(self, place: tuple[int, int, int], count: int, digest: bytes) -> None:
         self._firsts.append(self._stored)
@@ -303,6 +357,14 @@ class Catalog:
                 seen.note_double(self._identity_of(ordinal), ordinal)
             self._seen = seen
         return self._seen
+
+    def _keys_around(self, ordinal: int) -> tuple[int, list[str]]:
+        """Return the keys that were (or will be) written together, and the first's ordinal."""
+        with self._lock:
+            if ordinal >= self._stored:
+                return self._stored, [entry.key for entry in self._pending]
+            block = bisect_right(self._firsts, ordinal) - 1
+            return self._firsts[block], self._read_columns(block)[0]
 
     def _identities(self, block: int) -> list[str]:
         columns = self._read_columns(block)
@@ -356,6 +418,7 @@ class Catalog:
         self._sizes[self._stored : self._stored + count] = sizes
         place = (offset + packed, len(content) - packed, count * _MD5 * flag)
         self._add_block(place, count, digest)
+        self._count += count
 
 
 def _identity(store: int, key: str) -> str:

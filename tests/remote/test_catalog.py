@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from growcache.errors import CacheError
+from growcache.errors import CacheError, CacheFullError
 from growcache.remote.catalog import BLOCK, Catalog
 from growcache.remote.store import Entry
 
@@ -113,6 +115,80 @@ def test_a_damaged_block_ends_the_catalog(path: Path) -> None:
     path.write_bytes(data)
     with Catalog.open(path) as catalog:
         assert len(catalog) == BLOCK
+
+
+@pytest.mark.parametrize("taken", [0, 1, 9, 200])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_costs_no_key(
+    path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, number: int
+) -> None:
+    """Neither where it shows at once, nor where the disk still takes a piece of the frame."""
+    write, left = os.pwrite, [taken]
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if not left[0]:
+            raise OSError(number, os.strerror(number))
+        count = write(descriptor, bytes(data)[: left[0]], offset)
+        left[0] -= count
+        return count
+
+    entries = some(5 * BLOCK + 3)
+    with Catalog.open(path) as catalog:
+        catalog.append(entries[:BLOCK])
+        whole = path.stat().st_size
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            with pytest.raises(CacheFullError, match=r"no room on the disk .*catalog\.bin"):
+                catalog.append(entries[: 3 * BLOCK + 1])
+            with pytest.raises(CacheFullError):
+                catalog.flush()
+            with pytest.raises(CacheFullError):
+                catalog.complete = True
+        assert path.stat().st_size == whole
+        assert not catalog.complete
+        assert catalog.entries(range(len(catalog))) == entries[: 3 * BLOCK + 1]
+        assert catalog.append(entries) == 2 * BLOCK + 2
+        catalog.complete = True
+    with Catalog.open(path) as again:
+        assert again.entries(range(len(again))) == entries
+        assert again.digest(len(entries)) == digest_of(path.with_name("other"), entries)
+
+
+def digest_of(path: Path, entries: list[Entry]) -> str:
+    with Catalog.open(path) as catalog:
+        catalog.append(entries)
+        return catalog.digest(len(entries))
+
+
+def test_a_full_disk_shows_at_the_sync_too(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CacheFullError, match="quota exceeded"):
+        catalog.flush()
+
+
+def test_a_failing_disk_is_named(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    with pytest.raises(CacheError, match=r"cannot write the listing .*Input/output") as caught:
+        catalog.append(some(BLOCK))
+    assert not isinstance(caught.value, CacheFullError)
+
+
+@pytest.mark.parametrize("limits", [(0, 0), (0, 1), (3, 200), (BLOCK, 2 * BLOCK), (100, 203)])
+def test_keys_come_in_pieces(catalog: Catalog, limits: tuple[int, int]) -> None:
+    catalog.append(some(3 * BLOCK))
+    catalog.append(some(203))  # the last eleven are not written yet
+    found = [key for piece in catalog.keys(*limits) for key in piece]
+    assert found == [entry.key for entry in some(203)[slice(*limits)]]
+    with pytest.raises(IndexError, match="203 entries"):
+        list(catalog.keys(0, 204))
 
 
 def test_another_file_is_refused(path: Path) -> None:
