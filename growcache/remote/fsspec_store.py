@@ -125,8 +125,8 @@ class FsspecBackend:
     def _translated(self, error: Exception, key: str) -> Exception:
         if isinstance(error, StoreError):
             return error
-        if type(error).__module__ == "builtins" and not isinstance(error, OSError):
-            return error  # a bug, not an answer of the store
+        if not _may_be_an_answer(error):
+            return error  # a bug
         return explain(_answer(error), self._location.root, key)
 
 
@@ -144,14 +144,21 @@ def _answer(error: BaseException) -> Answer:
         status = getattr(error, name, None)
         if isinstance(status, int) and 300 <= status < 600:
             return Answer(type(error).__name__, status)
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause and _may_be_an_answer(cause):
+        return _answer(cause)  # fsspec's HTTP calls any failure of HEAD and GET "not found"
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
         return Answer(type(error).__name__, 404)
     if isinstance(error, PermissionError):
         return Answer(type(error).__name__, 403)
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return Answer(type(error).__name__, 401)
-    cause = getattr(error, "strerror", None) or type(error).__name__
-    return Answer(type(error).__name__, cause=f"no answer ({cause})")
+    words = getattr(error, "strerror", None) or type(error).__name__
+    return Answer(type(error).__name__, cause=f"no answer ({words})")
+
+
+def _may_be_an_answer(error: BaseException) -> bool:
+    return isinstance(error, OSError) or type(error).__module__ != "builtins"
 
 
 def _entry(key: str, info: Mapping[str, Any]) -> Entry:

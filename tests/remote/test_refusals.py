@@ -97,6 +97,15 @@ def test_nobody_there(client: str) -> None:
     assert all(isinstance(failure, Transient) for failure in failures)
 
 
+@pytest.mark.parametrize("url", ["{}/x.npy", "{}/*.npy"])
+def test_nobody_there_on_the_web(url: str) -> None:
+    """fsspec calls it "not found", which would end a run that had only to wait."""
+    address = url.format(f"http://127.0.0.1:{free_port()}")
+    store = opened(address, "fsspec", {}, timeout_seconds=0.5)
+    with pytest.raises(Transient, match=r"no answer .*given up after"):
+        listed(store)
+
+
 def test_a_key_that_obstore_cannot_name(bucket: Bucket) -> None:
     bucket.put("a//b", b"1")
     with pytest.raises(StoreError, match=r"set source\.client: fsspec"):
