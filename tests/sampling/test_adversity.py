@@ -1,0 +1,237 @@
+"""What goes wrong around the service ends in an answer, never in silence or a hang."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from growcache.cache.cache import Cache
+from growcache.cache.files import allocated_tree
+from growcache.config import load_config
+from growcache.remote.catalog import Catalog
+from growcache.remote.store import Entry
+from growcache.sampling.identification import PROBED, Identification
+from growcache.sampling.roster import Slot
+from tests.sampling.services import (
+    drawn,
+    make_source,
+    run,
+    samplers_of,
+    service,
+    status,
+    wait_until,
+    write_config,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_source(tmp_path_factory.mktemp("remote") / "objects", 60)
+
+
+def one_clear_line(code: int, errors: str, expected: int) -> str:
+    assert code == expected, errors
+    assert "Traceback" not in errors
+    assert len(errors.splitlines()) <= 2, errors
+    return errors
+
+
+@pytest.fixture
+def search(tmp_path: Path, url: str) -> Identification:
+    config = load_config(write_config(tmp_path / "c.yaml", url))
+    catalog = Catalog.open(tmp_path / "catalog.bin")
+    catalog.append([Entry(f"k{i:03d}", 100, None, 0.0) for i in range(3 * PROBED)])
+    with Cache.open(config.cache.path, config.cache) as cache:
+        return Identification(config, cache, catalog)
+
+
+READY = {"ranged": False, "transform_digest": None}
+
+
+def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification) -> None:
+    first, second = Slot(0), Slot(1)
+    search.probe([first, second])
+    assert (first.probing, second.probing) == (True, False)
+    search.probe([second])  # one at a time
+    assert not second.probing
+    search.lost(second)
+    search.probe([second])
+    assert not second.probing
+    search.lost(first)
+    search.probe([second])
+    assert second.probing
+
+
+def test_only_the_one_who_was_asked_is_believed(search: Identification) -> None:
+    first, second = Slot(0), Slot(1)
+    search.probe([first])
+    nonsense = {"type": "probed", "schema": "not looked at"}
+    assert search.answered(second, nonsense, READY, listed=True) is None
+    assert first.probing
+
+
+def test_a_store_that_does_not_answer_is_no_unreadable_object(search: Identification) -> None:
+    slot = Slot(0)
+    search.probe([slot])
+    found = search.answered(slot, {"transient": "503 SlowDown"}, READY, listed=True)
+    assert found is None
+    assert "503 SlowDown" in search.waiting_for
+    search.probe([slot])
+    assert not slot.probing  # not at once
+
+
+def test_a_node_without_a_part_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+    one = make_source(tmp_path / "one", 1)
+    codes = []
+    for node in (0, 1):
+        config = write_config(
+            tmp_path / f"node{node}.yaml", one, sampling={"node": node, "nodes": 2}
+        )
+        code, errors = run(config, "--until-full", seconds=20)
+        codes.append(code)
+        if code:
+            assert "sampling.nodes" in one_clear_line(code, errors, 2)
+    assert sorted(codes) == [0, 2]
+
+
+def test_nodes_share_a_source_without_overlap(tmp_path: Path, url: str) -> None:
+    total = 0
+    for node in range(3):
+        config = write_config(
+            tmp_path / f"node{node}.yaml", url, sampling={"node": node, "nodes": 3}
+        )
+        assert run(config, "--until-full") == (0, "")
+        total += status(tmp_path / f"node{node}").samples
+    assert total == 60
+
+
+def test_a_lowered_bound_is_reached_although_the_cache_is_complete(
+    tmp_path: Path, url: str
+) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    cache = tmp_path / "cache"
+    assert run(config, "--until-full") == (0, "")
+    bound = 800_000
+    assert allocated_tree(cache) > bound
+    lower = ["--set", f"cache.max_bytes={bound}", "--set", "cache.min_uses=0"]
+    with service(config, *lower):
+        wait_until(lambda: allocated_tree(cache) <= bound)
+        wait_until(lambda: status(cache).max_bytes == bound)
+
+
+def test_a_listing_larger_than_the_bound_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    for branch in range(2):
+        (folder / f"{branch}-{'long-name-' * 20}").mkdir(parents=True)
+    for number in range(8000):
+        name = f"{number % 2}-{'long-name-' * 20}/{os.urandom(90).hex()}.npy"
+        (folder / name).write_bytes(b"")
+    config = write_config(
+        tmp_path / "cache.yaml", f"{folder}/**/*.npy", cache={"max_bytes": 1_200_000}
+    )
+    line = one_clear_line(*run(config, seconds=40), expected=2)
+    assert "max_bytes" in line
+    assert allocated_tree(tmp_path / "cache") <= 1_200_000
+
+
+def test_until_full_ends_when_only_the_sidecars_are_large(tmp_path: Path) -> None:
+    """Samples of a few bytes from keys of hundreds: estimates are off at first."""
+    folder = tmp_path / ("deep-" * 40) / ("deeper-" * 30)
+    folder.mkdir(parents=True)
+    for number in range(3000):
+        np.save(folder / f"{'n' * 20}{number:05d}.npy", np.float32(number))
+    config = write_config(
+        tmp_path / "cache.yaml",
+        f"{folder}/*.npy",
+        sampling={"workers": 2, "shard_samples": 256},
+        cache={"max_bytes": 1_300_000},
+    )
+    assert run(config, "--until-full", seconds=40) == (0, "")
+    assert 0 < drawn(tmp_path / "cache") < 3000
+
+
+TRANSFORMS = """
+import os
+import numpy as np
+
+def ragged_once(sample):
+    if sample["x"].flat[0] == 7:
+        return {"x": [[1, 2], [3]]}
+    return sample
+
+def crash(sample):
+    if sample["x"].flat[0] == 7:
+        os._exit(11)
+    return sample
+"""
+
+
+def transform_config(tmp_path: Path, url: str, name: str) -> Path:
+    (tmp_path / "wild_transforms.py").write_text(TRANSFORMS)
+    (tmp_path / "broken_transforms.py").write_text("1 / 0\n")
+    return write_config(
+        tmp_path / "cache.yaml", url, sampling={"transform": name, "max_skipped": 0.1}
+    )
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_transform_that_cannot_be_imported_is_a_bad_config(tmp_path: Path, url: str) -> None:
+    config = transform_config(tmp_path, url, "broken_transforms:f")
+    line = one_clear_line(*run(config, seconds=20), expected=2)
+    assert "ZeroDivisionError" in line
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_sample_that_is_no_array_is_one_hole(tmp_path: Path, url: str) -> None:
+    config = transform_config(tmp_path, url, "wild_transforms:ragged_once")
+    assert run(config, "--until-full", seconds=40) == (0, "")
+    found = status(tmp_path / "cache")
+    assert (found.samples, found.holes, found.restarts) == (59, 1, 0)
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_transform_that_kills_its_process_ends_the_service(tmp_path: Path, url: str) -> None:
+    config = transform_config(tmp_path, url, "wild_transforms:crash")
+    line = one_clear_line(*run(config, seconds=60), expected=1)
+    assert "samplers died" in line
+
+
+def test_a_cache_that_is_deleted_under_the_service_ends_it(tmp_path: Path, url: str) -> None:
+    config = write_config(
+        tmp_path / "cache.yaml", url, sampling={"max_bytes_per_second": 100_000}
+    )
+    cache = tmp_path / "cache"
+    with service(config) as process:
+        wait_until(lambda: drawn(cache) > 8)
+        shutil.rmtree(cache / "shards")
+        _, errors = process.communicate(timeout=30)
+        one_clear_line(process.returncode, errors, expected=1)
+
+
+def test_samplers_killed_at_their_start_are_replaced(tmp_path: Path, url: str) -> None:
+    """Also in the middle of the first probe, which only one of them makes."""
+    config = write_config(tmp_path / "cache.yaml", url, sampling={"workers": 2})
+    cache = tmp_path / "cache"
+    with service(config, "--until-full") as process:
+        deadline = time.monotonic() + 1.2
+        while time.monotonic() < deadline:
+            for victim in samplers_of(process.pid):
+                os.kill(victim, 9)
+            time.sleep(0.4)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert status(cache).samples == 60
