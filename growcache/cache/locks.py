@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
 import socket
 import sys
 import threading
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from growcache.cache.command import readable_command
 from growcache.errors import CacheError
 
 POLL_SECONDS = 0.02
@@ -122,8 +122,8 @@ class FileLock:
 
 
 def this_process() -> dict[str, Any]:
-    """Return who this is, for messages: host, pid and command."""
-    command = shlex.join([Path(sys.argv[0] or sys.executable).name, *sys.argv[1:]])
+    """Return who this is, for messages: host, pid and command, which holds no secret."""
+    command = readable_command([sys.argv[0] or sys.executable, *sys.argv[1:]])
     return {"host": socket.gethostname(), "pid": os.getpid(), "command": command[:200]}
 
 
