@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from growcache.cache.files import Layout
+from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import Identity, describe_differences, write_identity
 from growcache.cache.index import Index
 from growcache.errors import FingerprintError
@@ -30,8 +30,11 @@ def claim(
     if noted is not None and drawn:
         raise FingerprintError(_refusal(layout, describe_differences(noted, parts)))
     if noted is not None:
-        start_afresh(layout, index)
+        # The listing goes before the claim on it is cleared: a crash in between must not
+        # let the next source go on with it.
         layout.catalog.unlink(missing_ok=True)
+        fsync_directory(layout.root)
+        start_afresh(layout, index)
     with index.transaction():
         index.set_meta("claim", parts)
     return noted is not None
@@ -69,7 +72,8 @@ def start_afresh(layout: Layout, index: Index) -> None:
     Files go first: a crash in between leaves rows of empty shards without a sidecar,
     which the next start takes off the index.
     """
-    for path in (layout.identity, layout.issued, *layout.shards.iterdir()):
+    own = (layout.identity, layout.issued, layout.editions)
+    for path in (*own, *layout.shards.iterdir()):
         path.unlink(missing_ok=True)
     with index.transaction():
         index.clear()

@@ -13,7 +13,7 @@ LONGEST_DELAY_SECONDS = 60.0
 class _Open:
     tries: int
     due: float  # monotonic seconds
-    deaths: int = 0
+    suspicion: int = 0
 
 
 class Book:
@@ -64,14 +64,18 @@ class Book:
         entry = self._filling.pop(group)
         tries = entry.tries + 1
         delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (tries - 1))
-        self._open[group] = _Open(tries, now + delay, entry.deaths)
+        self._open[group] = _Open(tries, now + delay, entry.suspicion)
 
-    def abandoned(self, group: int) -> int:
+    def abandoned(self, group: int, suspicion: int = 1) -> int:
         """Note that the group's sampler died: it is filled again at once.
 
+        Args:
+            group: that it filled.
+            suspicion: how much this death speaks against the group.
+
         Returns:
-            How many samplers the group has outlived by now.
+            The group's suspicion by now.
         """
         entry = self._filling.pop(group)
-        self._open[group] = _Open(entry.tries, 0.0, entry.deaths + 1)
-        return entry.deaths + 1
+        self._open[group] = _Open(entry.tries, 0.0, entry.suspicion + suspicion)
+        return entry.suspicion + suspicion

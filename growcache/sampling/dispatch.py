@@ -7,6 +7,7 @@ the thin shell that gathers what they need and does what they say.
 from __future__ import annotations
 
 import math
+import signal
 import time
 import uuid
 from collections import deque
@@ -28,7 +29,7 @@ from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
-MOST_DEATHS = 8  # samplers that one group may cost
+MOST_SUSPICION = 15  # of a group: so many samplers killed on it, or three that crashed
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
@@ -327,19 +328,26 @@ class Dispatcher:
         self.last_error = error
         self._book.failed(group, time.monotonic())
 
-    def abandoned(self, permit: str) -> None:
+    def abandoned(self, permit: str, code: int) -> None:
         """Note that the sampler of a group died: the group is filled again at once.
+
+        Args:
+            permit: of the group.
+            code: the sampler's exit code.
 
         Raises:
             SamplingError: it has cost too many samplers to be chance.
         """
         if flight := self._land(permit):
-            deaths = self._book.abandoned(flight.permit.group)
-            if deaths >= MOST_DEATHS:
+            # A SIGKILL may be the kernel's, for want of memory, or just somebody's; any
+            # other end is most likely of the group's own making.
+            suspicion = 1 if code == -signal.SIGKILL else MOST_SUSPICION // 3
+            if self._book.abandoned(flight.permit.group, suspicion) >= MOST_SUSPICION:
                 first = flight.permit.stops[0].entry.key
                 raise SamplingError(
-                    f"{deaths} samplers died while they filled group {flight.permit.group} (its "
-                    f"first object is {first}); a transform that crashes, or too little memory?"
+                    f"sampler after sampler died on group {flight.permit.group} (its first "
+                    f"object is {first}), the last with exit code {code}; does the transform "
+                    "crash, or is there too little memory?"
                 )
 
     def ground(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,9 @@ from growcache.errors import CacheError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Ints, Sizing, Span, locate
 from growcache.sampling.messages import Stop
-from growcache.seeding import derive
+from growcache.seeding import hash64, stream64
 
+Words = npt.NDArray[np.uint64]
 GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
 
 
@@ -36,6 +38,7 @@ class Population:
         self._node = node
         self._nodes = nodes
         self._starts: Ints = np.zeros(1, np.int64)
+        self._hashes: Words = np.zeros(0, np.uint64)  # of the keys; only with several nodes
 
     @property
     def mine(self) -> Callable[[Ints], npt.NDArray[np.bool_]] | None:
@@ -88,11 +91,16 @@ class Population:
             counts = self._sizing.parts(self._catalog.sizes[known:objects])
             more = self._starts[-1] + np.cumsum(counts)
             self._starts = np.concatenate([self._starts, more])
+            if self._nodes > 1:
+                keys = chain.from_iterable(self._catalog.keys(known, objects))
+                hashes = np.fromiter(map(hash64, keys), np.uint64, objects - known)
+                self._hashes = np.concatenate([self._hashes, hashes])
 
     def _mine(self, parts: Ints) -> npt.NDArray[np.bool_]:
-        stops = self.stops(parts)
-        owners = [derive("node", stop.entry.key, stop.part) % self._nodes for stop in stops]
-        return np.array([owner == self._node for owner in owners], np.bool_)
+        # By key, not by ordinal: nodes that listed in another order still agree.
+        ordinals, within = locate(self._starts, parts)
+        words = stream64(self._hashes[ordinals], within.astype(np.uint64))
+        return words % np.uint64(self._nodes) == np.uint64(self._node)
 
 
 def wants_edition(

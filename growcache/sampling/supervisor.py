@@ -313,14 +313,14 @@ class Supervisor:
 
     def _died(self, slot: Slot, permits: list[str], code: int) -> None:
         self._last_errors.append(f"sampler {slot.id} ended with exit code {code}")
-        self._guard(lambda: self._bury(slot, permits))
+        self._guard(lambda: self._bury(slot, permits, code))
         self._woken.set()
 
-    def _bury(self, slot: Slot, permits: list[str]) -> None:
+    def _bury(self, slot: Slot, permits: list[str], code: int) -> None:
         self._identification.lost(slot)
         for permit in permits:
             if self._dispatcher is not None:
-                self._dispatcher.abandoned(permit)
+                self._dispatcher.abandoned(permit, code)
         if slot.stillborn >= MOST_STILLBORN:
             raise SamplingError(
                 f"sampler processes end at their start, {slot.stillborn} times in a row; what "

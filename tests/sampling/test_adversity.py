@@ -207,7 +207,7 @@ def test_a_sample_that_is_no_array_is_one_hole(tmp_path: Path, url: str) -> None
 def test_a_transform_that_kills_its_process_ends_the_service(tmp_path: Path, url: str) -> None:
     config = transform_config(tmp_path, url, "wild_transforms:crash")
     line = one_clear_line(*run(config, seconds=60), expected=1)
-    assert "samplers died" in line
+    assert "exit code 11" in line
 
 
 def test_a_cache_that_is_deleted_under_the_service_ends_it(tmp_path: Path, url: str) -> None:

@@ -108,8 +108,10 @@ def test_failures_come_back_later_and_later() -> None:
 def test_a_died_sampler_costs_no_delay() -> None:
     book = Book(0, [])
     book.start(0)
-    book.abandoned(0)
+    assert book.abandoned(0) == 1
     assert (book.due(0.0), book.failing) == (0, 0)
+    book.start(0)
+    assert book.abandoned(0, suspicion=4) == 5
 
 
 def test_pace_works_debts_off() -> None:
