@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
 
 
 def derive(*where: int | str) -> int:
@@ -23,3 +26,28 @@ def derive(*where: int | str) -> int:
 def generator(*where: int | str) -> np.random.Generator:
     """Return a fresh NumPy generator for the place ``where`` (see `derive`)."""
     return np.random.Generator(np.random.PCG64(derive(*where)))
+
+
+def hash64(text: str) -> int:
+    """Return 64 well-mixed bits of a text."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def stream64(seeds: Words, positions: Words) -> Words:
+    """Return the numbers at these positions of SplitMix64's sequences from these seeds.
+
+    Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+
+    Args:
+        seeds: uint64, of any shape.
+        positions: uint64, of the same shape, from 0 on.
+
+    >>> hex(stream64(np.zeros(1, np.uint64), np.zeros(1, np.uint64))[0])
+    '0xe220a8397b1dcdaf'
+    """
+    words = seeds + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Words = words ^ (words >> np.uint64(31))
+    return mixed

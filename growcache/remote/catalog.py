@@ -28,8 +28,9 @@ import numpy.typing as npt
 import orjson
 
 from growcache.errors import CacheError, CacheFullError
-from growcache.remote.seen import SeenKeys, hash_key
+from growcache.remote.seen import SeenKeys
 from growcache.remote.store import Entry
+from growcache.seeding import hash64
 
 _MAGIC = b"GCCAT\x00\x00\x01"
 BLOCK = 64  # entries
@@ -78,7 +79,7 @@ class Catalog:
         path: str | os.PathLike[str],
         *,
         readonly: bool = False,
-        key_hash: Callable[[str], int] = hash_key,
+        key_hash: Callable[[str], int] = hash64,
     ) -> Self:
         """Return the catalog at ``path``; an empty one is made if there is none.
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
+from growcache.seeding import hash64
+
 _RECENT = 1 << 15  # keys; a dict entry takes some 150 bytes
-
-
-def hash_key(key: str) -> int:
-    """Return 64 bits of a key."""
-    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 class SeenKeys:
@@ -23,7 +18,7 @@ class SeenKeys:
     A hash that is known is looked up and its key compared, so two keys of one hash are two keys.
     """
 
-    def __init__(self, key_hash: Callable[[str], int] = hash_key) -> None:
+    def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:
         self._hash = key_hash
         self._recent: dict[int, int] = {}
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # sorted

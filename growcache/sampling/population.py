@@ -13,9 +13,8 @@ from growcache.errors import CacheError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Ints, Sizing, Span, locate
 from growcache.sampling.messages import Stop
-from growcache.seeding import hash64, stream64
+from growcache.seeding import Words, hash64, stream64
 
-Words = npt.NDArray[np.uint64]
 GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
 
 
@@ -100,7 +99,8 @@ class Population:
         # By key, not by ordinal: nodes that listed in another order still agree.
         ordinals, within = locate(self._starts, parts)
         words = stream64(self._hashes[ordinals], within.astype(np.uint64))
-        return words % np.uint64(self._nodes) == np.uint64(self._node)
+        mask: npt.NDArray[np.bool_] = words % np.uint64(self._nodes) == np.uint64(self._node)
+        return mask
 
 
 def wants_edition(
