@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -59,7 +60,7 @@ def serve(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Iterat
         yield config
         return
     process = _start(config)
-    relay = threading.Thread(target=_relay, args=(process.stdout,), daemon=True)
+    relay = threading.Thread(target=_relay, args=(process,), daemon=True)
     relay.start()
     try:
         yield config
@@ -102,17 +103,21 @@ def _start(config: Config) -> subprocess.Popen[bytes]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(pack({"config": config.model_dump(mode="json")}))
-    process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it died already; what it has not said tells
+        process.stdin.write(pack({"config": config.model_dump(mode="json")}))
+        process.stdin.flush()
     line = process.stdout.readline()
-    answer = (
-        unpack(line) if line else {"error": "the service ended at its start", "exit_code": 1}
-    )
-    if "error" in answer:
-        _end(process)
-        process.stdout.close()
+    if line and "error" not in (answer := unpack(line)):
+        return process
+    _end(process)
+    process.stdout.close()
+    if line:
         raise _as_error(answer)
-    return process
+    raise SamplingError(
+        f"the sampling service ended at its start ({_how_it_ended(process)}) and did not say "
+        "why; its own messages may stand above, else see what "
+        f"{sys.executable} -m growcache --version says"
+    )
 
 
 def _as_error(answer: Message) -> GrowcacheError:
@@ -122,11 +127,26 @@ def _as_error(answer: Message) -> GrowcacheError:
     return kind(answer["error"])
 
 
-def _relay(messages: IO[bytes]) -> None:
+def _relay(process: subprocess.Popen[bytes]) -> None:
     """Log what ends the service while the trainer goes on with what is cached."""
-    with messages:
+    assert process.stdout is not None
+    told = False
+    with process.stdout as messages:
         for line in messages:
             log.error("the sampling service stopped: %s", unpack(line)["error"])
+            told = True
+    if process.wait() and not told:
+        log.error(
+            "the sampling service ended (%s) and did not say why: nothing new is drawn, what "
+            "is cached stays; its own messages may tell, and if memory ran out, lower "
+            "sampling.workers",
+            _how_it_ended(process),
+        )
+
+
+def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -142,8 +162,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Be the child: ``python -m growcache serve``."""
-    import signal
-
     from growcache.sampling.supervisor import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import growcache
-from growcache.errors import CacheBusyError, ConfigError, FingerprintError
+from growcache.errors import CacheBusyError, ConfigError, FingerprintError, SamplingError
 from tests.sampling.services import (
     drawn,
     make_source,
@@ -68,6 +69,48 @@ def test_what_is_wrong_is_raised_in_the_trainer(tmp_path: Path, url: str) -> Non
     with pytest.raises(ConfigError, match="npy"), growcache.serve(config):
         pass
     assert not isinstance(ConfigError, CacheBusyError)
+
+
+@pytest.mark.parametrize("objects", [1, 4000])
+def test_a_child_that_dies_at_import_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objects: int
+) -> None:
+    """With a short config, and with one that the pipe does not hold."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text("import os; os._exit(7)")
+    monkeypatch.syspath_prepend(broken)
+    urls = [f"/data/objects/{number:020}.npy" for number in range(objects)]
+    config = write_config(tmp_path / "cache.yaml", "", source={"url": urls})
+    with (
+        pytest.raises(SamplingError, match=r"at its start \(exit code 7\).* -m growcache"),
+        growcache.serve(config),
+    ):
+        pass
+
+
+def test_a_killed_service_is_told_of_once(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    with caplog.at_level(logging.WARNING, "growcache"), growcache.serve(config):
+        wait_until(lambda: drawn(tmp_path / "cache") > 0)
+        pid = status(tmp_path / "cache").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: caplog.records)
+    (record,) = caplog.records
+    assert "killed by SIGKILL" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_an_end_as_wished_is_no_news(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    with caplog.at_level(logging.WARNING, "growcache"), growcache.serve(config):
+        pass
+    assert not caplog.records
 
 
 TRAINER = """
