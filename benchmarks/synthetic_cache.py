@@ -11,7 +11,7 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.formats import tfrecord
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import checksums, write_incoming
+from growcache.cache.incoming import digest_of, write_incoming
 from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Array, Field, Schema
@@ -45,7 +45,7 @@ class SyntheticCache:
             samples: [n, *shape] in the field's dtype.
         """
         buffers = tfrecord.encode(self.schema, [{"x": row} for row in samples])
-        digest, crc = checksums(buffers)
+        digest = digest_of(buffers)
         record_bytes, n = tfrecord.layout(self.schema).record_bytes, len(samples)
         sidecar = Sidecar(
             fingerprint=FINGERPRINT,
@@ -59,7 +59,6 @@ class SyntheticCache:
             record_bytes=record_bytes,
             shard_bytes=n * record_bytes,
             digest=digest,
-            crc32c=crc,
             origins=Origins.pack(
                 DrawnFrom(f"{number}/{i}.npy", None, 1, None, 0, 1, i, i + 1) for i in range(n)
             ),

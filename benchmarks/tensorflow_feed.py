@@ -2,7 +2,7 @@
 
 The peer is what one would write by hand over the same files, in the same process, with
 the same shuffle buffer: interleave of TFRecordDataset, shuffle, batch, one parse_example.
-It knows nothing of leases, checksums or a cache that changes.
+It knows nothing of leases, digest_of or a cache that changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.measure import median, parser, report, verdict
 from growcache.cache.cache import Cache
 from growcache.cache.formats import tfrecord
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import checksums, needed_bytes, write_incoming
+from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
 from growcache.cache.sidecar import Origins, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Sample, Schema
@@ -53,7 +53,7 @@ def fill(root: Path, name: str, total_bytes: int, shards: int) -> int:
         cache.set_identity(Identity("f" * 32, {}, schema))
         for number in range(shards):
             buffers = tfrecord.encode(schema, [sample(i) for i in range(each)])
-            digest, crc = checksums(buffers)
+            digest = digest_of(buffers)
             record_bytes = tfrecord.layout(schema).record_bytes
             sidecar = Sidecar(
                 fingerprint="f" * 32,
@@ -67,7 +67,6 @@ def fill(root: Path, name: str, total_bytes: int, shards: int) -> int:
                 record_bytes=record_bytes,
                 shard_bytes=each * record_bytes,
                 digest=digest,
-                crc32c=crc,
                 origins=Origins.pack([]),
             )
             cache.issue(number)

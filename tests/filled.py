@@ -12,7 +12,7 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.formats import tfrecord
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import checksums, needed_bytes, write_incoming
+from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
 from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Sample, Schema
@@ -55,7 +55,7 @@ class Filled:
         """Commit shards."""
         for number in numbers:
             buffers = tfrecord.encode(self.schema, self.samples(number, samples))
-            sidecar = self._describe(number, samples, *checksums(buffers))
+            sidecar = self._describe(number, samples, digest_of(buffers))
             self.cache.issue(number)
             assert self.cache.reserve(PERMIT, needed_bytes(sidecar))
             write_incoming(self.cache.layout, PERMIT, sidecar, buffers)
@@ -95,7 +95,7 @@ class Filled:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _describe(self, number: int, samples: int, digest: str, crc: int) -> Sidecar:
+    def _describe(self, number: int, samples: int, digest: str) -> Sidecar:
         record_bytes = tfrecord.layout(self.schema).record_bytes
         return Sidecar(
             fingerprint=FINGERPRINT,
@@ -109,7 +109,6 @@ class Filled:
             record_bytes=record_bytes,
             shard_bytes=samples * record_bytes,
             digest=digest,
-            crc32c=crc,
             origins=Origins.pack(
                 DrawnFrom(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
                 for i in range(samples)

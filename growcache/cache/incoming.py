@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import google_crc32c
 import xxhash
 
 from growcache.cache.files import BLOCK_BYTES, FILE_MODE, Layout, block_bytes
@@ -16,13 +15,15 @@ from growcache.cache.sidecar import Sidecar
 MAX_BUFFERS = 1000  # IOV_MAX is 1024
 
 
-def checksums(buffers: Iterable[Buffer]) -> tuple[str, int]:
-    """Return (xxh3_128 in hexadecimal, CRC32C) of the buffers, one after the other."""
-    digest, crc = xxhash.xxh3_128(), 0
+def digest_of(buffers: Iterable[Buffer]) -> str:
+    """Return the xxh3_128 of the buffers, one after the other, in hexadecimal.
+
+    Records carry CRC32Cs; one more over the whole file would cost as much again.
+    """
+    digest = xxhash.xxh3_128()
     for buffer in buffers:
         digest.update(_view(buffer))
-        crc = google_crc32c.extend(crc, buffer)
-    return digest.hexdigest(), crc
+    return digest.hexdigest()
 
 
 def needed_bytes(sidecar: Sidecar) -> int:

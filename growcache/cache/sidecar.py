@@ -113,7 +113,6 @@ class Sidecar:
         record_bytes: bytes of every record.
         shard_bytes: bytes of the file.
         digest: xxh3_128 of the file, hexadecimal; empty where there is none.
-        crc32c: of the file.
         origins: of every sample.
         holes: visits that yielded nothing.
         counts: further numbers of the draw, by name; they must be a function of it.
@@ -132,7 +131,6 @@ class Sidecar:
     record_bytes: int
     shard_bytes: int
     digest: str
-    crc32c: int
     origins: Origins
     holes: tuple[Hole, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)

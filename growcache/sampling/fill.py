@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.tfrecord import Buffer
-from growcache.cache.incoming import checksums, needed_bytes
+from growcache.cache.incoming import digest_of, needed_bytes
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat, Visit
@@ -172,7 +172,7 @@ def _encode(
 ) -> Filled:
     shard_format = CACHE_FORMATS[cache_format]
     buffers = shard_format.encode(schema, [sample for sample, _ in hand])
-    digest, crc = checksums(buffers) if hand else ("", 0)
+    digest = digest_of(buffers) if hand else ""
     visits = len(range(place, len(permit.stops), len(permit.shards)))
     sidecar = Sidecar(
         fingerprint=fingerprint,
@@ -186,7 +186,6 @@ def _encode(
         record_bytes=shard_format.layout(schema).record_bytes,
         shard_bytes=sum(len(buffer) for buffer in buffers),
         digest=digest,
-        crc32c=crc,
         origins=Origins.pack(drawn for _, drawn in hand),
         holes=tuple(holes),
         cache_format=cache_format,

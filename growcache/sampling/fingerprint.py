@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -49,7 +50,7 @@ def wishes(config: Config) -> dict[str, Any]:
     """Return the parts that the configuration alone gives, before anything is measured."""
     sampling = config.sampling
     return {
-        "source.url": list(config.source.url),
+        "source.url": [_without_userinfo(url) for url in config.source.url],
         "source.format": config.source.format,
         "source.options": config.source.options,
         "sampling.seed": sampling.seed,
@@ -63,3 +64,8 @@ def wishes(config: Config) -> dict[str, Any]:
         "cache.max_samples": config.cache.max_samples,
         "draw version": draws.DRAW_VERSION,
     }
+
+
+def _without_userinfo(url: str) -> str:
+    """Credentials decide who may read, not what is read; and secrets are not kept."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", url)

@@ -10,7 +10,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.files import Layout
 from growcache.cache.formats import tfrecord
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import checksums, needed_bytes, write_incoming
+from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
 from growcache.cache.index import Edition
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.config import CacheConfig
@@ -35,7 +35,7 @@ def make(
 ) -> tuple[Sidecar, list[tfrecord.Buffer]]:
     """A shard and its description; empty with ``count=0``."""
     buffers = tfrecord.encode(SCHEMA, samples_of(number, count))
-    digest, crc = checksums(buffers) if count else ("", 0)
+    digest = digest_of(buffers) if count else ""
     record_bytes = tfrecord.layout(SCHEMA).record_bytes
     drawn = [DrawnFrom(f"k/{number}/{i}", "tag", 9, None, 0, 1, i, i + 1) for i in range(count)]
     sidecar = Sidecar(
@@ -50,7 +50,6 @@ def make(
         record_bytes=record_bytes,
         shard_bytes=count * record_bytes,
         digest=digest,
-        crc32c=crc,
         origins=Origins.pack(drawn),
         holes=() if count else (Hole("gone", 0, "404"),),
     )

@@ -11,7 +11,7 @@ import pytest
 from growcache.cache.cache import Cache
 from growcache.cache.formats import tfrecord
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import checksums, write_incoming
+from growcache.cache.incoming import digest_of, write_incoming
 from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Field, Sample, Schema
@@ -43,7 +43,7 @@ class Filler:
 
     def _add(self, number: int, samples: int) -> None:
         buffers = tfrecord.encode(self.schema, [self.sample(number, i) for i in range(samples)])
-        digest, crc = checksums(buffers) if samples else ("", 0)
+        digest = digest_of(buffers) if samples else ""
         record_bytes = tfrecord.layout(self.schema).record_bytes
         sidecar = Sidecar(
             fingerprint="f" * 32,
@@ -57,7 +57,6 @@ class Filler:
             record_bytes=record_bytes,
             shard_bytes=samples * record_bytes,
             digest=digest,
-            crc32c=crc,
             origins=Origins.pack(
                 DrawnFrom(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
                 for i in range(samples)
