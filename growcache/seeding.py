@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
+
 
 def derive(*where: int | str) -> int:
     """Return 128 well-mixed bits that depend on every element of ``where``, in order.
@@ -46,7 +48,11 @@ def stream64(seeds: Words, positions: Words) -> Words:
     >>> hex(stream64(np.zeros(1, np.uint64), np.zeros(1, np.uint64))[0])
     '0xe220a8397b1dcdaf'
     """
-    words = seeds + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return finalize64(seeds + (positions + np.uint64(1)) * GOLDEN)
+
+
+def finalize64(words: Words) -> Words:
+    """Return SplitMix64's finalizer of each word: a bijection that mixes all 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Words = words ^ (words >> np.uint64(31))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
 POLL_SECONDS = 1.0
+FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def wait_for_samples(
         CacheError: the cache is complete without a sample.
     """
     wake = wake or threading.Event()
-    layout, told = Layout(path), False
+    layout, told, brim = Layout(path), False, _Brim()
     view = _look(layout)
     if _enough(view, min_samples, complete):
         return view
@@ -73,6 +75,7 @@ def wait_for_samples(
             if _enough(view, min_samples, complete):
                 break
             _refuse_impossible(layout, view, min_samples)
+            brim.refuse_more(layout, view, min_samples)
             if not told:
                 _log.warning("%s", _event(layout, view, min_samples, complete))
                 told = True
@@ -108,6 +111,29 @@ def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> Non
             f"min_samples {min_samples} of {view.schema.nbytes:,} bytes need {wanted:,} bytes, "
             f"but cache.max_bytes is {max_bytes:,}; lower one or raise the other"
         )
+
+
+class _Brim:
+    """Notices that a cache stays full with fewer samples than are waited for."""
+
+    def __init__(self) -> None:
+        self._samples = -1
+        self._since = 0.0
+
+    def refuse_more(self, layout: Layout, view: IndexView, min_samples: int) -> None:
+        """Look once more.
+
+        Raises:
+            ConfigError: the cache has been full, with so few samples, for some time.
+        """
+        now, samples = time.monotonic(), view.totals.samples
+        if not samples or read_status(layout.root).state != "full" or samples != self._samples:
+            self._samples, self._since = samples, now
+        elif now - self._since > FULL_SECONDS:
+            raise ConfigError(
+                f"the cache {layout.root} is full with {samples} samples, fewer than "
+                f"min_samples {min_samples}; lower min_samples or raise cache.max_bytes"
+            )
 
 
 def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) -> str:

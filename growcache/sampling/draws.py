@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from growcache.seeding import derive, generator
+from growcache.seeding import GOLDEN, derive, finalize64, generator
 
 Ints = npt.NDArray[np.int64]
 DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
@@ -123,11 +123,8 @@ class Permutation:
 
 
 def _mix(word: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014) over word and key."""
-    word = (word + np.uint64(0x9E3779B97F4A7C15)) ^ key
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
+    """The round function: SplitMix64's finalizer over word and key."""
+    return finalize64((word + GOLDEN) ^ key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ import pytest
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
 from growcache.config import load_config
+from growcache.errors import ConfigError
+from growcache.loading.waiting import wait_for_samples
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
 from growcache.sampling.identification import PROBED, Identification
@@ -235,3 +237,10 @@ def test_samplers_killed_at_their_start_are_replaced(tmp_path: Path, url: str) -
         process.communicate(timeout=60)
         assert process.returncode == 0
     assert status(cache).samples == 60
+
+
+def test_a_reader_that_waits_for_more_than_fits_is_told(tmp_path: Path, url: str) -> None:
+    """Protocol 23: the bound leaves room for fewer samples than the loader asks for."""
+    config = write_config(tmp_path / "cache.yaml", url, cache={"max_bytes": 800_000})
+    with service(config), pytest.raises(ConfigError, match="min_samples"):
+        wait_for_samples(tmp_path / "cache", 60)
