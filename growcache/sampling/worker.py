@@ -234,6 +234,8 @@ class Sampler:
             raise FormatError("it holds no sample")
         permit = Permit("probe", 0, 0, 0, (0,), (stop,))
         visited = self._filler.prepared(permit, stop, found[:1], None)
+        if not visited.samples:
+            raise FormatError("sampling.transform returned None for its first sample")
         return {
             "type": "probed",
             "measure": asdict(measure),

@@ -1,0 +1,259 @@
+"""The user's own code: found by name, made once, and blamed with its file and line.
+
+What is called ``package.module:function`` in a configuration is a function, or a class that
+is made once per process and then called. Extra parameters of a function, and the arguments
+of a class, are its options.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.schema import Sample
+
+_LONGEST_KEY = 80  # characters of an object's key in a reason; the hole has all of it
+_LONGEST_WORDS = 160  # characters of what an exception says
+
+# What a user's code may raise, beside every Exception: it must not end the sampler.
+_ANYTHING = (Exception, SystemExit)
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """A function of the user's, options bound.
+
+    Attributes:
+        name: ``package.module:function``.
+        digest: of its module's source; a part of the cache's fingerprint.
+        home: the file, or the folder of the package, that holds the user's own lines.
+        function: what is called, by keyword.
+        parameters: which it takes beside its options, in its own order.
+    """
+
+    name: str
+    digest: str
+    home: str
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+
+    def __call__(self, key: str, values: Mapping[str, Any]) -> Any:
+        """Return what the function returns.
+
+        Args:
+            key: of the object that it works on.
+            values: of parameters by name; it gets those that it takes.
+
+        Raises:
+            FormatError: it raised; the message names object, exception, file and line.
+        """
+        try:
+            return self.function(**{name: values[name] for name in self.parameters})
+        except _ANYTHING as error:
+            raise self.failure(key, error) from error
+
+    def failure(self, key: str, error: BaseException) -> FormatError:
+        """Return what an exception of the user's code means to the cache: a hole."""
+        what = f"raised {_words(error)} at {_line(error, self.home)}"
+        return FormatError(f"{self.name} {what} on {short(key)}")
+
+    def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
+        """Return a sample that the function made: arrays are copies where they may change.
+
+        Args:
+            key: of the object that it was made from.
+            result: what the function returned or yielded.
+            given: arrays that were made for this call, so that no copy is needed.
+
+        Raises:
+            FormatError: not a non-empty dict of named arrays, bytes and str.
+        """
+        who = f"{self.name} on {short(key)}"
+        if not isinstance(result, Mapping) or not result:
+            found = "an empty one" if isinstance(result, Mapping) else type(result).__name__
+            raise FormatError(f"{who}: expected a dict of arrays, found {found}")
+        for name in result:
+            if not isinstance(name, str) or not name:
+                raise FormatError(f"{who}: expected a str as name of an array, found {name!r}")
+        fresh = set(map(id, given))
+        return {name: _value(value, who, name, fresh) for name, value in result.items()}
+
+
+def load_code(
+    name: str, options: Mapping[str, Any], known: tuple[str, ...], where: tuple[str, str]
+) -> UserCode:
+    """Return the code called ``package.module:function``.
+
+    Args:
+        name: as the user typed it.
+        options: arguments of a class, or keyword arguments of a function.
+        known: the parameters that growcache has values for.
+        where: keys of the configuration that hold name and options; errors name them.
+
+    Raises:
+        ConfigError: it cannot be imported, called, or takes what it is not given.
+    """
+    key = where[0]
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
+    module = _imported(module_name, name, key)
+    found = _attribute(module, attribute, name, key)
+    if isinstance(found, type):
+        function = _made(found, options, name, where)
+        options = {}
+    else:
+        function = found
+    if not callable(function):
+        raise ConfigError(f"{key}: {name} is not callable")
+    parameters = _parameters(function, options, known, name, where)
+    bound = functools.partial(function, **options) if options else function
+    return UserCode(name, _digest(module), _home(module), bound, parameters)
+
+
+def short(key: str) -> str:
+    """Return an object's key for a message: its end, if it is long."""
+    return key if len(key) <= _LONGEST_KEY else "…" + key[1 - _LONGEST_KEY :]
+
+
+def _imported(module_name: str, name: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except _ANYTHING as error:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]:
+            hint = f"; looked for in {Path.cwd()}, PYTHONPATH and the installed packages"
+        elif error.__traceback__ is not None and not isinstance(error, SyntaxError):
+            hint = f" (at {_line(error, '')})"
+        raise ConfigError(f"{key}: cannot load {name}: {_words(error)}{hint}") from error
+
+
+def _attribute(module: ModuleType, attribute: str, name: str, key: str) -> Any:
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(
+                f"{key}: cannot load {name}: {module.__name__} has no {part}{hint}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _made(
+    kind: Callable[..., Any], options: Mapping[str, Any], name: str, where: tuple[str, str]
+) -> Any:
+    try:
+        return kind(**options)
+    except _ANYTHING as error:
+        raise ConfigError(f"{where[1]} do not fit {name}: {_words(error)}") from error
+
+
+def _parameters(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    known: tuple[str, ...],
+    name: str,
+    where: tuple[str, str],
+) -> tuple[str, ...]:
+    key, options_key = where
+    try:
+        declared = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some builtins tell nothing about themselves
+        raise ConfigError(f"{key}: {name} does not tell its parameters; wrap it") from None
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in declared.values())
+    for option in options:
+        if option in known or not (takes_any or option in declared):
+            names = [n for n in declared if n not in known]
+            close = difflib.get_close_matches(str(option), names, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; it takes {_list(names)}"
+            raise ConfigError(f"{options_key}: {name} takes no option {option!r}{hint}")
+    missing = [
+        p.name
+        for p in declared.values()
+        if p.name not in known
+        and p.name not in options
+        and p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    positional = [p.name for p in declared.values() if p.kind is p.POSITIONAL_ONLY]
+    if missing or positional:
+        raise ConfigError(
+            f"{key}: {name} may take {_list(list(known))} by name, and options; found "
+            f"({', '.join(declared)}), of which {_list(missing or positional)} cannot be given"
+        )
+    return tuple(n for n in declared if n in known)
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _digest(module: ModuleType) -> str:
+    path = module.__file__
+    source = Path(path).read_bytes() if path else b""
+    return hashlib.blake2b(source, digest_size=16).hexdigest()
+
+
+def _home(module: ModuleType) -> str:
+    top, dot, _ = module.__name__.partition(".")
+    package = sys.modules.get(top)
+    paths = list(getattr(package, "__path__", ())) if dot else []
+    return str(paths[0]) if paths else (module.__file__ or "")
+
+
+def _line(error: BaseException, home: str) -> str:
+    """Return ``file:line`` of the user's own innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
+    frame = (own or frames)[-1]
+    shown = Path(frame.filename)
+    if home and own and shown != Path(home):
+        shown = shown.relative_to(Path(home).parent)
+    else:
+        shown = Path(shown.name)
+    return f"{shown}:{frame.lineno}"
+
+
+def _words(error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    # Of a syntax error these show the source; its text is enough, and names file and line.
+    text = f"SyntaxError: {error}" if isinstance(error, SyntaxError) else "".join(lines)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 1] + "…"
+
+
+def _value(value: Any, who: str, name: str, fresh: set[int]) -> Any:
+    if isinstance(value, str | bytes):
+        return value
+    if isinstance(value, bytearray):
+        return bytes(value)
+    try:
+        array = np.asarray(value)
+    except _ANYTHING as error:
+        raise FormatError(f"{who}: {name!r} is no array: {_words(error)}") from None
+    # A function may fill the same array for each of its samples; what cannot be written on
+    # cannot change.
+    return array.copy() if id(array) not in fresh and _writable(array) else array
+
+
+def _writable(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return True
+        array = array.base
+    return False
