@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from growcache.cache.check import Finding, check
+from growcache.service.terminal import redraws
 from growcache.service.words import plural
 
 
@@ -36,7 +37,7 @@ def _with_progress(cache: Path) -> tuple[list[Finding], int]:
     checked = 0
     # On the error stream, so that the output stays clean where it is read by a program.
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=not redraws(sys.stderr)) as progress:
         task = progress.add_task("checking shards", total=None)
 
         def advance(done: int, total: int) -> None:

@@ -13,12 +13,14 @@ import typer
 
 from growcache import __version__
 from growcache.errors import ConfigError, GrowcacheError
+from growcache.service.completion import complete_cache, complete_config, complete_setting
+from growcache.service.examples import epilog
+from growcache.service.terminal import NO_COLOR, without_no_color
 
 app = typer.Typer(
     name="growcache",
     help="A bounded local cache of random samples from object storage that grows while you "
     "train.\n\nExample: growcache demo",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -27,7 +29,23 @@ app = typer.Typer(
 UsageError: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
 
-Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="The cache's folder.")]
+Cache = Annotated[
+    Path,
+    typer.Argument(metavar="CACHE", help="The cache's folder.", autocompletion=complete_cache),
+]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="The config file.", autocompletion=complete_config),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting; repeatable.",
+        autocompletion=complete_setting,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 
 
@@ -35,6 +53,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    no_color: Annotated[
+        bool, typer.Option(NO_COLOR, help="No colours; also after a command, or as NO_COLOR=1.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"growcache {__version__}")
@@ -42,7 +63,7 @@ def _root(
         typer.echo(context.get_help())
 
 
-@app.command()
+@app.command(epilog=epilog("demo"))
 def demo(
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs to train.")] = 12,
     keep: Annotated[
@@ -50,10 +71,7 @@ def demo(
         typer.Option(metavar="FOLDER", help="Work in this new folder, and leave it behind."),
     ] = None,
 ) -> None:
-    """Watch a small cache grow while a PyTorch model trains on it (half a minute).
-
-    Example: growcache demo
-    """
+    """Watch a small cache grow while a PyTorch model trains on it (half a minute)."""
     from rich.console import Console
 
     from growcache.service.demo import run_demo
@@ -63,7 +81,7 @@ def demo(
     run_demo(Console(), epochs=epochs, keep=keep)
 
 
-@app.command()
+@app.command(epilog=epilog("init"))
 def init(
     file: Annotated[
         Path, typer.Argument(metavar="[FILE]", help="Where to write it; - for the screen.")
@@ -73,10 +91,7 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
-    """Write a config in which every setting is explained.
-
-    Example: growcache init growcache.yaml --url 's3://bucket/recordings/**/*.npy'
-    """
+    """Write a config in which every setting is explained."""
     from growcache.service.init import EXAMPLE_URL, config_text, write_config
 
     if str(file) == "-":
@@ -87,13 +102,10 @@ def init(
     typer.echo(f"Wrote {file}; {edit}start the service: growcache run {file}")
 
 
-@app.command()
+@app.command(epilog=epilog("run"))
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The config file.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     until_full: Annotated[
         bool, typer.Option("--until-full", help="End when the cache is full or complete.")
     ] = False,
@@ -109,7 +121,9 @@ def run(
 ) -> None:
     """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
 
-    Example: growcache run growcache.yaml --set cache.max_bytes=50GB --until-full
+    A line is an object with the keys of `status --json`: one at each change
+    of state, one a second between, and a last one whose state is stopped.
+    Warnings and errors go to the error stream.
     """
     from growcache.config import load_config
     from growcache.sampling import supervisor
@@ -127,7 +141,7 @@ def run(
         )
 
 
-@app.command()
+@app.command(epilog=epilog("status"))
 def status(
     cache: Cache,
     json: AsJson = False,
@@ -135,10 +149,7 @@ def status(
         bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show how full a cache is, what its service does, and who reads it.
-
-    Example: growcache status ./cache --watch
-    """
+    """Show how full a cache is, what its service does, and who reads it."""
     from growcache.service.status import show_status, watch_status
 
     if watch:
@@ -147,18 +158,15 @@ def status(
         show_status(cache, json=json)
 
 
-@app.command()
+@app.command(epilog=epilog("check"))
 def check(cache: Cache, json: AsJson = False) -> None:
-    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong.
-
-    Example: growcache check ./cache
-    """
+    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong."""
     from growcache.service.check import show_check
 
     raise typer.Exit(show_check(cache, json=json))
 
 
-@app.command()
+@app.command(epilog=epilog("peek"))
 def peek(
     cache: Cache,
     sample: Annotated[
@@ -166,24 +174,18 @@ def peek(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show what the samples of a cache look like, and which object each came from.
-
-    Example: growcache peek ./cache --sample 12:0
-    """
+    """Show what the samples of a cache look like, and which object each came from."""
     from growcache.service.peek import peek_cache
 
     peek_cache(cache, sample, json=json)
 
 
-@app.command()
+@app.command(epilog=epilog("clear"))
 def clear(
     cache: Cache,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete every sample of a cache that no service and no reader uses.
-
-    Example: growcache clear ./cache --yes
-    """
+    """Delete every sample of a cache that no service and no reader uses."""
     from growcache.service.clear import clear_cache, describe
 
     if not yes:
@@ -197,7 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows a ? instead
             stream.reconfigure(errors="replace")
     try:
-        code = app(args=arguments, prog_name="growcache", standalone_mode=False)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        code = app(without_no_color(given), prog_name="growcache", standalone_mode=False)
     except UsageError as error:
         message = error.format_message().rstrip(".?")
         return _fail(f"{message}; see: {_command(error)} --help", 2)

@@ -25,6 +25,7 @@ from growcache.cache.status import Status, read_status
 from growcache.errors import CacheMissingError
 from growcache.sampling.serve import serve
 from growcache.service.demo_data import WINDOW, WINDOWS_PER_RECORDING, write_recordings
+from growcache.service.terminal import redraws
 from growcache.service.view import History, view
 from growcache.service.words import in_bytes, in_count, in_percent
 
@@ -154,7 +155,7 @@ class _Screen:
 @contextmanager
 def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
     screen = _Screen(console, cache)
-    if not console.is_terminal:
+    if not (console.is_terminal and redraws(console.file)):
         yield screen
         return
     with Live(console=console, auto_refresh=False, transient=True) as screen.live:

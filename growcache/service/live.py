@@ -1,19 +1,21 @@
-"""Showing a service while it runs: a live view for people, JSON lines for programs."""
+"""Showing a service while it runs: to people, to programs, and on what is between the two."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from typing import IO, Self
+from typing import IO, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
 
 from growcache.cache.status import Status
-from growcache.service.view import History, view
+from growcache.service.terminal import redraws
+from growcache.service.view import History, line, view
 
 JSON_SECONDS = 1.0
+PLAIN_SECONDS = 10.0
 
 
 class Reporter:
@@ -55,11 +57,10 @@ class LiveView(Reporter):
         self._live.update(view(status, self._history), refresh=True)
 
 
-class JsonLines(Reporter):
-    """One JSON object per line: at every change of state, and once a second between."""
+class _Lines(Reporter):
+    """A line at every change of state, one every so often between, and the last one."""
 
-    def __init__(self, stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -> None:
-        self._stream = stream or sys.stdout.buffer
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last: Status | None = None
         self._written: Status | None = None
@@ -67,10 +68,10 @@ class JsonLines(Reporter):
 
     def __exit__(self, *exception: object) -> None:
         if self._last is not None and self._last is not self._written:
-            self._write(self._last)
+            self._put(self._last)
 
     def show(self, status: Status) -> None:
-        """Write the status, if it tells something new or a second has passed."""
+        """Write the status, if it tells something new or enough time has passed."""
         self._last = status
         if (
             self._written is None
@@ -78,19 +79,50 @@ class JsonLines(Reporter):
             != (self._written.state, self._written.waiting_for)
             or time.monotonic() - self._written_at >= self._seconds
         ):
-            self._write(status)
+            self._put(status)
 
-    def _write(self, status: Status) -> None:
-        self._stream.write(status.to_json() + b"\n")
-        self._stream.flush()
+    def _put(self, status: Status) -> None:
+        self.write(status)
         self._written = status
         self._written_at = time.monotonic()
 
+    def write(self, status: Status) -> None:
+        """Write one line."""
+        raise NotImplementedError
 
-def reporter(console: Console | None = None) -> Reporter:
-    """Return the reporter that suits the standard output."""
-    console = console or Console()
-    return LiveView(console) if console.is_terminal else JsonLines()
+
+class JsonLines(_Lines):
+    """One JSON object per line, for programs: at least one a second."""
+
+    def __init__(self, stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -> None:
+        super().__init__(seconds)
+        self._stream = stream or sys.stdout.buffer
+
+    def write(self, status: Status) -> None:
+        """Write one line."""
+        self._stream.write(status.to_json() + b"\n")
+        self._stream.flush()
+
+
+class PlainLines(_Lines):
+    """One sentence per line, for people at a terminal that cannot redraw."""
+
+    def __init__(self, stream: TextIO | None = None, seconds: float = PLAIN_SECONDS) -> None:
+        super().__init__(seconds)
+        self._stream = stream or sys.stdout
+
+    def write(self, status: Status) -> None:
+        """Write one line."""
+        self._stream.write(line(status) + "\n")
+        self._stream.flush()
+
+
+def reporter(stream: TextIO | None = None) -> Reporter:
+    """Return the reporter that suits a stream (the standard output, if none is named)."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return JsonLines(stream.buffer)
+    return LiveView(Console(file=stream)) if redraws(stream) else PlainLines(stream)
 
 
 class _ConsoleLog(logging.Handler):

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from growcache.cache.status import read_status
-from growcache.service.live import JsonLines, LiveView, Reporter
+from growcache.service.live import JsonLines, reporter
 from growcache.service.view import view
 
 WATCH_SECONDS = 0.5
@@ -32,9 +32,7 @@ def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> No
     """Show the status again and again, until Ctrl-C (or for so many seconds)."""
     read_status(cache)  # a missing cache is an error at once, not an empty picture
     end = None if seconds is None else time.monotonic() + seconds
-    console = Console()
-    shown: Reporter = JsonLines() if json or not console.is_terminal else LiveView(console)
-    with shown:
+    with JsonLines() if json else reporter() as shown:
         try:
             while end is None or time.monotonic() < end:
                 shown.show(read_status(cache))

@@ -152,6 +152,18 @@ def view(status: Status, history: History | None = None) -> Panel:
     )
 
 
+def line(status: Status) -> str:
+    """Return a status in one line of plain text."""
+    return " · ".join(
+        (
+            f"{status.state}: {_meaning(status, None)}",
+            f"{in_count(status.samples)} samples in {plural(status.shards, 'shard')}",
+            f"{in_bytes(status.bytes)} of {in_bytes(status.max_bytes)}",
+            f"{in_count(status.drawn)} drawn",
+        )
+    )
+
+
 def _rows(
     status: Status, history: History | None
 ) -> Iterator[tuple[str, Text | Group | Bar | Curve]]:

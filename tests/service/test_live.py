@@ -3,12 +3,16 @@
 import io
 import json
 import logging
+import os
+import pty
 import time
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from growcache.cache.status import Status
-from growcache.service.live import JsonLines, LiveView, reporter
+from growcache.service.live import JsonLines, LiveView, PlainLines, Reporter, reporter
 
 
 def lines(stream: io.BytesIO) -> list[dict[str, object]]:
@@ -61,6 +65,35 @@ def test_the_live_view_leaves_no_log_handler_behind() -> None:
     assert logging.getLogger("growcache").handlers == before
 
 
-def test_the_reporter_suits_where_the_output_goes() -> None:
-    assert isinstance(reporter(Console(file=io.StringIO(), force_terminal=True)), LiveView)
-    assert isinstance(reporter(Console(file=io.StringIO())), JsonLines)
+def test_plain_lines_are_sentences() -> None:
+    stream = io.StringIO()
+    with PlainLines(stream, seconds=60) as shown:
+        shown.show(Status(state="waiting", waiting_for="a reader", samples=3, shards=1))
+        shown.show(Status(state="waiting", waiting_for="a reader", samples=4, shards=1))
+    first, last = stream.getvalue().splitlines()
+    assert first.startswith("waiting: for a reader · 3 samples in 1 shard · ")
+    assert "4 samples" in last
+
+
+@pytest.mark.parametrize(
+    ("term", "kind"), [("xterm", LiveView), ("dumb", PlainLines), ("", LiveView)]
+)
+def test_a_terminal_gets_what_it_can_show(
+    term: str, kind: type[Reporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, sub = pty.openpty()
+    monkeypatch.setenv("TERM", term)
+    try:
+        with open(sub, "w") as stream:  # noqa: PTH123  (a descriptor)
+            assert isinstance(reporter(stream), kind)
+    finally:
+        os.close(main)
+
+
+@pytest.mark.parametrize("forced", ["0", "1"])
+def test_a_file_gets_json_lines_whatever_is_said_of_colours(
+    forced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", forced)
+    with (tmp_path / "log").open("w") as stream:
+        assert isinstance(reporter(stream), JsonLines)
