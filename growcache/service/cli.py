@@ -180,6 +180,21 @@ def peek(
     peek_cache(cache, sample, json=json)
 
 
+@app.command(epilog=epilog("export"))
+def export(
+    cache: Cache,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new or empty.")],
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="The newest shards that hold so many, instead of all."),
+    ] = None,
+) -> None:
+    """Copy what a cache holds now: to keep, to share, or to read without growcache."""
+    from growcache.service.export import export_cache
+
+    typer.echo(export_cache(cache, out, samples=samples))
+
+
 @app.command(epilog=epilog("clear"))
 def clear(
     cache: Cache,

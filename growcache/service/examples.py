@@ -27,6 +27,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache peek ./cache",
         "growcache peek ./cache --sample 12:0",
     ),
+    "export": (
+        "growcache export ./cache ./copy",
+        "growcache export ./cache ./copy --samples 10000",
+    ),
     "clear": ("growcache clear ./cache", "growcache clear ./cache --yes"),
 }
 
