@@ -1,9 +1,13 @@
-"""What a sample is: a dict of named arrays, and the schema that all samples of a cache share."""
+"""What a sample is: a dict of named values, and the schema that all samples of a cache share.
+
+A value is an array, ``bytes`` or a ``str``. An array's dimension is ragged where its size
+differs from sample to sample; bytes and strings are ragged by nature.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,9 +17,17 @@ import numpy.typing as npt
 from growcache.errors import FormatError
 
 Array: TypeAlias = npt.NDArray[Any]
-Sample: TypeAlias = dict[str, Array]
+Value: TypeAlias = Array | bytes | str
+
+# Of `Value`s. Not said so, because a dict of arrays alone would be no such dict to mypy.
+Sample: TypeAlias = dict[str, Any]
 
 KINDS = "biufc"  # bool, signed, unsigned, float, complex
+BYTES = "bytes"
+STR = "str"
+
+# What loaders add to a ragged field's name to name the arrays that say where values lie.
+COMPANIONS = ("_offsets", "_shapes", "_lengths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +49,202 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One array of a sample: little-endian dtype (as `numpy.dtype.str`) and fixed shape."""
+    """One value of a sample.
+
+    Attributes:
+        name: any text.
+        dtype: little-endian, as `numpy.dtype.str`, or ``"bytes"`` or ``"str"``.
+        shape: sizes of the dimensions, None where they differ between samples; () for
+            bytes and strings.
+    """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether its values are bytes or strings."""
+        return self.dtype in (BYTES, STR)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether its values may differ in size."""
+        return self.is_blob or None in self.shape
+
+    @property
+    def item(self) -> np.dtype[Any]:
+        """The dtype of its items as they are stored; bytes and strings (UTF-8) are uint8."""
+        return np.dtype("|u1" if self.is_blob else self.dtype)
+
+    @property
+    def dims(self) -> tuple[int | None, ...]:
+        """The shape, where bytes and strings have one ragged dimension, in bytes."""
+        return (None,) if self.is_blob else self.shape
+
+    @property
+    def ragged_dims(self) -> tuple[int, ...]:
+        """The positions of the ragged dimensions in `dims`."""
+        return tuple(i for i, size in enumerate(self.dims) if size is None)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a value whose ragged dimensions are all 1."""
+        return math.prod(size for size in self.dims if size is not None) * self.item.itemsize
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...]:
+        """The shape of every value.
+
+        Raises:
+            ValueError: it is ragged.
+        """
+        if self.is_ragged:
+            raise ValueError(f"field {self} is ragged; its values have no common shape")
+        return tuple(size for size in self.shape if size is not None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one value in C order."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        """Bytes of every value in C order.
+
+        Raises:
+            ValueError: it is ragged.
+        """
+        return math.prod(self.fixed_shape) * self.item.itemsize
+
+    @property
+    def needs_shape(self) -> bool:
+        """Whether the bytes of a value do not tell its shape."""
+        ragged = len(self.ragged_dims)
+        return ragged > 1 or (ragged == 1 and not self.unit_bytes)
+
+    def shape_of(self, ragged: Sequence[int]) -> tuple[int, ...]:
+        """Return `dims` with the sizes of the ragged dimensions put in."""
+        sizes = iter(ragged)
+        return tuple(next(sizes) if size is None else size for size in self.dims)
+
+    def allows(self, shape: Sequence[int | None]) -> bool:
+        """Whether a value (or another field's values) of this shape fits."""
+        return len(shape) == len(self.shape) and all(
+            mine is None or mine == size for mine, size in zip(self.shape, shape, strict=True)
+        )
+
+    def holds(self, value: object) -> bool:
+        """Whether the value can be stored as it is (the usual case)."""
+        if self.dtype == BYTES:
+            return type(value) is bytes
+        if self.dtype == STR:
+            return type(value) is str and _is_text(value)
+        return (
+            isinstance(value, np.ndarray)
+            and (value.shape == self.shape or self.allows(value.shape))
+            and value.dtype.str == self.dtype
+            and value.flags.c_contiguous
+        )
+
+    def __str__(self) -> str:
+        if self.is_blob:
+            return f"{self.name}: {self.dtype}"
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.name}: {self.item.name}[{sizes}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a sample, sorted by name (the order in which they are stored)."""
+    """The fields of a sample, sorted by name (the order in which they are stored).
+
+    Raises:
+        FormatError: a field has the name that a loader gives to what belongs to a ragged one.
+    """
 
     fields: tuple[Field, ...]
 
+    def __post_init__(self) -> None:
+        names = set(self.names)
+        for field in self.fields:
+            taken = names.intersection(field.name + end for end in COMPANIONS)
+            if taken and field.is_ragged:
+                raise FormatError(
+                    f"{field} is ragged, and batches need the name {min(taken)!r} to say where "
+                    "its values lie; rename that field"
+                )
+
     @classmethod
     def of(cls, sample: object) -> Schema:
-        """Return the schema of a sample.
+        """Return the schema of a sample, its arrays' shapes as they are.
 
         Raises:
-            FormatError: not a non-empty mapping of names to numeric arrays.
+            FormatError: not a non-empty mapping of names to numeric arrays, bytes and strings.
         """
         if not isinstance(sample, Mapping) or not sample:
             raise FormatError(
                 f"a sample must be a non-empty dict of arrays, found {type(sample).__name__}"
             )
+        for name in sample:
+            if not isinstance(name, str) or not name:
+                raise FormatError(
+                    f"the names of a sample's arrays must be strings, found {name!r}"
+                )
         return cls(tuple(_field(name, sample[name]) for name in sorted(sample)))
+
+    @classmethod
+    def declared(cls, fields: Mapping[str, str | Sequence[Any]]) -> Schema:
+        """Return the schema that a user wrote down.
+
+        Args:
+            fields: per name ``"bytes"``, ``"str"``, a dtype, or [dtype, size, ...] with
+                None for the ragged dimensions.
+
+        Raises:
+            FormatError: no fields, no such dtype, or one that cannot be cached.
+
+        >>> str(Schema.declared({"x": ["float32", None, 64], "note": "str"}))
+        'note: str, x: float32[?, 64]'
+        """
+        if not fields:
+            raise FormatError("a schema needs at least one field")
+        return cls(tuple(_declared(name, fields[name]) for name in sorted(fields)))
+
+    @classmethod
+    def covering(cls, schemas: Sequence[Schema]) -> Schema:
+        """Return the narrowest schema that all samples of these schemas fit.
+
+        Raises:
+            FormatError: they differ in more than the sizes of dimensions.
+
+        >>> shapes = [(3, 8), (5, 8)]
+        >>> str(Schema.covering([Schema((Field("x", "<f4", shape),)) for shape in shapes]))
+        'x: float32[?, 8]'
+        """
+        first = schemas[0]
+        for other in schemas[1:]:
+            if first._kinds() != other._kinds():
+                raise FormatError(
+                    f"samples with {first} and with {other} cannot be in one cache: names, "
+                    "dtypes and numbers of dimensions must agree"
+                )
+        return cls(
+            tuple(
+                Field(fields[0].name, fields[0].dtype, _covering([f.shape for f in fields]))
+                for fields in zip(*(schema.fields for schema in schemas), strict=True)
+            )
+        )
+
+    def _kinds(self) -> list[tuple[str, str, int]]:
+        return [(f.name, f.dtype, len(f.shape)) for f in self.fields]
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether samples may differ in size."""
+        return any(field.is_ragged for field in self.fields)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one sample, all fields together, without framing."""
+        """Bytes of every sample, all fields together, without framing.
+
+        Raises:
+            ValueError: it is ragged.
+        """
         return sum(field.nbytes for field in self.fields)
 
     @property
@@ -91,10 +265,22 @@ class Schema:
     @classmethod
     def from_json(cls, value: list[list[Any]]) -> Schema:
         """Return the schema that `to_json` described."""
-        return cls(tuple(Field(n, str(d), tuple(map(int, s))) for n, d, s in value))
+        return cls(
+            tuple(
+                Field(name, str(dtype), tuple(None if s is None else int(s) for s in shape))
+                for name, dtype, shape in value
+            )
+        )
+
+    def allows(self, found: Schema) -> bool:
+        """Whether samples of the other schema fit this one."""
+        return found._kinds() == self._kinds() and all(
+            mine.allows(other.shape)
+            for mine, other in zip(self.fields, found.fields, strict=True)
+        )
 
     def conform(self, sample: Mapping[str, Any]) -> Sample:
-        """Return the sample as little-endian C-ordered arrays in stored order.
+        """Return the sample in stored order: little-endian C-ordered arrays, bytes, str.
 
         Raises:
             FormatError: other names, dtypes or shapes than the schema's.
@@ -102,37 +288,96 @@ class Schema:
         if self._is_of(sample):
             return dict(sample)
         found = Schema.of(sample)
-        if found != self:
+        if not self.allows(found):
             raise FormatError(f"expected a sample with {self}, found {found}")
-        return {
-            f.name: np.asarray(sample[f.name], dtype=f.dtype, order="C") for f in self.fields
-        }
+        return {f.name: _stored(f, sample[f.name]) for f in self.fields}
 
     def _is_of(self, sample: Mapping[str, Any]) -> bool:
         """Whether the sample is already what `conform` would make of it (the usual case)."""
-        if tuple(sample) != self.names:
-            return False
-        return all(
-            isinstance(array, np.ndarray)
-            and array.shape == field.shape
-            and array.dtype.str == field.dtype
-            and array.flags.c_contiguous
-            for field, array in zip(self.fields, sample.values(), strict=True)
+        return tuple(sample) == self.names and all(
+            field.holds(value)
+            for field, value in zip(self.fields, sample.values(), strict=True)
         )
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{f.name}: {np.dtype(f.dtype).name}{list(f.shape)}" for f in self.fields
-        )
+        return ", ".join(map(str, self.fields))
 
 
-def _field(name: object, value: object) -> Field:
-    if not isinstance(name, str) or not name:
-        raise FormatError(f"the names of a sample's arrays must be strings, found {name!r}")
+def sample_bytes(sample: Mapping[str, Value]) -> int:
+    """Return the bytes of a sample's values as they are stored, without framing."""
+    return sum(map(_value_bytes, sample.values()))
+
+
+def _value_bytes(value: Value) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    return len(value) if isinstance(value, bytes) else np.asarray(value).nbytes
+
+
+def _field(name: str, value: object) -> Field:
+    blob = _blob(value)
+    if isinstance(blob, bytes):
+        return Field(name, BYTES, ())
+    if isinstance(blob, str):
+        if not _is_text(blob):
+            raise FormatError(f"the string {name!r} is no valid Unicode; cache it as bytes")
+        return Field(name, STR, ())
     array = np.asarray(value)
-    if array.dtype.kind not in KINDS or array.dtype.hasobject:
+    return Field(name, _dtype(name, array.dtype), array.shape)
+
+
+def _blob(value: object) -> bytes | str | None:
+    """Return a value that is bytes or text, however NumPy dresses it, as Python has it."""
+    if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "SU":
+        value = value.item()
+    if isinstance(value, bytes):
+        return bytes(value)
+    return str(value) if isinstance(value, str) else None
+
+
+def _dtype(name: str, dtype: np.dtype[Any]) -> str:
+    if dtype.kind not in KINDS or dtype.hasobject:
         raise FormatError(
-            f"array {name!r} has dtype {array.dtype}; "
-            "bool, integers, floats and complex can be cached"
+            f"array {name!r} has dtype {dtype}; "
+            "bool, integers, floats, complex, bytes and str can be cached"
         )
-    return Field(name, array.dtype.newbyteorder("<").str, array.shape)
+    return dtype.newbyteorder("<").str
+
+
+def _declared(name: object, what: str | Sequence[Any]) -> Field:
+    if not isinstance(name, str) or not name:
+        raise FormatError(f"the names of a schema's fields must be strings, found {name!r}")
+    kind, *sizes = (what,) if isinstance(what, str) else tuple(what)
+    if kind in (BYTES, STR) and not sizes:
+        return Field(name, kind, ())
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise FormatError(
+            f"field {name!r}: expected a dtype and sizes, null where they differ, such as "
+            f"[float32, null, 64], found {what!r}"
+        )
+    try:
+        dtype = np.dtype(kind)
+    except TypeError:
+        raise FormatError(f"field {name!r}: there is no dtype {kind!r}") from None
+    return Field(name, _dtype(name, dtype), tuple(sizes))
+
+
+def _covering(shapes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+    return tuple(
+        sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)
+    )
+
+
+def _stored(field: Field, value: object) -> Value:
+    blob = _blob(value)
+    return np.asarray(value, dtype=field.dtype, order="C") if blob is None else blob
+
+
+def _is_text(value: str) -> bool:
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

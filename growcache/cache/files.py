@@ -23,6 +23,14 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.mount-s3", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"}
 )
 
+# What a shard consists of, by the ends of the names: the samples, as a file of records
+# (with an index of its values where those differ in size) or as a directory of arrays,
+# and their description.
+RECORDS = ".tfrecord"
+OFFSETS = ".offsets.npy"
+ARRAYS = ".npy"
+SIDECAR = ".json"
+
 
 class Layout:
     """Where everything of one cache lies.
@@ -49,13 +57,13 @@ class Layout:
         self.ballast = self.root / "ballast"
         self.status = self.root / "status.json"
 
-    def shard(self, number: int) -> Path:
-        """Return the path of the shard's records."""
-        return self.shards / f"{number:08d}.tfrecord"
+    def shard(self, number: int, extension: str = RECORDS) -> Path:
+        """Return the path of the shard's samples (the extension is the cache format's)."""
+        return self.shards / f"{number:08d}{extension}"
 
     def sidecar(self, number: int) -> Path:
         """Return the path of the shard's description of itself."""
-        return self.shards / f"{number:08d}.json"
+        return self.shards / f"{number:08d}{SIDECAR}"
 
     def incoming_path(self, permit: str, number: int, suffix: str) -> Path:
         """Return where a sampler writes a shard under this permit (suffix with its dot)."""

@@ -32,6 +32,11 @@ class Identity:
     schema: Schema
     sizes: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def cache_format(self) -> str:
+        """The format of the shards."""
+        return str(self.parts.get("cache.format", "tfrecord"))
+
     def to_json(self) -> bytes:
         """Return the bytes of ``identity.json``."""
         values = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 from growcache.cache.files import BLOCK_BYTES, FILE_MODE, Layout, block_bytes
-from growcache.cache.formats.tfrecord import Buffer
+from growcache.cache.formats.mapped import Buffer
 from growcache.cache.sidecar import Sidecar
 
 MAX_BUFFERS = 1000  # IOV_MAX is 1024

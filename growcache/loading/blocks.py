@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from growcache.cache.formats.tfrecord import MappedShard
+from growcache.cache.formats.mapped import MappedShard
 from growcache.loading.gather import (
     LARGE_ROW_BYTES,
     Gatherer,

@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 from growcache.cache.files import Layout
-from growcache.cache.formats.tfrecord import MappedShard, open_shard
+from growcache.cache.formats import open_shard, shard_path
+from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import ShardRow
 from growcache.errors import CorruptShardError
 from growcache.schema import Schema
@@ -77,12 +78,15 @@ class MapPool:
                     if key in self._maps:
                         self._maps.pop(key).close()
 
-    def open(self, row: ShardRow, schema: Schema, verify: Verify = "first") -> MappedShard:
+    def open(
+        self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"
+    ) -> MappedShard:
         """Return the map of a shard that the caller holds, its content checked.
 
         Args:
             row: of the index.
             schema: of its samples.
+            cache_format: of the cache.
             verify: ``first`` checks what this process has not seen yet, ``always`` also
                 what it has.
 
@@ -95,9 +99,9 @@ class MapPool:
         mapped = self._maps.get(key)
         try:
             if mapped is None:
-                mapped = open_shard(self._layout.shard(row.number), schema, row.samples)
+                mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
             if verify == "always" or key not in self._verified:
-                self._check(row, mapped)
+                self._check(row, mapped, cache_format)
         except CorruptShardError as error:
             self._bad[key] = str(error)
             _log.warning("skipping a corrupt shard: %s", error)
@@ -106,13 +110,13 @@ class MapPool:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
 
-    def _check(self, row: ShardRow, mapped: MappedShard) -> None:
+    def _check(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         # One pass over the file in order: this also brings a cold file into memory.
         found = mapped.digest()
         if found != row.digest:
             raise CorruptShardError(
-                f"{self._layout.shard(row.number)}: expected the digest {row.digest}, found "
-                f"{found}; run growcache check --repair"
+                f"{shard_path(self._layout, row.number, cache_format)}: expected the digest "
+                f"{row.digest}, found {found}; run growcache check --repair"
             )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from growcache.cache.formats.tfrecord import MappedShard
+from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, ConfigError, CorruptShardError, GrowcacheError
 from growcache.loading.ahead import Ahead
 from growcache.loading.gather import Integers
@@ -290,8 +290,9 @@ def _read_ahead(snapshot: Snapshot, number: int) -> None:
 
     By descriptor, for `mmap.madvise` would hold the GIL while the kernel starts to read.
     """
-    descriptor = os.open(snapshot.file(number), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(descriptor)
+    for path in snapshot.files(number):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

@@ -10,7 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from growcache.cache.files import Layout
-from growcache.cache.formats.tfrecord import MappedShard
+from growcache.cache.formats import open_shard, shard_files, shard_path
+from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import IndexView, ShardRow, read_index
 from growcache.cache.leases import Lease
 from growcache.cache.sidecar import Sidecar
@@ -134,11 +135,25 @@ class Snapshot:
         Raises:
             CorruptShardError: its bytes are not what was written.
         """
-        return self._maps.open(self._rows[number], self.schema, self._verify)
+        row = self._rows[number]
+        return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
+
+    def map_anew(self, number: int) -> MappedShard:
+        """Return a map of the caller's own, unchecked, of a shard of this snapshot.
+
+        Raises:
+            CorruptShardError: its files are missing or not those of so many samples.
+        """
+        samples, view = self._rows[number].samples, self.view
+        return open_shard(self._layout, number, samples, self.schema, view.cache_format)
 
     def file(self, number: int) -> Path:
-        """Return the path of a shard's records."""
-        return self._layout.shard(number)
+        """Return where a shard's samples lie: a file, or a directory of files."""
+        return shard_path(self._layout, number, self.view.cache_format)
+
+    def files(self, number: int) -> list[Path]:
+        """Return the paths of all files of a shard."""
+        return shard_files(self._layout, number, self.view.cache_format)
 
     def mark_read(self, numbers: Iterable[int]) -> None:
         """Count a use of these shards (once per snapshot)."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from growcache.cache.formats.tfrecord import open_shard
 from growcache.cache.index import ShardRow
 from growcache.cache.leases import Lease
 from growcache.errors import ConfigError, CorruptShardError, GrowcacheError
@@ -81,7 +80,7 @@ class Checked:
 
 def _check(snapshot: Snapshot, row: ShardRow) -> None:
     path = snapshot.file(row.number)
-    shard = open_shard(path, snapshot.schema, row.samples)
+    shard = snapshot.map_anew(row.number)
     try:
         found = shard.digest()  # in order, so this also brings a cold file into memory
     finally:

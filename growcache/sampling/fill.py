@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.formats.tfrecord import Buffer
+from growcache.cache.formats.mapped import Buffer
 from growcache.cache.incoming import digest_of, needed_bytes
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
@@ -130,7 +130,10 @@ class Filler:
             if self._transform is not None:
                 origin = Origin(stop.entry.key, stop.entry.etag, start, end)
                 where = (permit.round, stop.entry.key, stop.part, index)
-                sample = self._transform(sample, origin, where)
+                made = self._transform(sample, origin, where)
+                if made is None:  # the user's function passes over this sample
+                    continue
+                sample = made
             visited.samples.append(sample if schema is None else schema.conform(sample))
             visited.origins.append((start, end))
         return visited

@@ -9,6 +9,7 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.files import Layout
 from growcache.cache.formats import tfrecord
+from growcache.cache.formats.mapped import Buffer
 from growcache.cache.identity import Identity
 from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
 from growcache.cache.index import Edition
@@ -32,7 +33,7 @@ def samples_of(number: int, count: int) -> list[dict[str, np.ndarray]]:
 
 def make(
     number: int, count: int = 8, *, group: int | None = None, identity: Identity = IDENTITY
-) -> tuple[Sidecar, list[tfrecord.Buffer]]:
+) -> tuple[Sidecar, list[Buffer]]:
     """A shard and its description; empty with ``count=0``."""
     buffers = tfrecord.encode(SCHEMA, samples_of(number, count))
     digest = digest_of(buffers) if count else ""

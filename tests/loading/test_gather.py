@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.formats import tfrecord
+from growcache.cache.formats.mapped import MappedShard
 from growcache.loading.gather import Gatherer, Take, batches_per_block, take_rows
 from growcache.schema import Sample, Schema
 
@@ -22,7 +23,7 @@ def samples_of(shape: tuple[int, ...], n: int, seed: int) -> list[Sample]:
     ]
 
 
-def written(path: Path, samples: Sequence[Sample]) -> tfrecord.MappedShard:
+def written(path: Path, samples: Sequence[Sample]) -> MappedShard:
     schema = Schema.of(samples[0])
     path.write_bytes(b"".join(bytes(b) for b in tfrecord.encode(schema, samples)))
     return tfrecord.open_shard(path, schema, len(samples))

@@ -6,8 +6,46 @@ A format is a module with ``EXTENSION``, ``layout``, ``encode``, ``open_shard`` 
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
+from growcache.cache.files import OFFSETS, Layout
 from growcache.cache.formats import tfrecord
+from growcache.cache.formats.mapped import MappedShard
+from growcache.schema import Schema
 
 CACHE_FORMATS: dict[str, ModuleType] = {"tfrecord": tfrecord}
+
+
+def shard_path(layout: Layout, number: int, cache_format: str) -> Path:
+    """Return where the shard's samples lie: a file, or a directory of files."""
+    return layout.shard(number, CACHE_FORMATS[cache_format].EXTENSION)
+
+
+def shard_files(layout: Layout, number: int, cache_format: str) -> list[Path]:
+    """Return the paths of all files that hold the shard's samples, as far as they are there."""
+    path = shard_path(layout, number, cache_format)
+    if path.is_dir():
+        return sorted(path.iterdir())
+    offsets = layout.shard(number, OFFSETS)
+    return [found for found in (path, offsets) if found.exists()]
+
+
+def open_shard(
+    layout: Layout, number: int, samples: int, schema: Schema, cache_format: str
+) -> MappedShard:
+    """Return the mapped shard; its checksums are not looked at.
+
+    Args:
+        layout: of the cache.
+        number: of the shard.
+        samples: how many it holds, as its row says.
+        schema: of the cache.
+        cache_format: of the cache (`Identity.cache_format`).
+
+    Raises:
+        CorruptShardError: a file is missing, or is not what so many samples take.
+    """
+    path = shard_path(layout, number, cache_format)
+    shard: MappedShard = CACHE_FORMATS[cache_format].open_shard(path, schema, samples)
+    return shard

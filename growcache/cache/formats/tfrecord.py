@@ -9,19 +9,18 @@ wire bytes around the arrays are one template, and column ``name`` of the file i
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from growcache.cache.formats.mapped import Buffer, Bytes, MappedShard, Memory, map_file
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
@@ -33,9 +32,6 @@ MAX_PAYLOAD_BYTES = 2**31 - 1  # protobuf parses no larger message
 # From here on an array is handed to writev as it is; below, one copy into a common block
 # costs less than the Python operations per array would.
 DIRECT_BYTES = 64 * 1024
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Buffer: TypeAlias = bytes | Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,100 +178,42 @@ def _encode_direct(where: RecordLayout, columns: list[list[Bytes]], count: int) 
     return buffers
 
 
-class MappedShard:
-    """A shard file in memory.
-
-    The map is private and writable, because torch warns about read-only memory; nothing
-    ever writes to it.
-
-    Attributes:
-        schema: of its samples.
-        records: uint8 [samples, record_bytes], the whole file.
-        fields: per name uint8 [samples, nbytes], strided views of the same memory.
-        nbytes: bytes of the file.
-    """
-
-    def __init__(self, schema: Schema, samples: int, memory: mmap.mmap | bytes) -> None:
-        where = layout(schema)
-        self.schema = schema
-        self.nbytes = samples * where.record_bytes
-        self._memory = memory
-        self.records: Bytes = np.frombuffer(memory, np.uint8, self.nbytes).reshape(
-            samples, where.record_bytes
-        )
-        self.fields: dict[str, Bytes] = {
-            field.name: self.records[:, offset : offset + field.nbytes]
-            for field, offset in where.fields
-        }
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, i: int) -> Sample:
-        """Return sample ``i`` as arrays of its own.
-
-        Raises:
-            IndexError: there is none of that number, or the shard is closed.
-        """
-        i = range(len(self))[i]
-        return {
-            field.name: self.fields[field.name][i].copy().view(field.dtype).reshape(field.shape)
-            for field in self.schema.fields
-        }
-
-    def __iter__(self) -> Iterator[Sample]:
-        return map(self.__getitem__, range(len(self)))
-
-    def digest(self) -> str:
-        """Return the xxh3_128 of the file, in one call that does not hold the GIL."""
-        return xxhash.xxh3_128_hexdigest(self._memory)
-
-    def willneed(self) -> None:
-        """Ask the kernel to read the whole file now."""
-        if isinstance(self._memory, mmap.mmap):
-            self._memory.madvise(mmap.MADV_WILLNEED)
-
-    def close(self) -> None:
-        """Let go of the map; it goes when the last array that views it goes."""
-        memory, self._memory = self._memory, b""
-        self.fields = {}
-        self.records = np.empty((0, self.records.shape[1]), np.uint8)
-        if isinstance(memory, mmap.mmap):
-            try:
-                memory.close()
-            except BufferError:  # somebody still views it, and its death unmaps it
-                return
-
-
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
     """Return the mapped shard; its checksums are not looked at.
 
     Raises:
         CorruptShardError: the file is missing or has not the size of so many records.
     """
+    memory = map_file(Path(path)) if samples else b""
     expected = samples * layout(schema).record_bytes
-    if not expected:
-        return MappedShard(schema, 0, b"")
-    try:
-        with Path(path).open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != expected:
-                raise CorruptShardError(
-                    f"{path}: expected {expected} bytes for {samples} samples, found {found}; "
-                    "run growcache check"
-                )
-            return MappedShard(
-                schema, samples, mmap.mmap(file.fileno(), found, access=mmap.ACCESS_COPY)
-            )
-    except FileNotFoundError:
-        raise CorruptShardError(f"{path}: the shard is missing; run growcache check") from None
+    if len(memory) != expected:
+        raise CorruptShardError(
+            f"{path}: expected {expected} bytes for {samples} samples, found {len(memory)}; "
+            "run growcache check"
+        )
+    return mapped(schema, samples, memory)
+
+
+def mapped(schema: Schema, samples: int, memory: Memory) -> MappedShard:
+    """Return the shard whose records are in memory."""
+    rows = _records(schema, samples, memory)
+    columns = {
+        field.name: rows[:, offset : offset + field.nbytes]
+        for field, offset in layout(schema).fields
+    }
+    return MappedShard(schema, samples, [memory], columns, {})
+
+
+def _records(schema: Schema, samples: int, memory: Memory) -> Bytes:
+    return np.frombuffer(memory, np.uint8).reshape(samples, layout(schema).record_bytes)
 
 
 def bad_records(shard: MappedShard) -> list[int]:
     """Return the samples whose record is not framed, or whose CRC32C is wrong."""
+    records = _records(shard.schema, len(shard), *shard.memories)
     template: Any = np.frombuffer(layout(shard.schema).template, np.uint8)
-    framed = (shard.records[:, :HEAD_BYTES] == template[:HEAD_BYTES]).all(axis=1)
-    payloads = shard.records[:, HEAD_BYTES:-TAIL_BYTES]
+    framed = (records[:, :HEAD_BYTES] == template[:HEAD_BYTES]).all(axis=1)
+    payloads = records[:, HEAD_BYTES:-TAIL_BYTES]
     crcs = np.fromiter(map(google_crc32c.value, payloads), "<u8", len(shard))
-    stored = shard.records[:, -TAIL_BYTES:].copy().view("<u4")[:, 0]
+    stored = records[:, -TAIL_BYTES:].copy().view("<u4")[:, 0]
     return [int(i) for i in np.flatnonzero(~framed | (_masked(crcs) != stored))]

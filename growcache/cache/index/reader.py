@@ -55,6 +55,11 @@ class IndexView:
         """The schema of every sample; None before the first was measured."""
         return self.identity.schema if self.identity else None
 
+    @property
+    def cache_format(self) -> str:
+        """The format of the shards."""
+        return self.identity.cache_format if self.identity else "tfrecord"
+
 
 def read_index(root: str | os.PathLike[str]) -> IndexView:
     """Return what the index says now.

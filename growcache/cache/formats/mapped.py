@@ -1,0 +1,151 @@
+"""A shard in memory, whatever its format: where every value lies in which map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from growcache.errors import CorruptShardError
+from growcache.schema import STR, Array, Field, Sample, Schema, Value
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Integers: TypeAlias = npt.NDArray[np.int64]
+Buffer: TypeAlias = bytes | Bytes
+Memory: TypeAlias = mmap.mmap | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedColumn:
+    """The values of one field, each of its own size.
+
+    Attributes:
+        memory: uint8 [k], the map that they lie in.
+        starts: int64 [samples], the first byte of each value in ``memory``.
+        lengths: int64 [samples], in bytes.
+        dims: int64 [samples, k], the sizes of the field's ragged dimensions.
+    """
+
+    memory: Bytes
+    starts: Integers
+    lengths: Integers
+    dims: Integers
+
+
+class MappedShard:
+    """The files of a shard in memory.
+
+    Maps are private and writable, because torch warns about read-only memory; nothing ever
+    writes to them.
+
+    Args:
+        schema: of its samples.
+        samples: how many.
+        memories: its files, in their order.
+        fields: the columns of equal rows.
+        ragged: all other columns.
+
+    Attributes:
+        schema: of its samples.
+        nbytes: bytes of all its files.
+        fields: per name uint8 [samples, nbytes], strided views of a map.
+        ragged: per name the values of every other field.
+        memories: the files.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        samples: int,
+        memories: Sequence[Memory],
+        fields: Mapping[str, Bytes],
+        ragged: Mapping[str, RaggedColumn],
+    ) -> None:
+        self.schema = schema
+        self.nbytes = sum(map(len, memories))
+        self.fields = dict(fields)
+        self.ragged = dict(ragged)
+        self._samples = samples
+        self.memories = tuple(memories)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, i: int) -> Sample:
+        """Return sample ``i`` as arrays, bytes and strings of its own.
+
+        Raises:
+            IndexError: there is none of that number, or the shard is closed.
+        """
+        i = range(len(self))[i]
+        return {field.name: self._value(field, i) for field in self.schema.fields}
+
+    def _value(self, field: Field, i: int) -> Value:
+        rows = self.fields.get(field.name)
+        if rows is not None:
+            array: Array = rows[i].copy().view(field.item)
+            return array.reshape(field.fixed_shape)
+        column = self.ragged[field.name]
+        start = int(column.starts[i])
+        raw = column.memory[start : start + int(column.lengths[i])]
+        if field.is_blob:
+            return _text(raw.tobytes()) if field.dtype == STR else raw.tobytes()
+        return raw.copy().view(field.item).reshape(field.shape_of(column.dims[i].tolist()))
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
+
+    def digest(self) -> str:
+        """Return the xxh3_128 of the files, each in one call that does not hold the GIL."""
+        digest = xxhash.xxh3_128()
+        for memory in self.memories:
+            digest.update(memory)
+        return digest.hexdigest()
+
+    def willneed(self) -> None:
+        """Ask the kernel to read the files now."""
+        for memory in self.memories:
+            if isinstance(memory, mmap.mmap):
+                memory.madvise(mmap.MADV_WILLNEED)
+
+    def close(self) -> None:
+        """Let go of the maps; each goes when the last array that views it goes."""
+        memories, self.memories = self.memories, ()
+        self._samples = 0
+        self.fields, self.ragged = {}, {}
+        for memory in memories:
+            if isinstance(memory, mmap.mmap):
+                try:
+                    memory.close()
+                except BufferError:  # somebody still views it, and its death unmaps it
+                    continue
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptShardError(
+            f"a string is no UTF-8 ({error}); run growcache check"
+        ) from None
+
+
+def map_file(path: Path) -> Memory:
+    """Return the file in memory.
+
+    Raises:
+        CorruptShardError: there is none.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
+    except (FileNotFoundError, NotADirectoryError):
+        raise CorruptShardError(f"{path}: the shard is missing; run growcache check") from None
