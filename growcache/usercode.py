@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -62,6 +62,17 @@ class UserCode:
         """
         try:
             return self.function(**{name: values[name] for name in self.parameters})
+        except _ANYTHING as error:
+            raise self.failure(key, error) from error
+
+    def items(self, key: str, result: Iterable[Any]) -> Iterator[Any]:
+        """Yield what a generator or list of the user's holds.
+
+        Raises:
+            FormatError: the generator raised.
+        """
+        try:
+            yield from result
         except _ANYTHING as error:
             raise self.failure(key, error) from error
 

@@ -46,6 +46,21 @@ class Entry:
 class Store(Protocol):
     """The objects of one source."""
 
+    @property
+    def source(self) -> SourceConfig:
+        """What the store was opened for."""
+
+    async def find(self, key: str) -> Entry:
+        """Return the entry of an object, listed or not, beside those of the first URL.
+
+        Args:
+            key: in the bucket or on the host; on file systems, where it does not begin with
+                ``/``, below the folder that the URL names.
+
+        Raises:
+            StoreError: as `read` does.
+        """
+
     def pages(self) -> Iterator[list[Entry]]:
         """Yield the listing page by page. Blocks: iterate in a thread.
 
@@ -109,17 +124,28 @@ class StoreReader:
         """Return the bytes [start, stop); see `Store.read`."""
         return await self.store.read(self.entry, start, stop)
 
+    @property
+    def source(self) -> SourceConfig:
+        """What the object is one of."""
+        return self.store.source
+
+    async def find(self, key: str) -> StoreReader:
+        """Return another object; see `Store.find`."""
+        return StoreReader(self.store, await self.store.find(key))
+
 
 class RemoteStore:
     """The `Store` over any backends; see `open_store`."""
 
     def __init__(
         self,
+        source: SourceConfig,
         backends: Sequence[tuple[Location, Backend]],
         patience: Patience,
         concurrency: int,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
+        self.source = source
         self._locations = [location for location, _ in backends]
         self._backends = [backend for _, backend in backends]
         self._patience = patience
@@ -151,6 +177,14 @@ class RemoteStore:
         if self._on_bytes is not None:
             self._on_bytes(found)
         return data
+
+    async def find(self, key: str) -> Entry:
+        """See `Store.find`."""
+        location, head = self._locations[0], self._backends[0].head
+        if location.pattern.startswith("/") and not key.startswith("/"):
+            key = location.prefix + key
+        async with self._slots_of_this_loop():
+            return await asyncio.to_thread(self._patience.call, lambda: head(key))
 
     def pages(self) -> Iterator[list[Entry]]:
         """See `Store.pages`."""
@@ -267,7 +301,9 @@ def open_store(
             location, url, source, concurrency, timeout_seconds
         )
         backends.append((location, clients[client]))
-    return RemoteStore(backends, Patience(timeout_seconds, on_retry), concurrency, on_bytes)
+    return RemoteStore(
+        source, backends, Patience(timeout_seconds, on_retry), concurrency, on_bytes
+    )
 
 
 def _open_backend(

@@ -12,25 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import Visit, open_format
-from growcache.remote.formats.objects import ObjectFormat
-from growcache.remote.store import Entry
-from growcache.schema import Array, Sample
-
-Row = tuple[Sample, int, int]
-
-
-class Held:
-    """An object in memory that counts what is asked of it."""
-
-    def __init__(self, data: bytes, key: str = "k") -> None:
-        self.entry = Entry(key, len(data), f'"{key}"', None)
-        self.data = data
-        self.asked: list[tuple[int, int | None]] = []
-
-    async def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        self.asked.append((start, stop))
-        return self.data[start:stop]
+from growcache.remote.formats import open_format
+from growcache.schema import Array
+from tests.remote.held import Held, visited
 
 
 def npy(array: Array, **settings: Any) -> bytes:
@@ -42,15 +26,6 @@ def npy(array: Array, **settings: Any) -> bytes:
 def header(text: str, version: int = 1, data: bytes = b"") -> bytes:
     size = len(text).to_bytes(2 if version == 1 else 4, "little")
     return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode() + data
-
-
-def visited(
-    form: ObjectFormat, held: Held, part: int = 0, parts: int = 1, **more: Any
-) -> list[Row]:
-    visit = Visit(
-        part, parts, more.pop("round", 0), more.pop("seed", 0), more.pop("take", None)
-    )
-    return asyncio.run(form.read(held, visit))
 
 
 def rows(count: int, *shape: int, dtype: str = "<f4") -> Array:
@@ -176,6 +151,14 @@ def test_a_part_is_one_request_beside_the_header() -> None:
     assert (start, stop) == (128 + 4000 * 64, 128 + 5000 * 64)
 
 
+def test_an_object_that_no_sampler_can_hold_is_refused_unread() -> None:
+    held = Held(npy(rows(2, 2)), size=5_000_000_000)
+    for name in ("npy", "bytes", "image"):
+        with pytest.raises(FormatError, match="may have 1,000,000,000 bytes, found 5,000"):
+            visited(open_format(name, {} if name != "image" else {"label": "none"}), held)
+    assert held.asked == []
+
+
 def test_a_small_object_is_one_request() -> None:
     held = Held(npy(rows(10, 16)))
     visited(open_format("npy", {"axis": 0}), held)
@@ -285,8 +268,19 @@ def test_taking_few_of_many_reads_little() -> None:
     ("name", "options", "words"),
     [
         ("npz", {}, "did you mean npy"),
-        ("pkg.module:function", {}, "not in this version"),
-        ("zzz", {}, "known are npy, raw"),
+        ("imge", {}, "did you mean image"),
+        ("zzz", {}, "known are bytes, image, npy, raw"),
+        ("bytes", {"decod": "a:b"}, "did you mean decode"),
+        ("bytes", {"decode": "nonsense"}, "decode: expected package.module:function"),
+        ("bytes", {"decode": "no_such_module:f"}, "No module named"),
+        ("image", {"lable": "none"}, "did you mean label"),
+        ("image", {"label": "file"}, "folder or none"),
+        ("image", {"classes": []}, "list of different folder names"),
+        ("image", {"classes": ["a", "a"]}, "list of different folder names"),
+        ("image", {"classes": [True, False]}, "list of different folder names"),
+        ("image", {"classes": "a"}, "list of different folder names"),
+        ("image", {"classes": ["a"], "label": "none"}, "needs label: folder"),
+        ("image", {"decode": "yes"}, "true or false"),
         ("npy", {"windw": 3}, "did you mean window"),
         ("npy", {"axis": 1}, "only 0"),
         ("npy", {"stride": 1}, "needs window"),

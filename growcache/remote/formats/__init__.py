@@ -7,13 +7,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from growcache.errors import ConfigError
+from growcache.remote.formats.blob import open_bytes
+from growcache.remote.formats.image import open_image
 from growcache.remote.formats.npy import open_npy
 from growcache.remote.formats.objects import Measure, ObjectFormat, Reader, Visit
 from growcache.remote.formats.raw import open_raw
+from growcache.remote.formats.user import endless_entry, open_user
 
-__all__ = ["FORMATS", "Measure", "ObjectFormat", "Reader", "Visit", "open_format"]
+__all__ = [
+    "FORMATS",
+    "Measure",
+    "ObjectFormat",
+    "Reader",
+    "Visit",
+    "check_format",
+    "endless_entry",
+    "open_format",
+]
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
+    "bytes": open_bytes,
+    "image": open_image,
     "npy": open_npy,
     "raw": open_raw,
 }
@@ -23,7 +37,7 @@ def open_format(name: str, options: Mapping[str, Any]) -> ObjectFormat:
     """Return the format of a source's objects.
 
     Args:
-        name: a key of `FORMATS`.
+        name: a key of `FORMATS`, or ``package.module:function`` of the user's own.
         options: those of the format.
 
     Raises:
@@ -32,7 +46,19 @@ def open_format(name: str, options: Mapping[str, Any]) -> ObjectFormat:
     if name in FORMATS:
         return FORMATS[name](options)
     if ":" in name:
-        raise ConfigError(f"source.format {name}: formats of your own are not in this version")
+        return open_user(name, options)
     close = difflib.get_close_matches(name, FORMATS, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(FORMATS))}"
-    raise ConfigError(f"source.format: unknown format {name!r}; {hint}")
+    raise ConfigError(
+        f"source.format: unknown format {name!r}; {hint} (or package.module:function)"
+    )
+
+
+def check_format(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse what can be seen to be wrong without running any code of the user's.
+
+    Raises:
+        ConfigError: as `open_format` does.
+    """
+    if ":" not in name and not (name == "bytes" and options.get("decode")):
+        open_format(name, options)

@@ -19,6 +19,7 @@ from growcache.remote.formats.objects import (
     Reader,
     Visit,
     one_of,
+    read_whole,
     refuse_unknown,
     whole_number,
 )
@@ -61,6 +62,8 @@ class WholeArray:
     """An object is one sample."""
 
     ranged = False
+    listed = True
+    code_digest = None
 
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
@@ -70,7 +73,7 @@ class WholeArray:
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`."""
-        data = await reader.read()
+        data = await read_whole(reader)
         header = parse_header(data, reader.entry)
         shape = header.shape
         flat = np.frombuffer(memoryview(data), header.dtype, math.prod(shape), header.data)
@@ -82,6 +85,8 @@ class ArrayRows:
     """An object is many samples along its first axis."""
 
     ranged = True
+    listed = True
+    code_digest = None
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -104,7 +109,7 @@ class ArrayRows:
             self._known.move_to_end(entry)
             return reader, rows
         if entry.size <= _SMALL:
-            reader = _Fetched(entry, await reader.read())
+            reader = _Fetched(reader, await reader.read())
         rows = _rows(await read_header(reader), entry)
         self._known[entry] = rows
         if len(self._known) > _KNOWN_HEADERS:
@@ -115,8 +120,8 @@ class ArrayRows:
 class _Fetched:
     """A `Reader` of an object that is in memory."""
 
-    def __init__(self, entry: Entry, data: Buffer) -> None:
-        self.entry = entry
+    def __init__(self, remote: Reader, data: Buffer) -> None:
+        self.entry, self.source, self.find = remote.entry, remote.source, remote.find
         self._data = memoryview(data)
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:

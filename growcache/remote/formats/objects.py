@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from growcache.errors import ConfigError
+from growcache.config import SourceConfig
+from growcache.errors import ConfigError, FormatError
 from growcache.remote.store import Entry
 from growcache.schema import Sample
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+LARGEST_WHOLE = 1_000_000_000  # bytes; what a sampler may use for a group of shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,15 @@ class Reader(Protocol):
     def entry(self) -> Entry:
         """Which object."""
 
+    @property
+    def source(self) -> SourceConfig:
+        """What it is an object of."""
+
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
         """Return the bytes [start, stop)."""
+
+    async def find(self, key: str) -> Reader:
+        """Return another object of the source, listed or not; see `Store.find`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,20 @@ class Measure:
 class ObjectFormat(Protocol):
     """Turns an object's bytes into samples."""
 
-    ranged: bool
-    """Whether a part is read by byte range; otherwise each object is read whole, as one part."""
+    @property
+    def ranged(self) -> bool:
+        """Whether parts are read by byte range; otherwise each object whole, as one part."""
+
+    @property
+    def listed(self) -> bool:
+        """Whether samples come from listed objects.
+
+        Otherwise `endless_entry` stands for all of them, and its parts cannot be counted.
+        """
+
+    @property
+    def code_digest(self) -> str | None:
+        """Of the user's code that it runs, a part of the cache's fingerprint."""
 
     async def measure(self, reader: Reader) -> Measure:
         """Return the sizes of one object.
@@ -78,11 +100,25 @@ class ObjectFormat(Protocol):
         """Return the samples of a visit, each with its origin [start, stop).
 
         Origins count rows; bytes where the object has none. Arrays are little-endian, in C
-        order, and may be read-only views of one buffer.
+        order, and may be read-only views of one buffer; beside them there are bytes and str.
 
         Raises:
             FormatError: the object is not what the format says.
         """
+
+
+async def read_whole(reader: Reader) -> Buffer:
+    """Return all bytes of an object that a sampler can hold.
+
+    Raises:
+        FormatError: it is larger.
+    """
+    if reader.entry.size > LARGEST_WHOLE:
+        raise FormatError(
+            f"{reader.entry.key}: an object that is read whole may have {LARGEST_WHOLE:,} bytes, "
+            f"found {reader.entry.size:,}; use a format that reads by range, or one of your own"
+        )
+    return await reader.read()
 
 
 def share(samples: int, visit: Visit) -> range:

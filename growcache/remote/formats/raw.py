@@ -29,6 +29,8 @@ class RawFormat:
     """Rows of one dtype and shape behind ``offset`` bytes; what fills no row at the end is left out."""
 
     ranged = True
+    listed = True
+    code_digest = None
 
     def __init__(
         self, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int, grid: Grid
