@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from growcache.cache.files import Layout, allocated_tree, fsync_directory
+from growcache.cache.files import (
+    Layout,
+    allocated_tree,
+    entries_of,
+    fsync_directory,
+    remove_entry,
+)
 from growcache.cache.leases import read_leases
 from growcache.cache.locks import FileLock, holder
 from growcache.errors import CacheBusyError, CacheError, CacheMissingError
@@ -74,12 +80,13 @@ def _empty(layout: Layout) -> None:
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)
     for path in _litter(layout):
-        path.unlink(missing_ok=True)
+        remove_entry(path)
 
 
 def _litter(layout: Layout) -> Iterator[Path]:
     """Yield what the next start would remove, or would make again, by itself."""
     yield from (layout.editions, layout.issued, layout.catalog, layout.ballast, layout.status)
     for directory in (layout.shards, layout.incoming, layout.leases):
-        yield from (path for path in directory.glob("*") if path.is_file())
+        if directory.is_dir():
+            yield from entries_of(directory)
     yield from layout.root.glob(".*.tmp")

@@ -89,16 +89,44 @@ def init(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the objects are, with globs.")
     ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="What they hold, instead of a guess."),
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the cache is to be.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Its bound, such as 50GB.")
+    ] = None,
+    endpoint_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of an S3 store that is not Amazon's.")
+    ] = None,
+    anon: Annotated[bool, typer.Option("--anon", help="Read without credentials.")] = False,
+    look: Annotated[
+        bool, typer.Option(help="List the source and read the start of one object.")
+    ] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
-    """Write a config in which every setting is explained."""
-    from growcache.service.init import EXAMPLE_URL, config_text, write_config
+    """Write a config that explains every setting, after a look at the objects.
 
-    if str(file) == "-":
-        typer.echo(config_text(url=url or EXAMPLE_URL), nl=False)
+    At a terminal it asks for what the options do not say.
+    """
+    from growcache.service.init import EXAMPLE_URL, checked_text, refuse_existing, write_config
+    from growcache.service.init_ask import Given, ask, choose
+    from growcache.service.terminal import is_asked
+
+    shown = str(file) == "-"
+    if not shown:
+        refuse_existing(file, force=force)
+    given = Given(url, format_, cache, max_bytes, endpoint_url, anon, look)
+    choices = ask(given) if is_asked() and not (yes or shown) else choose(given)
+    if shown:
+        typer.echo(checked_text("growcache.yaml", choices), nl=False)
         return
-    write_config(file, url or EXAMPLE_URL, force=force)
-    edit = "" if url else "set source.url in it, then "
+    write_config(file, choices, force=force)
+    edit = "set source.url in it, then " if choices.url == EXAMPLE_URL else ""
     typer.echo(f"Wrote {file}; {edit}start the service: growcache run {file}")
 
 

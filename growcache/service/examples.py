@@ -10,7 +10,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": (
         "growcache init",
         "growcache init growcache.yaml --url 's3://bucket/recordings/**/*.npy'",
-        "growcache init -",
+        "growcache init --yes --url s3://bucket/*.jpg --endpoint-url http://minio:9000",
+        "growcache init - --format raw",
     ),
     "run": (
         "growcache run growcache.yaml",

@@ -7,35 +7,78 @@ it against the model, so that no key, default or choice can go missing.
 from __future__ import annotations
 
 import json
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from growcache.config import load_config
 from growcache.errors import ConfigError
+from growcache.remote.formats import check_format
 
 EXAMPLE_URL = "s3://my-bucket/recordings/**/*.npy"
+WIDTH = 88  # of a comment
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What is chosen in a config; all else in it is the default.
+
+    Attributes:
+        url: of the source.
+        format: of the objects.
+        options: of the format.
+        storage_options: of the store.
+        path: of the cache.
+        max_bytes: of the cache, as a person writes it.
+        seen: sentences about the objects that were looked at.
+        bounded: why ``max_bytes`` is what it is.
+    """
+
+    url: str = EXAMPLE_URL
+    format: str = "npy"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "./cache"
+    max_bytes: str = "10GB"
+    seen: Sequence[str] = ()
+    bounded: str = ""
+
 
 TEMPLATE = """\
 # growcache configuration. Start the service with:   growcache run {file}
-# Every value below but the URL is the default, so any line may be left out.
-# `--set section.key=value` and GROWCACHE_SECTION__KEY=value override this file.
+# Every key below but source.url may be left out: its default is written here, or named in
+# the comment above it. `--set section.key=value` and GROWCACHE_SECTION__KEY=value override
+# this file.
 
 source:
   # Where the objects are: any fsspec URL (s3://, gs://, az://, https://, sftp://, a plain
   # path), with globs (* within a folder, ** across folders); or a list of URLs.
   url: {url}
-  # What an object holds. Both formats read only the bytes that a sample needs.
-  #   npy: NumPy files                     raw: headerless arrays
-  format: npy
-  # npy:  {{}}                                  the whole array is one sample
-  #       {{axis: 0}}                           one sample per row
-  #       {{window: 4096, stride: 1024}}        windows along the first axis
-  # raw:  {{dtype: "<f4", shape: [64], window: 4096, stride: 1024}}
-  #       shape: of one row; also offset (bytes of a header to skip), channels (a list:
-  #       which entries of the row's first axis to keep), edge: drop | pad (what to do with
-  #       a shorter last window), phase: random | zero (where the grid of windows starts)
-  options: {{}}
+  # What an object holds (default: npy).
+  #   npy: a NumPy file         raw: an array without header
+  #   image: a JPEG or PNG      bytes: the object itself, for your own code
+  #   "package.module:function": what that function reads
+{seen}  format: {format}
+  # npy:   {{}}                                 the whole array is one sample
+  #        {{axis: 0}}                          one sample per row
+  #        {{window: 4096, stride: 1024}}       windows along the first axis
+  # raw:   {{dtype: "<f4", shape: [64], window: 4096, stride: 1024}}
+  #        shape: of one row; also offset (bytes of a header to skip), channels (a list:
+  #        which entries of the row's first axis to keep), edge: drop | pad (what to do with
+  #        a shorter last window), phase: random | zero (where the grid of windows starts)
+  # image: {{label: folder, classes: [cat, dog]}}
+  #        the label is the number of the folder's name in classes, or without them that name;
+  #        label: none where it means nothing; decode: true to cache pixels instead of files
+  # bytes: {{decode: "package.module:function"}}  from bytes to a sample, before it is cached
+  options: {options}
   # As in fsspec: key, secret, token, endpoint_url, anon, profile, client_kwargs, ... For
   # S3, what is not given is looked up as boto3 does (environment, ~/.aws, instance role).
-  storage_options: {{}}
+  storage_options: {storage_options}
   # auto: obstore for S3, GCS, Azure and HTTP, fsspec for everything else
   # obstore | fsspec: ask for one of the two
   client: auto
@@ -75,10 +118,10 @@ sampling:
   nodes: 1
 
 cache:
-  # A folder on a local disk, used by nothing else.
-  path: ./cache
-  # Upper bound of the disk space in use, temporary files and index included.
-  max_bytes: 10GB
+  # A folder on a local disk, used by nothing else (default: ./cache).
+  path: {path}
+  # Upper bound of the disk space in use, temporary files and index included (default: 10GB).
+{bounded}  max_bytes: {max_bytes}
   # Stop at so many samples: a fixed set, for validation. Needs `eviction: none`.
   max_samples: null
   # tfrecord: shards that TensorFlow reads natively and PyTorch through a memory map
@@ -102,22 +145,107 @@ cache:
 """
 
 
-def config_text(file: str = "growcache.yaml", url: str = EXAMPLE_URL) -> str:
-    """Return the text of a commented config for ``url``."""
-    quoted = url if url == EXAMPLE_URL else json.dumps(url, ensure_ascii=False)
-    return TEMPLATE.format(file=file, url=quoted)
+def config_text(file: str = "growcache.yaml", choices: Choices | None = None) -> str:
+    """Return the text of a commented config."""
+    chosen = choices or Choices()
+    return TEMPLATE.format(
+        file=file,
+        url=_plain(chosen.url),
+        seen=_comment(chosen.seen),
+        format=_plain(chosen.format),
+        options=_flow(chosen.options),
+        storage_options=_flow(chosen.storage_options),
+        path=_plain(chosen.path),
+        bounded=_comment([f"Chosen: {chosen.bounded}."] if chosen.bounded else []),
+        max_bytes=chosen.max_bytes,
+    )
 
 
-def write_config(path: Path, url: str, *, force: bool = False) -> None:
-    """Write a commented config.
+def _comment(sentences: Sequence[str]) -> str:
+    """Return sentences as comments within a section."""
+    return "".join(
+        f"{line}\n"
+        for sentence in sentences
+        for line in textwrap.wrap(
+            sentence.translate(_UNPRINTABLE),
+            WIDTH,
+            initial_indent="  # > ",
+            subsequent_indent="  #   ",
+        )
+    )
+
+
+# What YAML refuses even in a comment; it may stand in a key, or at the start of an object.
+_UNPRINTABLE = dict.fromkeys(
+    (*range(32), *range(127, 160), 8232, 8233, 65279), "?"
+) | dict.fromkeys(range(55296, 57344), "?")
+
+
+def _plain(text: str) -> str:
+    """Return a text as YAML has it: as it is where nothing in it has a meaning there."""
+    simple = text.replace("/", "").replace(".", "").replace("-", "").replace("_", "")
+    if (
+        simple.isascii()
+        and simple.isalpha()
+        and text[0] not in "-"
+        and simple.lower() not in _WORDS
+    ):
+        return text
+    return text if text == EXAMPLE_URL else json.dumps(text, ensure_ascii=False)
+
+
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+def _flow(values: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML has it on one line."""
+    inner = (f"{_plain(key)}: {_value(value)}" for key, value in values.items())
+    return "{" + ", ".join(inner) + "}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return _plain(value)
+    return _flow(value) if isinstance(value, Mapping) else json.dumps(value, ensure_ascii=False)
+
+
+def checked_text(file: str, choices: Choices) -> str:
+    """Return the text of a commented config that loads.
 
     Raises:
-        ConfigError: the file exists, or cannot be written.
+        ConfigError: a choice that no config may have.
     """
+    text = config_text(file, choices)
+    config = load_config(yaml.safe_load(text))
+    check_format(config.source.format, config.source.options)
+    return text
+
+
+def write_config(path: Path, choices: Choices, *, force: bool = False) -> None:
+    """Write a commented config, as a whole or not at all.
+
+    Raises:
+        ConfigError: the file exists, or cannot be written, or a choice is none.
+    """
+    refuse_existing(path, force=force)
+    text = checked_text(str(path), choices)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(config_text(str(path), url))
-    except FileExistsError:
-        raise ConfigError(f"{path} exists; name another file, or add --force") from None
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Refuse to write over a file.
+
+    Raises:
+        ConfigError: it exists.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file in it")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; name another file, or add --force")

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from growcache.cache.files import Layout
-from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats import open_shard, shard_path
 from growcache.cache.index import IndexView, ShardRow, read_index
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheMissingError, ConfigError, CorruptShardError
@@ -87,7 +87,7 @@ def _some(root: Path, view: IndexView) -> Iterator[Peeked]:
         try:
             yield _read(root, row, 0)
         except (FileNotFoundError, CorruptShardError):
-            if Layout(root).shard(row.number).exists():
+            if shard_path(Layout(root), row.number, view.cache_format).exists():
                 raise
             # evicted since the index was read
 
@@ -96,8 +96,9 @@ def _read(root: Path, row: ShardRow, i: int) -> Peeked:
     layout = Layout(root)
     path = layout.sidecar(row.number)
     sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-    open_shard = CACHE_FORMATS[sidecar.cache_format].open_shard
-    mapped = open_shard(layout.shard(row.number), sidecar.schema, sidecar.samples)
+    mapped = open_shard(
+        layout, row.number, sidecar.samples, sidecar.schema, sidecar.cache_format
+    )
     try:
         return Peeked(row.number, i, sidecar.origin(i), mapped[i])
     finally:

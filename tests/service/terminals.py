@@ -41,6 +41,8 @@ class Terminal:
             stderr=sub,
             cwd=cwd,
             start_new_session=True,
+            # Its controlling terminal: Ctrl-C must reach it.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
             env={
                 **kept,
                 "TERM": "xterm-256color",

@@ -1,0 +1,191 @@
+"""What a config could say of objects like this one. Pure; a person has the last word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from growcache.errors import FormatError
+from growcache.remote.formats.image import image_kind
+from growcache.remote.formats.npy import Header, parse_header
+from growcache.remote.store import Entry
+from growcache.service.words import in_bytes, in_count
+
+HEAD_BYTES = 16_384  # of an object are enough for `propose`
+SMALL_BYTES = 1 << 20  # an array up to this size is one sample, unless it looks like many
+LARGE_BYTES = 8 << 20  # an unknown object beyond this size is not cached as a whole
+ROW_BYTES = 4096  # a row of this size can be a sample
+ITEM_BYTES = 256  # the same where rows are themselves arrays
+WINDOW_BYTES = 1 << 16
+MOST_ITEMS_OF_AN_IMAGE = 4  # channels
+MOST_CLASSES = 1000
+NPY_MAGIC = b"\x93NUMPY"
+
+# Kinds that are known by their first bytes, and cannot be taken apart here.
+OTHERS = (
+    (b"PK\x03\x04", "a zip archive (npz?)"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"PAR1", "a Parquet file"),
+    (b"\x1f\x8b", "compressed by gzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed by Zstandard"),
+    (b"RIFF", "a RIFF file (WAVE audio?)"),
+    (b"fLaC", "FLAC audio"),
+    (b"GIF8", "a GIF image"),
+)
+# Suffixes that say what numbers a file without a header is of.
+DTYPES = {
+    **dict.fromkeys((".f32", ".float32"), "<f4"),
+    **dict.fromkeys((".f64", ".float64"), "<f8"),
+    **dict.fromkeys((".i16", ".int16", ".s16", ".pcm"), "<i2"),
+    **dict.fromkeys((".u8", ".uint8"), "<u1"),
+    **dict.fromkeys((".c64", ".cf32", ".cfile"), "<c8"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A format for the objects of a source.
+
+    Attributes:
+        format: of the source.
+        options: of the format.
+        reasons: sentences that tell what was seen and what else could be meant.
+        samples: about how many the object holds.
+        sample_bytes: about how large each is.
+    """
+
+    format: str
+    options: dict[str, Any] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    samples: int = 1
+    sample_bytes: int = 0
+
+
+def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Proposal:
+    """Return what objects like this one could be read as.
+
+    Args:
+        key: of the object.
+        head: its first `HEAD_BYTES`, or all of it.
+        size: of the object, bytes.
+        folders: names of the folders that hold objects, where all of them are known.
+    """
+    if head.startswith(NPY_MAGIC):
+        try:
+            return _of_array(parse_header(head, Entry(key, size, None, None)))
+        except FormatError as error:
+            why = str(error).removeprefix(f"{key}: ")
+            return _of_bytes(size, f"An .npy file that cannot be read as numbers: {why}.")
+    if kind := image_kind(head):
+        return _of_image(key, kind, size, folders)
+    if dtype := DTYPES.get(PurePosixPath(key).suffix.lower()):
+        return _of_raw(dtype, size, f"No header; {dtype} is what the name's ending says.")
+    seen = next((what for magic, what in OTHERS if head.startswith(magic)), None)
+    if seen:
+        return _of_bytes(size, f"This looks like {seen}.")
+    if size > LARGE_BYTES:
+        return _of_raw(
+            "|u1",
+            size,
+            "Nothing known is at its start, and it is large: windows of bytes.",
+            "Set dtype and shape to what was recorded, or format: bytes for whole objects.",
+        )
+    return _of_bytes(size, "Nothing known is at its start.")
+
+
+def _of_array(header: Header) -> Proposal:
+    shape, dtype = header.shape, header.dtype
+    nbytes = math.prod(shape) * dtype.itemsize
+    what = f"An array of {dtype.name}{list(shape)}, {in_bytes(nbytes)}."
+    whole = Proposal("npy", {}, (what, "The whole array is one sample."), 1, nbytes)
+    if len(shape) == 0 or shape[0] <= 1 or nbytes == 0:
+        return whole
+    if header.fortran and len(shape) > 1:
+        alone = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
+        return Proposal("npy", {}, (what, alone), 1, nbytes)
+    row = nbytes // shape[0]
+    if _is_image(shape) or (nbytes <= SMALL_BYTES and len(shape) < 3):
+        return whole
+    if (len(shape) >= 3 and row >= ITEM_BYTES) or row >= ROW_BYTES:
+        each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
+        reasons = (what, f"{each}, read by range; leave axis out to take whole arrays.")
+        return Proposal("npy", {"axis": 0}, reasons, shape[0], row)
+    rows = window_rows(row, shape[0])
+    each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
+    reasons = (what, f"{each}, read by range; a stride below {rows} lets them overlap.")
+    return Proposal("npy", {"window": rows}, reasons, shape[0] // rows, rows * row)
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and min(shape[0], shape[-1]) <= MOST_ITEMS_OF_AN_IMAGE
+
+
+def window_rows(row_bytes: int, rows: int) -> int:
+    """Return how many rows make a window of about 64 KiB, and at least four per object.
+
+    >>> window_rows(16, 10**9), window_rows(16, 1000), window_rows(3000, 10**6)
+    (4096, 128, 16)
+    """
+    most = min(WINDOW_BYTES // max(1, row_bytes), rows // 4)
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _of_image(key: str, kind: str, size: int, folders: Sequence[str]) -> Proposal:
+    what = f"A {kind} image of {in_bytes(size)}; it stays encoded in the cache."
+    if "/" not in key or len(set(folders)) == 1:
+        reasons = (what, "All lie in one folder, so there is no label.")
+        return Proposal("image", {"label": "none"}, reasons, 1, size)
+    if 1 < len(set(folders)) <= MOST_CLASSES:
+        classes = sorted(set(folders))
+        reasons = (what, "The label is the number of its folder in classes.")
+        return Proposal("image", {"classes": classes}, reasons, 1, size)
+    reasons = (what, "The label is its folder's name; list the names as classes for numbers.")
+    return Proposal("image", {"label": "folder"}, reasons, 1, size)
+
+
+def _of_raw(dtype: str, size: int, *reasons: str) -> Proposal:
+    item = int(dtype[-1])
+    window = window_rows(item, size // item)
+    return Proposal(
+        "raw",
+        {"dtype": dtype, "window": window},
+        (*reasons, f"A window has {window} values; shape says how many values one row has."),
+        max(1, size // item // window),
+        window * item,
+    )
+
+
+def _of_bytes(size: int, *reasons: str) -> Proposal:
+    whole = f"The object's bytes ({in_bytes(size)}) are one sample, for your code to decode."
+    return Proposal("bytes", {}, (*reasons, whole), 1, size)
+
+
+def propose_bound(free_bytes: int, source_bytes: int | None) -> tuple[int, str]:
+    """Return a bound for the cache, and why that.
+
+    Args:
+        free_bytes: of the disk.
+        source_bytes: of all objects; None where that is not known.
+    """
+    half = free_bytes // 2
+    if source_bytes is not None and (needed := source_bytes * 5 // 4 + 64_000_000) < half:
+        return _round(needed, up=True), (
+            f"{in_bytes(source_bytes)} of objects fit in as a whole; "
+            f"{in_bytes(free_bytes)} are free"
+        )
+    return _round(half, up=False), f"about half of the {in_bytes(free_bytes)} that are free"
+
+
+def _round(number: int, *, up: bool) -> int:
+    """Return the next number of the row 1, 2, 5, 10, …, at least a million.
+
+    >>> _round(3_400_000_000, up=False), _round(3_400_000_000, up=True)
+    (2000000000, 5000000000)
+    """
+    steps: list[int] = [m * 10**e for e in range(6, 18) for m in (1, 2, 5)]
+    if up:
+        return next(step for step in steps if step >= number)
+    return max([step for step in steps if step <= number], default=steps[0])

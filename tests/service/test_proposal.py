@@ -1,0 +1,132 @@
+"""What is proposed for an object, by its first bytes."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.remote.formats import open_format
+from growcache.service.proposal import HEAD_BYTES, Proposal, propose, propose_bound
+
+
+def array(shape: tuple[int, ...], dtype: str = "<f4", order: Any = "C") -> Proposal:
+    """The proposal for an ``.npy`` file of that shape, of which only the head is made."""
+    head = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": order == "F", "shape": shape}
+    np.lib.format.write_array_header_1_0(head, header)
+    values = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return propose("a/b.npy", head.getvalue(), len(head.getvalue()) + values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "samples"),
+    [
+        ((), {}, 1),
+        ((64, 64), {}, 1),
+        ((16384, 4), {}, 1),  # 256 KiB: a recording that is one sample
+        ((1, 4096, 4096), {}, 1),
+        ((480, 640, 3), {}, 1),  # an image
+        ((3, 2000, 2000), {}, 1),
+        ((0, 64), {}, 1),
+        ((60000, 28, 28), {"axis": 0}, 60000),
+        ((300, 240, 320, 3), {"axis": 0}, 300),
+        ((100_000, 2048), {"axis": 0}, 100_000),
+        ((10_000_000, 4), {"window": 4096}, 2441),
+        ((10_000_000,), {"window": 16384}, 610),
+    ],
+)
+def test_an_array_by_its_shape(
+    shape: tuple[int, ...], options: dict[str, Any], samples: int
+) -> None:
+    found = array(shape)
+    assert (found.format, found.options, found.samples) == ("npy", options, samples)
+    assert "float32" in found.reasons[0]
+
+
+def test_columns_are_no_rows() -> None:
+    found = array((10_000_000, 4), order="F")
+    assert found.options == {}
+    assert "Fortran" in found.reasons[1]
+
+
+@pytest.mark.parametrize(
+    "head", [b"\x93NUMPY\x01\x00\x76\x00{'descr': [('a', '<i4')]", b"\x93NUMPY"]
+)
+def test_an_array_that_cannot_be_read_becomes_bytes(head: bytes) -> None:
+    found = propose("a.npy", head, 1000)
+    assert found.format == "bytes"
+    assert "cannot be read" in found.reasons[0]
+
+
+JPEG = b"\xff\xd8\xff\xe0" + bytes(100)
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
+
+
+@pytest.mark.parametrize("head", [JPEG, PNG])
+@pytest.mark.parametrize(
+    ("key", "folders", "options"),
+    [
+        ("x.jpg", (), {"label": "none"}),
+        ("data/x.jpg", ("data",), {"label": "none"}),
+        ("dog/x.jpg", ("dog", "cat"), {"classes": ["cat", "dog"]}),
+        ("dog/x.jpg", (), {"label": "folder"}),  # not all of the listing is known
+    ],
+)
+def test_an_image_by_its_folders(
+    head: bytes, key: str, folders: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    found = propose(key, head, 5000, folders)
+    assert (found.format, found.options) == ("image", options)
+
+
+@pytest.mark.parametrize(
+    ("key", "head", "size", "format_", "said"),
+    [
+        ("a.h5", b"\x89HDF\r\n\x1a\n", 1 << 30, "bytes", "HDF5"),
+        ("a.npz", b"PK\x03\x04", 999, "bytes", "zip"),
+        ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
+        ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),
+        ("a.txt", b"what is it", 10, "bytes", "Nothing known"),
+    ],
+)
+def test_others(key: str, head: bytes, size: int, format_: str, said: str) -> None:
+    found = propose(key, head, size)
+    assert found.format == format_
+    assert said in " ".join(found.reasons)
+
+
+@given(
+    st.text(max_size=20),
+    st.sampled_from([b"", b"\x93NUMPY\x01\x00", JPEG, b"PK\x03\x04"]).flatmap(
+        lambda magic: st.binary(max_size=200).map(lambda rest: magic + rest)
+    ),
+    st.integers(1, 1 << 50),
+)
+def test_whatever_it_is_the_proposal_is_a_format_with_options(
+    key: str, head: bytes, size: int
+) -> None:
+    found = propose(key, head[:HEAD_BYTES], size)
+    open_format(found.format, found.options)
+    assert found.samples >= 1
+    assert found.reasons
+
+
+@pytest.mark.parametrize(
+    ("free", "source", "bound"),
+    [
+        (100e9, None, 50e9),
+        (100e9, 10e12, 50e9),
+        (100e9, 3e9, 5e9),
+        (31e9, None, 10e9),
+        (1e6, None, 1e6),
+    ],
+)
+def test_the_bound_is_half_of_what_is_free_or_what_there_is(
+    free: float, source: float | None, bound: float
+) -> None:
+    found, why = propose_bound(int(free), None if source is None else int(source))
+    assert found == bound
+    assert "free" in why
