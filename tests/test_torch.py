@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from growcache.errors import ConfigError, FormatError  # noqa: E402
-from growcache.loading.gather import Take, take_rows  # noqa: E402
+from growcache.loading.framework import Take, take_rows  # noqa: E402
 from growcache.schema import Sample  # noqa: E402
 from growcache.torch import EpochLoader, _copy_in_this_thread_alone  # noqa: E402
 from growcache.torch import take_rows as torch_take  # noqa: E402

@@ -1,41 +1,42 @@
-"""Blocks: the rows of one or more batches, gathered, transformed and labelled."""
+"""Blocks: the rows of one or more batches, gathered, transformed, labelled and cut."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
-from growcache.loading.gather import (
-    LARGE_ROW_BYTES,
-    Gatherer,
-    Integers,
-    Take,
-    batches_per_block,
-)
+from growcache.loading.calls import blamed
+from growcache.loading.framework import Framework, Integers
+from growcache.loading.gather import LARGE_ROW_BYTES, Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Piece
+from growcache.loading.ragged import Ragged, Styler
+from growcache.loading.snapshot import Snapshot
 from growcache.loading.transforms import Transform
-from growcache.schema import Array, Origin, Schema
+from growcache.schema import Origin
 
-Batch: TypeAlias = dict[str, Array]
+Batch: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some batches of an epoch in one set of arrays.
+    """Some batches of an epoch.
 
     Attributes:
         epoch: that it belongs to.
-        arrays: [rows, *shape] per field.
+        batches: what is delivered; whoever delivers one takes it out, for its memory is
+            wanted again as soon as the user lets go of it.
         numbers: int64 [rows], the shard of each row.
         counts: how many rows are of which shard.
     """
 
     epoch: int
-    arrays: Batch
+    batches: deque[Any]
     numbers: Integers
     counts: dict[int, int]
 
@@ -51,19 +52,31 @@ class Assembler:
 
     Args:
         options: of the loader.
-        schema: of the samples.
-        take: copies the rows of one shard.
+        snapshot: the first one, for the schema and the size of samples.
+        framework: lends copies, and says what a batch holds.
 
     Attributes:
         rows: of a full block.
+
+    Raises:
+        ConfigError: the schema has no such field.
     """
 
-    def __init__(self, options: LoaderOptions, schema: Schema, take: Take) -> None:
-        nbytes = schema.nbytes
+    def __init__(
+        self, options: LoaderOptions, snapshot: Snapshot, framework: Framework
+    ) -> None:
+        schema = options.chosen(snapshot.schema)
+        nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
         self.rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
-        self._gatherer = Gatherer(schema, self.rows, take, in_order=nbytes < LARGE_ROW_BYTES)
+        in_order = nbytes < LARGE_ROW_BYTES
+        self._gatherer = Gatherer(schema, self.rows, framework, in_order=in_order)
+        self._options = options
+        self._deliver = framework.deliver
+        self._styler = Styler(options.ragged, framework.join)
         self._transform = (
-            Transform(options.transform, options.seed, self.rows) if options.transform else None
+            Transform(options.transform, options.seed, self.rows, schema, framework.join)
+            if options.transform
+            else None
         )
         self._numbers: list[Integers] = []
         self._places: list[tuple[int, int]] = []
@@ -108,13 +121,35 @@ class Assembler:
 
     def finish(self, epoch: int) -> Block:
         """Return the block, and begin another."""
-        arrays = self._gatherer.finish()
+        columns: Mapping[str, Column] = self._gatherer.finish()
         numbers, places, origins = self._numbers, self._places, self._origins
         self._numbers, self._places, self._origins = [], [], []
         if self._transform is not None:
-            arrays = self._transform.run(arrays, places, origins or None)
-        joined = np.concatenate(numbers)
-        return Block(epoch, arrays, joined, count_of(joined))
+            columns = self._transform.run(columns, places, origins or None)
+        joined, size = np.concatenate(numbers), self._options.batch_size
+        starts = range(0, len(joined), size)
+        batches = deque(self._batch(columns, i, min(i + size, len(joined))) for i in starts)
+        return Block(epoch, batches, joined, count_of(joined))
+
+    def _batch(self, columns: Mapping[str, Column], start: int, stop: int) -> Any:
+        """Return what is delivered of the rows from ``start`` to ``stop``."""
+        arrays: Batch = {}
+        for name, column in columns.items():
+            if isinstance(column, Ragged):
+                arrays |= self._styler.batch(column.part(start, stop))
+            else:
+                arrays[name] = column[start:stop]
+        batch = {name: self._delivered(name, value) for name, value in arrays.items()}
+        function = self._options.batch_transform
+        if function is None:
+            return batch
+        with blamed("batch_transform", function):
+            return function(batch)
+
+    def _delivered(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._deliver(name, v) if isinstance(v, np.ndarray) else v for v in value]
+        return self._deliver(name, value)
 
     def discard(self) -> None:
         """Begin another block instead of this one."""

@@ -19,6 +19,7 @@ PAGE = 4096
 # Below this a fresh array is cheap, and holding on to a batch's labels must not keep a
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
+HEADROOM = 8  # where sizes vary, an eighth more is allocated than was asked for
 
 
 def _allocate(nbytes: int) -> Bytes:
@@ -36,30 +37,42 @@ _UNSHARED = _references([_allocate(0)], 0)
 class BufferPool:
     """Equal page-aligned buffers, owned by one thread.
 
+    Where more is asked for than they hold, larger ones take their place. All are as large
+    as the largest was: pages that nobody touches cost nothing.
+
     Args:
-        nbytes: of each.
+        nbytes: of each; more where `take` asks for it.
         keep: how many free ones are kept for reuse.
     """
 
-    def __init__(self, nbytes: int, keep: int = 12) -> None:
+    def __init__(self, nbytes: int = 0, keep: int = 12) -> None:
         self.nbytes = nbytes
         self._keep = keep
         self._bases: list[Bytes] = []
 
-    def take(self) -> Bytes:
+    def take(self, nbytes: int | None = None) -> Bytes:
         """Return uint8 [nbytes] that nobody else sees; its content is undefined."""
-        if self.nbytes < RECYCLE_BYTES:
-            return np.empty(self.nbytes, np.uint8)
+        if nbytes is None:
+            nbytes = self.nbytes
+        if nbytes < RECYCLE_BYTES:
+            return np.empty(nbytes, np.uint8)
+        if nbytes > self.nbytes:
+            self.nbytes = nbytes + nbytes // HEADROOM
+            self._bases = []  # those in use live and die with their views
+        return _view(self._free(), nbytes)
+
+    def _free(self) -> Bytes:
         # The first free one, not the oldest: few buffers in use stay in the CPU's cache.
         for i in range(len(self._bases)):
             if _references(self._bases, i) == _UNSHARED:
-                return self._view(self._bases[i])
+                return self._bases[i]
         base = _allocate(self.nbytes)
         # Beyond `keep` the user is collecting batches: those live and die with their views.
         if len(self._bases) < self._keep:
             self._bases.append(base)
-        return self._view(base)
+        return base
 
-    def _view(self, base: Bytes) -> Bytes:
-        start = -base.ctypes.data % PAGE
-        return base[start : start + self.nbytes]
+
+def _view(base: Bytes, nbytes: int) -> Bytes:
+    start = -base.ctypes.data % PAGE
+    return base[start : start + nbytes]

@@ -6,10 +6,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from growcache.loading.blocks import Batch, Block, count_of
-from growcache.loading.gather import Take, take_rows
+from growcache.loading.blocks import Block, count_of
+from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.producer import EpochEnd, Failure, Item, Link, PassBegun, Producer
 from growcache.loading.report import Report, Tally
@@ -23,26 +24,19 @@ class Engine:
 
     Args:
         options: of the loader.
-        take: copies rows of a shard; the adapter hands in what its framework does best.
-        on_thread_start: called in the thread before all else.
+        framework: what the front door lends.
     """
 
-    def __init__(
-        self,
-        options: LoaderOptions,
-        take: Take = take_rows,
-        on_thread_start: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
-        self._take = take
-        self._on_thread_start = on_thread_start
+        self._framework = framework
         self._link: Link | None = None
         self._pid = os.getpid()
         self._next_epoch = self._next_pass = 0
         self._finalizer: weakref.finalize[..., Engine] | None = None
         self._tally = Tally(options.root)
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self) -> Iterator[Any]:
         """Yield the batches of the next epoch.
 
         What is left of an epoch that was broken off is not made up for: it is gone, and an
@@ -86,15 +80,8 @@ class Engine:
 
     def _start(self) -> Link:
         link = Link(self._next_epoch)
-        producer = Producer(self._options, link, self._take, self._next_pass)
-        prepare = self._on_thread_start
-
-        def run() -> None:
-            if prepare is not None:
-                prepare()
-            producer.run()
-
-        thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
+        producer = Producer(self._options, link, self._framework, self._next_pass)
+        thread = threading.Thread(target=producer.run, name="growcache-loader", daemon=True)
         thread.start()
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
         self._finalizer = weakref.finalize(self, link.close, thread)
@@ -119,13 +106,13 @@ class Engine:
             if isinstance(item, Failure) or item.epoch == number:
                 return item
 
-    def _batches(self, block: Block) -> Iterator[Batch]:
+    def _batches(self, block: Block) -> Iterator[Any]:
         rows, size = len(block.numbers), self._options.batch_size
         delivered = 0
         try:
-            for start in range(0, rows, size):
-                delivered = min(start + size, rows)
-                yield {name: a[start:delivered] for name, a in block.arrays.items()}
+            while block.batches:
+                delivered = min(delivered + size, rows)
+                yield block.batches.popleft()
         finally:
             whole = delivered == rows
             self._tally.deliver(block.counts if whole else count_of(block.numbers[:delivered]))

@@ -9,43 +9,37 @@ block that a second operation puts in the planned order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from growcache.cache.formats.mapped import RaggedColumn
 from growcache.loading.buffers import BufferPool
+from growcache.loading.framework import Bytes, Framework, Integers
+from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
 from growcache.schema import Array, Field, Schema
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Integers: TypeAlias = npt.NDArray[np.int64]
-
-# take(source, rows, out): out[i] = source[rows[i]]; uint8 [samples, nbytes] with any row
-# stride, int64 [n], uint8 [n, nbytes] contiguous. Rows are within bounds.
-Take: TypeAlias = Callable[[Bytes, Integers, Bytes], None]
 
 # Samples from here on are copied once; smaller ones go through a block.
 LARGE_ROW_BYTES = 64 * 1024
 BLOCK_BYTES = 8_000_000
 BLOCK_BATCHES = 64
 
+# [rows, *shape], or values of different shapes.
+Column: TypeAlias = Array | Ragged
+
 
 class Columns(Protocol):
-    """What a mapped shard shows: uint8 [samples, nbytes] per field."""
+    """What a mapped shard shows: each of its fields is in one of both."""
 
     @property
     def fields(self) -> Mapping[str, Bytes]:
-        """The columns by name."""
+        """The columns of equal rows: uint8 [samples, nbytes]."""
 
-
-def take_rows(source: Bytes, rows: Integers, out: Bytes) -> None:
-    """Copy row after row: the `Take` that needs NumPy alone.
-
-    `numpy.take` would first copy the whole of a strided source.
-    """
-    for i, row in enumerate(rows.tolist()):
-        out[i] = source[row]
+    @property
+    def ragged(self) -> Mapping[str, RaggedColumn]:
+        """All others."""
 
 
 def batches_per_block(sample_bytes: int, batch_size: int) -> int:
@@ -59,28 +53,52 @@ def batches_per_block(sample_bytes: int, batch_size: int) -> int:
     return max(1, min(BLOCK_BATCHES, BLOCK_BYTES // max(1, sample_bytes * batch_size)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Rows of several shards.
+
+    Attributes:
+        shards: that they are of; None for one without rows.
+        edges: the rows of shard i are those from ``edges[i]`` to ``edges[i + 1]``.
+        rows: int64 [n], by shard.
+        order: int64 [n], which of them comes when; None: as they are.
+    """
+
+    shards: Sequence[Columns | None]
+    edges: Sequence[int]
+    rows: Integers
+    order: Integers | None
+
+    def __iter__(self) -> Iterator[tuple[Columns, int, int]]:
+        for shard, low, high in zip(self.shards, self.edges[:-1], self.edges[1:], strict=True):
+            if shard is not None and high > low:
+                yield shard, low, high
+
+
 class Gatherer:
     """Fills recycled buffers with rows, block after block; used by one thread at a time.
 
     Args:
-        schema: of the samples.
+        schema: of what is gathered; the shards may hold more fields.
         rows: the most that one block holds.
-        take: copies the rows of one shard.
+        framework: lends its copies.
         in_order: put the rows in the planned order at the price of a second copy.
 
     Attributes:
         filled: rows of the current block.
     """
 
-    def __init__(self, schema: Schema, rows: int, take: Take, *, in_order: bool) -> None:
+    def __init__(
+        self, schema: Schema, rows: int, framework: Framework, *, in_order: bool
+    ) -> None:
         self.filled = 0
-        self._schema = schema
-        self._take = take
-        self._pools = {f.name: BufferPool(rows * f.nbytes) for f in schema.fields}
-        self._buffers: dict[str, Bytes] = {}
-        widest = max(f.nbytes for f in schema.fields)
-        self._scratch = np.empty(rows * widest if in_order else 0, np.uint8)
         self._in_order = in_order
+        widest = max((f.nbytes for f in schema.fields if not f.is_ragged), default=0)
+        scratch = np.empty(rows * widest if in_order else 0, np.uint8)
+        self._columns: list[_Equal | _Varied] = [
+            _Varied(f, framework) if f.is_ragged else _Equal(f, rows, framework, scratch)
+            for f in schema.fields
+        ]
 
     def add(
         self, shards: Sequence[Columns | None], places: Integers, rows: Integers
@@ -95,30 +113,90 @@ class Gatherer:
         Returns:
             ``origin`` int64 [n]: the i-th row that was appended is ``rows[origin[i]]``.
         """
-        if not self._buffers:
-            self._buffers = {name: pool.take() for name, pool in self._pools.items()}
-        start, self.filled = self.filled, self.filled + len(rows)
         by_shard = np.argsort(places, kind="stable")
         edges = np.searchsorted(places[by_shard], np.arange(len(shards) + 1)).tolist()
-        rows = rows[by_shard]
-        back = np.argsort(by_shard) if self._in_order else by_shard
-        for field in self._schema.fields:
-            out = _rows(self._buffers[field.name], field, start, self.filled)
-            target = _rows(self._scratch, field, 0, len(rows)) if self._in_order else out
-            for shard, low, high in zip(shards, edges[:-1], edges[1:], strict=True):
-                if shard is not None and high > low:
-                    self._take(shard.fields[field.name], rows[low:high], target[low:high])
-            if self._in_order:
-                self._take(target, back, out)
+        order = np.argsort(by_shard) if self._in_order else None
+        chosen = _Chosen(shards, edges, rows[by_shard], order)
+        for column in self._columns:
+            column.add(chosen, self.filled)
+        self.filled += len(rows)
         return np.arange(len(rows)) if self._in_order else by_shard
 
-    def finish(self) -> dict[str, Array]:
-        """Return the block as arrays [filled, *shape] in the dtypes of the schema."""
-        buffers, rows = self._buffers, self.filled
-        self._buffers, self.filled = {}, 0
-        return {
-            f.name: typed(_rows(buffers[f.name], f, 0, rows), f) for f in self._schema.fields
-        }
+    def finish(self) -> dict[str, Column]:
+        """Return the block: arrays [filled, *shape] in the dtypes of the schema, or `Ragged`."""
+        rows, self.filled = self.filled, 0
+        return {column.field.name: column.finish(rows) for column in self._columns}
+
+
+class _Equal:
+    """The column of a field whose values have one size."""
+
+    def __init__(self, field: Field, rows: int, framework: Framework, scratch: Bytes) -> None:
+        self.field = field
+        self._framework = framework
+        self._scratch = scratch
+        self._pool = BufferPool(rows * field.nbytes)
+        self._buffer: Bytes | None = None
+
+    def add(self, chosen: _Chosen, start: int) -> None:
+        if self._buffer is None:
+            self._buffer = self._pool.take()
+        field, rows, take = self.field, chosen.rows, self._framework.take
+        out = _rows(self._buffer, field, start, start + len(rows))
+        target = out if chosen.order is None else _rows(self._scratch, field, 0, len(rows))
+        for shard, low, high in chosen:
+            column = shard.fields.get(field.name)
+            if column is not None:
+                take(column, rows[low:high], target[low:high])
+            else:
+                run = _run(shard.ragged[field.name], rows[low:high])
+                flat = target[low:high].reshape(-1)
+                copy_values([run], None, field.item.itemsize, flat, self._framework.join)
+        if chosen.order is not None:
+            take(target, chosen.order, out)
+
+    def finish(self, rows: int) -> Array:
+        buffer, self._buffer = self._buffer, None
+        if buffer is None:
+            buffer = np.empty(0, np.uint8)
+        return typed(_rows(buffer, self.field, 0, rows), self.field)
+
+
+class _Varied:
+    """The column of a ragged field."""
+
+    def __init__(self, field: Field, framework: Framework) -> None:
+        self.field = field
+        self._join = framework.join
+        self._pool = BufferPool()
+        self._added: list[Ragged] = []
+
+    def add(self, chosen: _Chosen, start: int) -> None:
+        runs, dims = [], []
+        for shard, low, high in chosen:
+            column = shard.ragged[self.field.name]
+            runs.append(_run(column, chosen.rows[low:high]))
+            dims.append(column.dims[chosen.rows[low:high]])
+        lengths = np.concatenate([run.lengths for run in runs])
+        sizes = np.concatenate(dims)
+        if chosen.order is not None:
+            lengths, sizes = lengths[chosen.order], sizes[chosen.order]
+        ends = ends_of(lengths)
+        out = self._pool.take(int(ends[-1]))
+        copy_values(runs, chosen.order, self.field.item.itemsize, out, self._join)
+        self._added.append(Ragged(self.field, out, ends, sizes))
+
+    def finish(self, rows: int) -> Ragged:
+        added, self._added = self._added, []
+        if added:
+            return joined(added)
+        nothing: Bytes = np.empty(0, np.uint8)
+        dims = np.empty((0, len(self.field.ragged_dims)), np.int64)
+        return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)
+
+
+def _run(column: RaggedColumn, rows: Integers) -> Run:
+    return Run(column.memory, column.starts[rows], column.lengths[rows])
 
 
 def _rows(buffer: Bytes, field: Field, start: int, stop: int) -> Bytes:
@@ -128,4 +206,4 @@ def _rows(buffer: Bytes, field: Field, start: int, stop: int) -> Bytes:
 
 def typed(rows: Bytes, field: Field) -> Array:
     """Return uint8 [n, nbytes] as [n, *shape] of the field's dtype, sharing memory."""
-    return rows.reshape(-1).view(field.dtype).reshape(len(rows), *field.shape)
+    return rows.reshape(-1).view(field.item).reshape(len(rows), *field.fixed_shape)

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
+from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.transforms import arguments_of
+from growcache.schema import Schema
+
+
+def names_of(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of fields that an argument gives.
+
+    Raises:
+        ConfigError: a single string, or nothing.
+    """
+    if names is None:
+        return None
+    if isinstance(names, str) or not names:
+        raise ConfigError(f"{what} must be a sequence of names, found {names!r}")
+    return tuple(names)
+
+
+def missing(name: str, names: Sequence[str]) -> str:
+    """Return what to say of a field that is not there."""
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"no field {name!r}; there are {', '.join(names)}{hint}"
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """What an epoch is made of; see `growcache.torch.EpochLoader` for each of them."""
+    """What an epoch is made of; see `growcache.loading.loader.Loader` for each of them."""
 
     path: str | os.PathLike[str]
     batch_size: int
@@ -26,6 +49,9 @@ class LoaderOptions:
     drop_last: bool = True
     fixed: bool = False
     transform: Callable[..., Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
+    fields: tuple[str, ...] | None = None
+    ragged: RaggedStyle = "offsets"
     job: str = "default"
     verify: Verify = "first"
 
@@ -36,8 +62,16 @@ class LoaderOptions:
                 raise ConfigError(f"{name} must be a whole number above 0, found {value!r}")
         if self.verify not in ("first", "always"):
             raise ConfigError(f"verify must be 'first' or 'always', found {self.verify!r}")
+        if self.ragged not in STYLES:
+            raise ConfigError(
+                f"ragged must be one of {', '.join(STYLES)}, found {self.ragged!r}"
+            )
         if self.transform is not None:
             arguments_of(self.transform)
+        if self.batch_transform is not None and not callable(self.batch_transform):
+            raise ConfigError(
+                f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
+            )
         if self.samples_per_epoch is None:
             return
         if self.fixed:
@@ -55,6 +89,19 @@ class LoaderOptions:
     def root(self) -> Path:
         """The cache directory, independent of later changes of the working directory."""
         return Path(self.path).absolute()
+
+    def chosen(self, schema: Schema) -> Schema:
+        """Return the part of the cache's schema that is delivered.
+
+        Raises:
+            ConfigError: ``fields`` names one that is not there.
+        """
+        if self.fields is None:
+            return schema
+        for name in self.fields:
+            if name not in schema.names:
+                raise ConfigError(f"fields: {missing(name, schema.names)}")
+        return Schema(tuple(field for field in schema.fields if field.name in self.fields))
 
     @property
     def keeps_last(self) -> bool:

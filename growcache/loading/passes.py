@@ -20,7 +20,7 @@ import numpy as np
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, ConfigError, CorruptShardError, GrowcacheError
 from growcache.loading.ahead import Ahead
-from growcache.loading.gather import Integers
+from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window, plan_pass, window_samples
 from growcache.loading.snapshot import Snapshot
@@ -216,7 +216,7 @@ class Walk:
                     [(row.number, row.samples) for row in snapshot.shards],
                     seed=self._options.seed,
                     pass_number=number,
-                    target_samples=window_samples(snapshot.schema.nbytes),
+                    target_samples=window_samples(snapshot.sample_bytes),
                     shuffle=self._options.shuffle and not self._options.fixed,
                 )
                 if windows:  # else all of it was evicted between two looks

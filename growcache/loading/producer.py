@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from growcache.errors import CacheError
 from growcache.loading.blocks import Assembler, Block
-from growcache.loading.gather import Take
+from growcache.loading.framework import Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
 from growcache.loading.report import PassFacts
@@ -117,14 +117,16 @@ class Producer:
     Args:
         options: of the loader.
         link: to the consumer.
-        take: copies the rows of one shard.
+        framework: lends copies, and says what a batch holds.
         first_pass: number of its first pass.
     """
 
-    def __init__(self, options: LoaderOptions, link: Link, take: Take, first_pass: int) -> None:
+    def __init__(
+        self, options: LoaderOptions, link: Link, framework: Framework, first_pass: int
+    ) -> None:
         self._options = options
         self._link = link
-        self._take = take
+        self._framework = framework
         self._first_epoch = link.wanted
         self._first_pass = first_pass
         self._assembler: Assembler | None = None
@@ -132,6 +134,8 @@ class Producer:
     def run(self) -> None:
         """Produce; any error goes to the consumer."""
         link = self._link
+        if self._framework.prepare is not None:
+            self._framework.prepare()
         walk = Walk(self._options, self._first_pass, link.stop, link.wake, self._begin_pass)
         try:
             for epoch in itertools.count(self._first_epoch):
@@ -153,8 +157,8 @@ class Producer:
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
         if self._assembler is None:
-            self._assembler = Assembler(self._options, snapshot.schema, self._take)
-            nbytes = self._assembler.rows * max(1, snapshot.schema.nbytes)
+            self._assembler = Assembler(self._options, snapshot, self._framework)
+            nbytes = self._assembler.rows * max(1, snapshot.sample_bytes)
             ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // nbytes))
             self._link.allow(ahead - LEAST_AHEAD)
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)

@@ -30,6 +30,7 @@ class Snapshot:
         schema: of every sample.
         shards: rows of the index, those with samples, oldest first.
         view: the index when the snapshot was taken.
+        lease: what keeps the shards; whoever reads the files itself sets their states there.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Snapshot:
         self.shards = tuple(shards)
         self.view = view
         self._layout = layout
-        self._lease = lease
+        self.lease = lease
         self._verify: Verify = "first"
         self._ends = list(accumulate(row.samples for row in self.shards))
         self._rows = {row.number: row for row in self.shards}
@@ -107,6 +108,13 @@ class Snapshot:
         self.mark_read([row.number])
         return sample
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample; where they differ the mean, with what a format adds."""
+        if not self.schema.is_ragged:
+            return self.schema.nbytes
+        return sum(row.shard_bytes for row in self.shards) // max(1, len(self))
+
     def origin(self, i: int) -> Origin:
         """Return where sample ``i`` came from."""
         row, place = self._locate(i)
@@ -160,7 +168,7 @@ class Snapshot:
         for number in numbers:
             if number not in self._read:
                 self._read.add(number)
-                self._lease.mark_read(number, mapped=True)
+                self.lease.mark_read(number, mapped=True)
 
     def close(self) -> None:
         """Let the shards go; twice is harmless."""

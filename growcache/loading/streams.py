@@ -23,7 +23,7 @@ from growcache.cache.index import ShardRow
 from growcache.cache.leases import Lease
 from growcache.errors import ConfigError, CorruptShardError, GrowcacheError
 from growcache.loading.ahead import Ahead
-from growcache.loading.gather import Integers
+from growcache.loading.framework import Integers
 from growcache.loading.maps import Key, key_of
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import plan_pass, window_samples
@@ -129,7 +129,7 @@ class Pass:
     @property
     def lease(self) -> Lease:
         """The lease of the snapshot; nobody maps its shards, so their states are set here."""
-        return self.snapshot._lease
+        return self.snapshot.lease
 
 
 def open_pass(
@@ -191,7 +191,7 @@ def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[Sh
         [(row.number, row.samples) for row in snapshot.shards],
         seed=options.seed,
         pass_number=number,
-        target_samples=window_samples(snapshot.schema.nbytes),
+        target_samples=window_samples(snapshot.sample_bytes),
         shuffle=options.shuffle and not options.fixed,
     )
     by_number = {row.number: row for row in snapshot.shards}

@@ -6,18 +6,23 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
 from growcache.loading.buffers import BufferPool
-from growcache.loading.gather import Integers, typed
-from growcache.schema import Array, Origin, Schema
+from growcache.loading.calls import blamed
+from growcache.loading.framework import Integers, Join, join_parts
+from growcache.loading.gather import Column, typed
+from growcache.loading.ragged import of_values
+from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator
 
 MAX_THREADS = 8
 BY_NAME = ("rng", "origin")
+
+T = TypeVar("T")
 
 
 def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
@@ -44,21 +49,31 @@ class Transform:
     """Applies a function to the rows of blocks; used by one thread at a time.
 
     The function may change the sample's arrays in place: they are copies. What it returns
-    is copied into the batch.
+    is copied into the batch. Its first results decide about its fields: those are of one
+    shape, or ragged where they are bytes, strings, or named as a ragged field of the cache.
 
     Args:
         function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
         seed: of the loader.
         rows: the most that one block holds.
+        cached: schema of the samples.
+        join: copies parts.
     """
 
     def __init__(
-        self, function: Callable[..., Mapping[str, Any]], seed: int, rows: int
+        self,
+        function: Callable[..., Mapping[str, Any]],
+        seed: int,
+        rows: int,
+        cached: Schema,
+        join: Join = join_parts,
     ) -> None:
         self._function = function
         self._takes = arguments_of(function)
         self._seed = seed
         self._rows = rows
+        self._cached = {field.name: field for field in cached.fields if field.is_ragged}
+        self._join = join
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
         self._schema: Schema | None = None
@@ -71,14 +86,14 @@ class Transform:
 
     def run(
         self,
-        arrays: Mapping[str, Array],
+        columns: Mapping[str, Column],
         places: Sequence[tuple[int, int]],
         origins: Sequence[Origin] | None,
-    ) -> dict[str, Array]:
+    ) -> dict[str, Column]:
         """Return the batch of what the function makes of each row.
 
         Args:
-            arrays: [n, *shape] per field.
+            columns: of n rows, by field.
             places: (pass, position) of each row; they decide its generator.
             origins: of each row, where `takes_origin`.
 
@@ -88,54 +103,132 @@ class Transform:
         n = len(places)
 
         def one(i: int) -> Mapping[str, Any]:
-            keywords: dict[str, Any] = {}
-            if "rng" in self._takes:
-                keywords["rng"] = generator(self._seed, "transform", *places[i])
-            if origins is not None and self.takes_origin:
-                keywords["origin"] = origins[i]
-            return self._function({name: a[i] for name, a in arrays.items()}, **keywords)
+            return self._call(columns, i, places[i], origins)
 
-        first = one(0)
-        out = self._batch(first, n)
-        self._store(first, out, 0)
-
-        def some(indices: Integers) -> None:
-            for i in indices.tolist():
-                self._store(one(i), out, i)
-
-        chunks = np.array_split(np.arange(1, n, dtype=np.int64), self._threads)
-        for done in [self._executor.submit(some, chunk) for chunk in chunks]:
-            done.result()
-        return out
+        if self._schema is None:
+            results = self._each(n, one)
+            self._decide(results)
+            out = self._batch(n)
+            for i, result in enumerate(results):
+                self._store(result, out, i)
+        else:
+            out = self._batch(n)
+            self._each(n, lambda i: self._store(one(i), out, i))
+        return {name: self._column(name, values) for name, values in out.items()}
 
     def close(self) -> None:
         """End the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _batch(self, first: Mapping[str, Any], rows: int) -> dict[str, Array]:
-        if self._schema is None:
-            self._schema = Schema.of(first)
-            self._pools = {
-                f.name: BufferPool(self._rows * f.nbytes) for f in self._schema.fields
-            }
+    def _call(
+        self,
+        columns: Mapping[str, Column],
+        i: int,
+        place: tuple[int, int],
+        origins: Sequence[Origin] | None,
+    ) -> Mapping[str, Any]:
+        keywords: dict[str, Any] = {}
+        if "rng" in self._takes:
+            keywords["rng"] = generator(self._seed, "transform", *place)
+        if origins is not None and self.takes_origin:
+            keywords["origin"] = origins[i]
+        on = f"sample {place[1]} of pass {place[0]}"
+        sample = {name: column[i] for name, column in columns.items()}
+        with blamed("transform", self._function, on):
+            return self._function(sample, **keywords)
+
+    def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
+        """Return what the calls of 0 to n - 1 return; the threads share them."""
+        chunks = np.array_split(np.arange(n), min(n, self._threads))
+
+        def some(indices: Integers) -> list[T]:
+            return [call(i) for i in indices.tolist()]
+
+        parts = [self._executor.submit(some, chunk) for chunk in chunks]
+        return [result for part in parts for result in part.result()]
+
+    def _decide(self, results: Sequence[Any]) -> None:
+        first = Schema.of(results[0])
+        for result in results:
+            if not isinstance(result, Mapping) or result.keys() != results[0].keys():
+                raise _other_fields(result, first.names)
+        fields = tuple(
+            self._covering(field, [_shape(result[field.name]) for result in results])
+            for field in first.fields
+        )
+        self._schema = Schema(fields)
+        self._pools = {
+            f.name: BufferPool(0 if f.is_ragged else self._rows * f.nbytes) for f in fields
+        }
+
+    def _covering(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
+        """Return the field that all results fit, if it may be ragged; else the first one's."""
+        cached = self._cached.get(field.name)
+        if cached is None or field.is_blob:
+            return field
+        same_rank = [(*shape,) for shape in shapes if len(shape) == len(field.shape)]
+        sizes: list[int | None] = [
+            size[0] if len(set(size)) == 1 else None for size in zip(*same_rank, strict=True)
+        ]
+        if len(cached.shape) == len(sizes):
+            sizes = [None if c is None else s for c, s in zip(cached.shape, sizes, strict=True)]
+        return Field(field.name, field.dtype, tuple(sizes))
+
+    def _batch(self, rows: int) -> dict[str, Array | list[Any]]:
+        """Return where the results go: arrays, and lists for the ragged ones."""
+        assert self._schema is not None
         return {
-            f.name: typed(
-                self._pools[f.name].take()[: rows * f.nbytes].reshape(rows, f.nbytes), f
-            )
+            f.name: [None] * rows
+            if f.is_ragged
+            else typed(self._pools[f.name].take()[: rows * f.nbytes].reshape(rows, f.nbytes), f)
             for f in self._schema.fields
         }
 
-    def _store(self, result: Mapping[str, Any], out: Mapping[str, Array], i: int) -> None:
-        if self._schema is None or result.keys() != out.keys():
-            raise FormatError(
-                f"transform returned {sorted(map(str, result))} where earlier samples "
-                f"had {sorted(out)}; it must return the same fields for every sample"
-            )
-        for name, array in out.items():
-            value = np.asarray(result[name])
-            if value.shape != array.shape[1:] or value.dtype != array.dtype:
-                raise FormatError(
-                    f"transform returned {name}: {value.dtype}{list(value.shape)} where earlier "
-                    f"samples had {array.dtype}{list(array.shape[1:])}; batches need equal ones"
-                )
-            array[i] = value
+    def _store(self, result: Any, out: Mapping[str, Array | list[Any]], i: int) -> None:
+        assert self._schema is not None
+        if not isinstance(result, Mapping) or result.keys() != out.keys():
+            raise _other_fields(result, self._schema.names)
+        for field in self._schema.fields:
+            out[field.name][i] = _fitting(field, result[field.name])
+
+    def _column(self, name: str, values: Array | list[Any]) -> Column:
+        if isinstance(values, np.ndarray):
+            return values
+        assert self._schema is not None
+        return of_values(self._schema[name], values, self._pools[name], self._join)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return np.shape(value) if not isinstance(value, bytes | str) else ()
+
+
+def _fitting(field: Field, value: Any) -> Value:
+    """Return a result as the field has it.
+
+    Raises:
+        FormatError: it does not fit.
+    """
+    if field.is_blob:
+        if field.holds(value):
+            return value  # type: ignore[no-any-return]
+        raise _other_value(field, type(value).__name__)
+    array = np.asarray(value)
+    if array.dtype != field.item or not field.allows(array.shape):
+        raise _other_value(field, f"{array.dtype}{list(array.shape)}")
+    return np.ascontiguousarray(array).reshape(array.shape) if field.is_ragged else array
+
+
+def _other_fields(result: Any, names: Sequence[str]) -> FormatError:
+    found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
+    return FormatError(
+        f"transform returned {found} where earlier samples had {list(names)}; it must return "
+        "a dict of the same fields for every sample"
+    )
+
+
+def _other_value(field: Field, found: str) -> FormatError:
+    return FormatError(
+        f"transform returned {field.name}: {found} where earlier samples had {field}; return "
+        "equal dtypes and shapes (cut or pad there), or values of different shapes under "
+        "the name of a ragged field of the cache"
+    )

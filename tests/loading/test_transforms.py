@@ -8,7 +8,7 @@ import pytest
 
 from growcache.errors import ConfigError, FormatError
 from growcache.loading.transforms import Transform, arguments_of
-from growcache.schema import Origin, Sample
+from growcache.schema import Origin, Sample, Schema
 
 ROWS = 40
 ARRAYS = {"x": np.arange(ROWS * 3, dtype="<f4").reshape(ROWS, 3), "y": np.arange(ROWS)}
@@ -20,7 +20,9 @@ def run() -> Iterator[Any]:
     made: list[Transform] = []
 
     def call(function: Any, seed: int = 0, origins: list[Origin] | None = None) -> Sample:
-        made.append(Transform(function, seed, ROWS))
+        made.append(
+            Transform(function, seed, ROWS, Schema.of({k: v[0] for k, v in ARRAYS.items()}))
+        )
         return made[-1].run({k: v.copy() for k, v in ARRAYS.items()}, PLACES, origins)
 
     yield call

@@ -1,0 +1,175 @@
+"""What the loaders of all frameworks have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from growcache.errors import ConfigError
+from growcache.loading.epochs import Engine
+from growcache.loading.framework import NUMPY, Framework
+from growcache.loading.maps import Verify
+from growcache.loading.options import LoaderOptions, missing, names_of
+from growcache.loading.ragged import RaggedStyle
+from growcache.loading.report import Report
+from growcache.loading.waiting import wait_for_samples
+
+
+class Loader:
+    """Epochs over a growing cache; a framework's loader says what its batches hold.
+
+    Attributes:
+        framework: what the front door lends.
+    """
+
+    framework: ClassVar[Framework] = NUMPY
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch_size: int,
+        min_samples: int = 1000,
+        samples_per_epoch: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        fixed: bool = False,
+        transform: Callable[..., Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
+        fields: Sequence[str] | None = None,
+        as_tuple: Sequence[str] | None = None,
+        ragged: RaggedStyle = "offsets",
+        job: str = "default",
+        verify: Verify = "first",
+    ) -> None:
+        """Take the arguments; threads start with the first iteration.
+
+        Args:
+            path: of the cache directory; it need not exist yet.
+            batch_size: samples per batch.
+            min_samples: wait until so many are cached, or the whole population is.
+            samples_per_epoch: None makes an epoch of everything that is cached, so it
+                grows; a number makes every epoch of exactly so many samples, part of a
+                pass over the cache or several, with the cursor carried over.
+            seed: of the order, and of the transform's generators.
+            shuffle: False gives shards by number and samples as they were drawn.
+            drop_last: leave a last, smaller batch out.
+            fixed: wait until the cache is complete; then every epoch is one pass in order,
+                and its last batch is kept. For validation.
+            transform: ``function(sample, rng, origin)``, called at every delivery, in
+                threads; arguments but the first go by name and may be left out. ``sample``
+                is a dict of arrays of its own (and of bytes and str, as cached), ``rng`` a
+                generator from (seed, pass, position), ``origin`` the sample's
+                `growcache.Origin`. It returns a dict of arrays of equal shapes; bytes, str,
+                and fields named as a ragged one of the cache may differ.
+            batch_transform: ``function(batch)``, called with each batch, a dict, before
+                ``as_tuple``, in the thread that makes batches, so that the loop does not
+                wait for it. What it returns is delivered.
+            fields: names of the cache's fields that are wanted; the others are not read.
+            as_tuple: names of fields; batches are tuples of these instead of dicts.
+            ragged: how fields whose values differ in size come. ``offsets``: ``x`` holds
+                all values one behind the other, [total, *inner], value i being
+                ``x[x_offsets[i]:x_offsets[i + 1]]``; where more than the first dimension
+                is ragged, ``x`` is flat and ``x_shapes`` int64 [batch, rank] tells the
+                shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros behind each
+                value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
+                ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
+                lists as bytes; str always in lists.
+            job: in whose name uses are counted.
+            verify: ``first`` checks a shard when this process first maps it, ``always`` in
+                every pass.
+
+        Raises:
+            ConfigError: arguments that cannot be meant.
+        """
+        self._as_tuple = names_of("as_tuple", as_tuple)
+        self._options = LoaderOptions(
+            path=path,
+            batch_size=batch_size,
+            min_samples=min_samples,
+            samples_per_epoch=samples_per_epoch,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            fixed=fixed,
+            transform=transform,
+            batch_transform=batch_transform,
+            fields=names_of("fields", fields),
+            ragged=ragged,
+            job=job,
+            verify=verify,
+        )
+        self._engine = Engine(self._options, self.framework)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch."""
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
+        if self._as_tuple is None:
+            yield from self._engine.epoch()
+            return
+        for batch in self._engine.epoch():
+            chosen = self._tuple(batch)
+            del batch  # or its memory would be held for one step longer
+            yield chosen
+            del chosen
+
+    def _tuple(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        assert self._as_tuple is not None
+        try:
+            return tuple(batch[name] for name in self._as_tuple)
+        except KeyError as error:
+            raise ConfigError(f"as_tuple: {missing(error.args[0], list(batch))}") from None
+        except TypeError:
+            raise ConfigError(
+                f"as_tuple needs a dict, but batch_transform returned {type(batch).__name__}"
+            ) from None
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch; for ``fixed`` this waits for the whole cache.
+
+        Raises:
+            TypeError: epochs grow, so there is no such number.
+        """
+        if self._options.fixed:
+            view = wait_for_samples(
+                self._options.root, self._options.min_samples, complete=True
+            )
+            return self._options.steps(view.totals.samples)
+        steps = self._options.steps_per_epoch
+        if steps is None:
+            raise TypeError(
+                "an epoch of a growing cache has no length; set samples_per_epoch, or fixed=True"
+            )
+        return steps
+
+    @property
+    def report(self) -> Report:
+        """What was delivered: the latest epoch, reuse, coverage, what set the pace."""
+        return self._engine.report
+
+    def close(self) -> None:
+        """End the threads and free the snapshots; a later iteration starts anew."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self._options, "as_tuple": self._as_tuple}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._options, self._as_tuple = state["options"], state["as_tuple"]
+        self._engine = Engine(self._options, self.framework)

@@ -1,0 +1,19 @@
+"""NumPy's front door, and that of JAX: epochs over a cache as dicts of arrays."""
+
+from __future__ import annotations
+
+from growcache.loading.loader import Loader
+
+__all__ = ["EpochLoader"]
+
+
+class EpochLoader(Loader):
+    """Batches from a growing cache; every iteration is a new epoch over what is there by now.
+
+    The next epoch's snapshot, plan and first batches are made before the current epoch ends.
+    Arrays may be kept: their memory is reused only once nobody refers to it. A loader
+    pickles as its arguments. Iterating anew ends the iteration before it.
+
+    It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) and
+    yields dicts of field name to array [batch, *shape] in the dtype of the schema.
+    """

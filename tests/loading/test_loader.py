@@ -1,0 +1,124 @@
+"""What all loaders share: fields, tuples, functions of a batch, errors in them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from growcache.errors import ConfigError
+from growcache.loading.loader import Loader
+from tests.loading.loaders import LOADERS, as_numpy
+
+
+@pytest.fixture(params=list(LOADERS))
+def loader(request: Any, cache: Any) -> Iterator[Callable[..., Loader]]:
+    made: list[Loader] = []
+
+    def make(**options: Any) -> Loader:
+        options = {"batch_size": 8, "min_samples": 1, **options}
+        made.append(LOADERS[request.param](cache.root, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_only_the_wanted_fields_come(cache: Any, loader: Any) -> None:
+    cache.add(0, 1)
+    for batch in loader(fields=["x"]):
+        assert list(batch) == ["x"]
+        assert as_numpy(batch["x"]).shape == (8, 4)
+    (first, *_) = loader(fields=("x", "id"), as_tuple=("id",))
+    assert len(first) == 1
+
+
+def test_a_transform_gets_the_wanted_fields_alone(cache: Any, loader: Any) -> None:
+    cache.add(0)
+    found: list[set[str]] = []
+
+    def look(sample: dict[str, Any]) -> dict[str, Any]:
+        found.append(set(sample))
+        return {"new": sample["id"]}
+
+    (batch,) = loader(fields=["id"], transform=look)
+    assert list(batch) == ["new"]
+    assert all(names == {"id"} for names in found)
+
+
+def test_an_unknown_field_is_refused_with_the_nearest(cache: Any, loader: Any) -> None:
+    cache.add(0)
+    with pytest.raises(ConfigError, match=r"fields: no field 'idx'.*did you mean 'id'"):
+        next(iter(loader(fields=["idx"])))
+    with pytest.raises(ConfigError, match="as_tuple: no field 'y'; there are id, x"):
+        next(iter(loader(as_tuple=["y"])))
+    with pytest.raises(ConfigError, match="sequence of names"):
+        loader(fields="x")
+    with pytest.raises(ConfigError, match="sequence of names"):
+        loader(fields=[])
+
+
+def test_a_function_of_the_batch_runs_beside_the_loop(cache: Any, loader: Any) -> None:
+    cache.add(*range(4))
+    threads = set()
+
+    def double(batch: dict[str, Any]) -> dict[str, Any]:
+        threads.add(threading.current_thread())
+        assert list(batch) == ["id", "x"]
+        return {**batch, "twice": batch["x"] * 2}
+
+    seen = []
+    for ids, twice in loader(batch_transform=double, as_tuple=("id", "twice")):
+        assert type(ids) is type(twice)
+        np.testing.assert_array_equal(as_numpy(twice)[:, 1], 2 * as_numpy(ids))
+        seen += as_numpy(ids).tolist()
+    assert len(set(seen)) == 40
+    assert threading.main_thread() not in threads
+
+
+def test_the_loop_does_not_wait_for_the_function(cache: Any, loader: Any) -> None:
+    cache.add(*range(4))
+
+    def slow(batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.02)
+        return batch
+
+    waits = []
+    batches = iter(loader(batch_transform=slow, samples_per_epoch=40))
+    for _ in range(5):
+        began = time.perf_counter()
+        next(batches)
+        waits.append(time.perf_counter() - began)
+        time.sleep(0.1)
+    assert max(waits[1:]) < 0.01
+
+
+def test_a_function_may_return_anything_but_for_tuples(cache: Any, loader: Any) -> None:
+    cache.add(0)
+    assert list(loader(batch_transform=lambda batch: len(batch["id"]))) == [8]
+    with pytest.raises(ConfigError, match="batch_transform returned int"):
+        list(loader(batch_transform=lambda batch: 8, as_tuple=("id",)))
+    with pytest.raises(ConfigError, match="a function of a batch"):
+        loader(batch_transform=3)
+
+
+def broken(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["x"] / batch["nothing"]}
+
+
+@pytest.mark.parametrize("argument", ["transform", "batch_transform"])
+def test_an_error_names_the_function_and_the_line(
+    cache: Any, loader: Any, argument: str
+) -> None:
+    cache.add(0)
+    line = broken.__code__.co_firstlineno + 1
+    for _ in range(2):
+        with pytest.raises(KeyError, match="nothing") as caught:
+            next(iter(loader(**{argument: broken})))
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"in {argument} broken ({__file__}:{line})")

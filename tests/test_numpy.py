@@ -1,0 +1,76 @@
+"""NumPy's front door: no framework is imported, and rows of any kind are copied."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from growcache.loading.framework import take_rows
+from growcache.numpy import EpochLoader
+from tests.loading.conftest import Filler
+
+
+@pytest.fixture
+def cache(tmp_path: Any) -> Any:
+    filler = Filler(tmp_path / "cache")
+    yield filler
+    filler.close()
+
+
+def test_batches_are_arrays_of_the_schema(cache: Filler) -> None:
+    cache.add(0, 1, 2, 3)
+    seen: list[int] = []
+    with EpochLoader(cache.root, batch_size=8, min_samples=1) as loader:
+        for batch in loader:
+            assert list(batch) == ["id", "x"]
+            assert (batch["id"].shape, batch["id"].dtype) == ((8,), np.int64)
+            assert (batch["x"].shape, batch["x"].dtype) == ((8, 4), np.float32)
+            np.testing.assert_array_equal(batch["x"][:, 3], batch["id"])
+            batch["x"] += 1  # batches belong to the user
+            seen += batch["id"].tolist()
+    assert len(seen) == len(set(seen)) == 40
+
+
+def test_no_framework_is_imported(cache: Filler) -> None:
+    cache.add(0, 1)
+    program = (
+        "import sys\n"
+        "from growcache.numpy import EpochLoader\n"
+        f"loader = EpochLoader({str(cache.root)!r}, batch_size=8, min_samples=1)\n"
+        "print(sum(len(b['id']) for b in loader))\n"
+        "assert not {'torch', 'tensorflow', 'jax'} & set(sys.modules)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "16\n", "")
+
+
+def test_a_loader_pickles_as_its_arguments(cache: Filler) -> None:
+    cache.add(0, 1, 2, 3)
+    options: Any = {"batch_size": 8, "min_samples": 1, "seed": 5, "fields": ["id"]}
+    with EpochLoader(cache.root, **options) as first:
+        expected = [batch["id"].tolist() for batch in first]
+        data = pickle.dumps(first)
+    assert len(data) < 1000
+    with pickle.loads(data) as again:
+        assert [batch["id"].tolist() for batch in again] == expected
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 300, 16_383, 16_384, 262_144])
+@pytest.mark.parametrize("gap", [0, 57])
+def test_rows_are_copied_from_any_stride(nbytes: int, gap: int) -> None:
+    rng = np.random.default_rng(0)
+    for samples in (1, 5):
+        file = rng.integers(0, 256, samples * (nbytes + gap) + 41, np.uint8)
+        source: Any = np.ndarray((samples, nbytes), np.uint8, file, 41, (nbytes + gap, 1))
+        rows = rng.integers(0, samples, 7)
+        out: Any = np.zeros((7, nbytes), np.uint8)
+        take_rows(source, rows, out)
+        np.testing.assert_array_equal(out, source[rows])
+        for bad in (samples, -1):
+            with pytest.raises(IndexError):
+                take_rows(source, np.array([bad]), out[:1])
