@@ -200,12 +200,32 @@ def peek(
     sample: Annotated[
         str | None, typer.Option(metavar="SHARD:I", help="Show this one sample.")
     ] = None,
+    refetch: Annotated[
+        bool,
+        typer.Option("--refetch", help="Make it again from the store; exit 1 if it differs."),
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Of the cache, where the store needs more than its URL to refetch.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Show what the samples of a cache look like, and which object each came from."""
     from growcache.service.peek import peek_cache
+    from growcache.service.refetch import refetch_sample
 
-    peek_cache(cache, sample, json=json)
+    if config is not None and not refetch:
+        raise ConfigError("--config is for --refetch; a look at the cache needs none")
+    if not refetch:
+        peek_cache(cache, sample, json=json)
+        return
+    if sample is None:
+        raise ConfigError("--refetch needs --sample SHARD:I, such as 12:0")
+    raise typer.Exit(refetch_sample(cache, sample, config, json=json))
 
 
 @app.command(epilog=epilog("export"))

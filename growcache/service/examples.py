@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "peek": (
         "growcache peek ./cache",
         "growcache peek ./cache --sample 12:0",
+        "growcache peek ./cache --sample 12:0 --refetch --config growcache.yaml",
     ),
     "export": (
         "growcache export ./cache ./copy",

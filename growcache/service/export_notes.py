@@ -113,7 +113,7 @@ def _readme(folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow]) -> str:
     return README.format(
         samples=plural(sum(row.samples for row in rows), "sample"),
         shards=plural(len(rows), "shard"),
-        schema="\n".join(f"- `{part}`" for part in str(snapshot.schema).split(", ")),
+        schema="\n".join(f"- `{field}`" for field in snapshot.schema.fields),
         source=", ".join(_source(folder)),
         format=snapshot.view.cache_format,
         reading=tfrecord_code(snapshot.schema) if tfrecord else npy_code(snapshot.schema),

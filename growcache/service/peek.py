@@ -24,21 +24,28 @@ from growcache.cache.formats import open_shard, shard_path
 from growcache.cache.index import IndexView, ShardRow, read_index
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheMissingError, ConfigError, CorruptShardError
-from growcache.schema import Array, Origin, Sample, Schema
+from growcache.schema import Field, Origin, Sample, Schema, Value
 from growcache.service.words import in_bytes, plural
 
 EXAMPLES = 8
 PRINTED_VALUES = 64
+PRINTED_CHARACTERS = 2000
+SHORT_CHARACTERS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """One sample, with its place in the cache and its origin."""
+    """One sample, with its place in the cache and what its shard says of itself."""
 
     shard: int
     i: int
-    origin: Origin
+    sidecar: Sidecar
     sample: Sample
+
+    @property
+    def origin(self) -> Origin:
+        """Where it came from."""
+        return self.sidecar.origin(self.i)
 
 
 def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
@@ -48,18 +55,34 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
         CacheMissingError: there is no cache, or no sample in it yet.
         ConfigError: ``place`` names no sample of the cache.
     """
+    view, schema = _index_of(root)
+    found = [_one(root, view, place)] if place else list(_some(root, view))
+    if json:
+        _print_json(view, schema, found)
+    elif place:
+        _print_one(found[0])
+    else:
+        _print_some(view, schema, found)
+
+
+def sample_at(root: Path, place: str) -> Peeked:
+    """Return the sample at ``place`` ("shard:i").
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: ``place`` names no sample of the cache.
+    """
+    view, _ = _index_of(root)
+    return _one(root, view, place)
+
+
+def _index_of(root: Path) -> tuple[IndexView, Schema]:
     view = read_index(root)
     if view.schema is None or not view.totals.samples:
         raise CacheMissingError(
             f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}"
         )
-    found = [_one(root, view, place)] if place else list(_some(root, view))
-    if json:
-        _print_json(view, view.schema, found)
-    elif place:
-        _print_one(found[0])
-    else:
-        _print_some(view, view.schema, found)
+    return view, view.schema
 
 
 def _one(root: Path, view: IndexView, place: str) -> Peeked:
@@ -100,26 +123,33 @@ def _read(root: Path, row: ShardRow, i: int) -> Peeked:
         layout, row.number, sidecar.samples, sidecar.schema, sidecar.cache_format
     )
     try:
-        return Peeked(row.number, i, sidecar.origin(i), mapped[i])
+        return Peeked(row.number, i, sidecar, mapped[i])
     finally:
         mapped.close()
 
 
-def summary(array: Array) -> dict[str, Any]:
-    """Return dtype, shape, extremes and, of a short array, all values; NaN becomes null."""
-    facts: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
-    if array.size and array.dtype.kind in "biuf":
-        facts |= {"min": array.min(), "mean": array.mean(dtype=np.float64), "max": array.max()}
+def summary(value: Value) -> dict[str, Any]:
+    """Return dtype, shape, extremes and, if it is short, all of it; NaN becomes null.
+
+    Of bytes and strings: how long they are (in bytes, in characters), and strings' beginning.
+    """
+    if isinstance(value, bytes):
+        return {"dtype": "bytes", "length": len(value)}
+    if isinstance(value, str):
+        return {"dtype": "str", "length": len(value), "value": value[:PRINTED_CHARACTERS]}
+    facts: dict[str, Any] = {"dtype": value.dtype.name, "shape": list(value.shape)}
+    if value.size and value.dtype.kind in "biuf":
+        facts |= {"min": value.min(), "mean": value.mean(dtype=np.float64), "max": value.max()}
         facts = {k: v.item() if isinstance(v, np.generic) else v for k, v in facts.items()}
-    if array.size <= PRINTED_VALUES and array.dtype.kind in "biuf":
-        facts["values"] = array.tolist()
+    if value.size <= PRINTED_VALUES and value.dtype.kind in "biuf":
+        facts["values"] = value.tolist()
     return facts
 
 
 def _print_json(view: IndexView, schema: Schema, found: list[Peeked]) -> None:
     value = {
         "schema": [
-            {"name": f.name, "dtype": np.dtype(f.dtype).name, "shape": f.shape}
+            {"name": f.name, "dtype": f.dtype if f.is_blob else f.item.name, "shape": f.shape}
             for f in schema.fields
         ],
         "shards": view.totals.shards,
@@ -129,7 +159,7 @@ def _print_json(view: IndexView, schema: Schema, found: list[Peeked]) -> None:
                 "shard": p.shard,
                 "i": p.i,
                 "origin": asdict(p.origin),
-                "arrays": {name: summary(array) for name, array in p.sample.items()},
+                "arrays": {name: summary(value) for name, value in p.sample.items()},
             }
             for p in found
         ],
@@ -144,14 +174,14 @@ def _print_some(view: IndexView, schema: Schema, found: list[Peeked]) -> None:
     table.add_column("sample", no_wrap=True)
     table.add_column("from", ratio=1, overflow="fold")
     for name in schema.names:
-        table.add_column(f"{name}: min, mean, max", justify="right")
+        table.add_column(_heading(schema[name]), justify="right")
     for peeked in found:
-        arrays = (_extremes(peeked.sample[name]) for name in schema.names)
-        table.add_row(f"{peeked.shard}:{peeked.i}", Text(_where(peeked.origin)), *arrays)
+        values = (Text(_extremes(peeked.sample[name])) for name in schema.names)
+        table.add_row(f"{peeked.shard}:{peeked.i}", Text(_where(peeked.origin)), *values)
     shards = plural(view.totals.shards, "shard")
+    each = "of different sizes" if schema.is_ragged else f"each of {in_bytes(schema.nbytes)}"
     console.print(
-        f"{plural(view.totals.samples, 'sample')} in {shards}, each of {in_bytes(schema.nbytes)}: "
-        f"{schema}",
+        f"{plural(view.totals.samples, 'sample')} in {shards}, {each}: {schema}",
         markup=False,
         highlight=False,
     )
@@ -164,23 +194,38 @@ def _print_one(peeked: Peeked) -> None:
     lines = [f"sample {peeked.shard}:{peeked.i}", f"from   {_where(origin)}"]
     if origin.etag:
         lines.append(f"etag   {origin.etag}")
-    for name, array in peeked.sample.items():
-        values = np.array2string(array, threshold=PRINTED_VALUES, edgeitems=3, prefix="  ")
-        heading = (
-            f"{name}: {array.dtype.name}{list(array.shape)}, min, mean, max {_extremes(array)}"
-        )
-        lines += ["", heading, f"  {values}"]
+    for name, value in peeked.sample.items():
+        lines += ["", *_described(name, value)]
     console.print("\n".join(lines), markup=False, highlight=False)
+
+
+def _described(name: str, value: Value) -> list[str]:
+    if isinstance(value, bytes):
+        return [f"{name}: {len(value)} bytes", f"  {value[:PRINTED_VALUES]!r}"]
+    if isinstance(value, str):
+        return [f"{name}: {len(value)} characters", f"  {value[:PRINTED_CHARACTERS]!r}"]
+    values = np.array2string(value, threshold=PRINTED_VALUES, edgeitems=3, prefix="  ")
+    extremes = f", min, mean, max {_extremes(value)}" if value.size > 1 else ""
+    return [f"{name}: {value.dtype.name}{list(value.shape)}{extremes}", f"  {values}"]
+
+
+def _heading(field: Field) -> str:
+    single = field.is_blob or field.shape == ()
+    return field.name if single else f"{field.name}: min, mean, max"
 
 
 def _where(origin: Origin) -> str:
     return f"{origin.key} [{origin.start}:{origin.stop}]"
 
 
-def _extremes(array: Array) -> str:
-    facts = summary(array)
+def _extremes(value: Value) -> str:
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, str):
+        return value if len(value) <= SHORT_CHARACTERS else f"{value[:SHORT_CHARACTERS]}…"
+    facts = summary(value)
     if "min" not in facts:
         return "-"
-    if array.size == 1:
+    if value.size == 1:
         return f"{facts['min']:.4g}"
     return " ".join(f"{facts[k]:.4g}" for k in ("min", "mean", "max"))

@@ -1,0 +1,190 @@
+"""``growcache peek --refetch``: make a cached sample again from the store, and compare.
+
+A sample is a function of its object, the seed and the configuration. So bytes that differ
+mean another configuration or transform, an object that was rewritten in place, or damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import typer
+
+from growcache.cache.identity import Identity, describe_differences, read_identity
+from growcache.cache.sidecar import Sidecar
+from growcache.config import Config, load_config
+from growcache.errors import (
+    CacheMissingError,
+    FingerprintError,
+    ObjectChangedError,
+    ObjectMissingError,
+)
+from growcache.remote.formats import Visit, open_format
+from growcache.remote.store import Entry, StoreReader, open_store
+from growcache.remote.urls import parse_url
+from growcache.sampling.fill import Filler
+from growcache.sampling.fingerprint import wishes
+from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.pace import Pace
+from growcache.sampling.transforms import load_transform
+from growcache.schema import Sample, Value
+from growcache.service.peek import Peeked, sample_at
+
+SOURCE_OF_TRANSFORM = "the transform's source"
+
+
+def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
+    """Print whether a sample can be made again as it is; return the exit code.
+
+    Args:
+        root: of the cache.
+        place: "shard:i".
+        config: what the cache is filled by; None: what the cache itself tells of it, which
+            has no credentials and no endpoint.
+        json: print an object instead of a sentence.
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        FingerprintError: the configuration is not that of the cache.
+        StoreError: the store does not answer.
+    """
+    peeked = sample_at(root, place)
+    identity = read_identity(root)
+    if identity is None:
+        raise CacheMissingError(f"the cache at {root} does not tell what it was filled from")
+    settings = (
+        load_config(config, environment=os.environ) if config else config_of(identity, root)
+    )
+    verdict, why = _verdict(peeked, settings, identity)
+    _tell(peeked, verdict, why, json=json)
+    return 0 if verdict == "equal" else 1
+
+
+def config_of(identity: Identity, root: Path) -> Config:
+    """Return the part of the configuration that a cache's identity tells.
+
+    Raises:
+        ConfigError: it was written by another version of growcache.
+    """
+    values: dict[str, dict[str, Any]] = {"cache": {"path": str(root)}}
+    for dotted, value in identity.parts.items():
+        section, _, key = dotted.partition(".")
+        if section in ("source", "sampling") and dotted in _CONFIGURED:
+            values.setdefault(section, {})[key] = value
+    return load_config(values)
+
+
+_CONFIGURED = frozenset(
+    {"source.url", "source.format", "source.options", "sampling.seed", "sampling.weight_by"}
+    | {"sampling.transform", "sampling.transform_options"}
+)
+
+
+def _verdict(peeked: Peeked, config: Config, identity: Identity) -> tuple[str, str]:
+    _require_same(config, identity)
+    try:
+        again = asyncio.run(_made_again(peeked, config, identity))
+    except ObjectMissingError:
+        return "gone", f"{peeked.origin.key} is not in the store any more"
+    except ObjectChangedError:
+        return "changed", f"{peeked.origin.key} was rewritten since it was sampled"
+    if not again:
+        return "different", f"{peeked.origin.key} yields no sample at this place any more"
+    differing = min((differences(peeked.sample, sample) for sample in again), key=len)
+    if not differing:
+        return "equal", f"made again from {peeked.origin.key}, it is the same, byte for byte"
+    return "different", "; ".join(differing)
+
+
+def _require_same(config: Config, identity: Identity) -> None:
+    """Refuse a configuration that yields other samples.
+
+    Raises:
+        FingerprintError: names the settings.
+    """
+    ours = {key: value for key, value in wishes(config).items() if key in _CONFIGURED}
+    theirs = {key: identity.parts.get(key) for key in ours}
+    if differing := describe_differences(theirs, ours):
+        raise FingerprintError(
+            f"the cache was filled by another configuration: {'; '.join(differing)}"
+        )
+
+
+async def _made_again(peeked: Peeked, config: Config, identity: Identity) -> list[Sample]:
+    """Return the samples that the visit of this sample yields at its place, mostly one."""
+    here = str(Path.cwd())
+    if here not in sys.path:  # where samplers find the user's code, too
+        sys.path.insert(0, here)
+    sampling = config.sampling
+    transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
+    digest = transform.digest if transform else None
+    if digest != identity.parts.get(SOURCE_OF_TRANSFORM):
+        raise FingerprintError(
+            f"the source of {sampling.transform} was changed since the cache was filled"
+        )
+    store = open_store(config.source, timeout_seconds=sampling.timeout_seconds)
+    format_ = open_format(config.source.format, config.source.options)
+    stop = stop_of(peeked.sidecar, peeked.i, config.source.url)
+    take = identity.sizes["samples_per_object"] if sampling.weight_by == "objects" else None
+    sidecar = peeked.sidecar
+    permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
+    visit = Visit(stop.part, stop.parts, permit.round, sampling.seed, take)
+    filler = Filler(store, format_, transform, sampling.seed, 1, Pace(None))
+    try:
+        found = await format_.read(StoreReader(store, stop.entry), visit)
+        visited = filler.prepared(permit, stop, found, identity.schema)
+    finally:
+        await store.close()
+    place = (peeked.origin.start, peeked.origin.stop)
+    pairs = zip(visited.samples, visited.origins, strict=True)
+    return [sample for sample, origin in pairs if origin == place]
+
+
+def stop_of(sidecar: Sidecar, i: int, urls: Sequence[str]) -> Stop:
+    """Return the visit that yielded sample ``i`` of a shard."""
+    origins = sidecar.origins
+    o = origins.object[i]
+    key = origins.keys[o]
+    matching = (n for n, url in enumerate(urls) if parse_url(url).matches(key))
+    entry = Entry(key, origins.sizes[o], origins.etags[o], origins.mtimes[o], next(matching, 0))
+    return Stop(entry, origins.part[i], origins.parts[i])
+
+
+def differences(cached: Sample, again: Sample) -> list[str]:
+    """Return a sentence for every field whose bytes differ."""
+    return [
+        f"{name}: cached and made again differ{_by(value, again.get(name))}"
+        for name, value in cached.items()
+        if _bytes_of(value) != _bytes_of(again.get(name))
+    ]
+
+
+def _bytes_of(value: Value | None) -> object:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return value
+
+
+def _by(a: Value, b: Value | None) -> str:
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        return ""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f" ({a.dtype.name}{list(a.shape)}, {b.dtype.name}{list(b.shape)})"
+    return f" in {np.count_nonzero(a != b)} of {a.size} values"
+
+
+def _tell(peeked: Peeked, verdict: str, why: str, *, json: bool) -> None:
+    if not json:
+        typer.echo(f"sample {peeked.shard}:{peeked.i} is {verdict}: {why}")
+        return
+    value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": why}
+    value |= {"key": peeked.origin.key}
+    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+    sys.stdout.buffer.flush()
