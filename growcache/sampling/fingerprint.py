@@ -16,12 +16,20 @@ from growcache.config import Config
 from growcache.sampling.draws import Sizing
 from growcache.schema import Schema
 
+TRANSFORM = "the transform's source"
+FORMAT = "the format's source"
+
+# What storage_options say about which server it is, and not about who asks or how.
+SERVER_OPTIONS = frozenset(
+    {"endpoint_url", "endpoint", "base_url", "account_name", "host", "port", "client_kwargs"}
+)
+
 
 def identify(
     config: Config,
     schema: Schema,
     sizing: Sizing,
-    transform_digest: str | None,
+    digests: Mapping[str, str | None],
     sizes: Mapping[str, Any],
 ) -> Identity:
     """Return the identity of the cache that this configuration fills (protocol 4).
@@ -33,13 +41,12 @@ def identify(
         config: what the user wrote.
         schema: of the first readable sample.
         sizing: measured on the same object.
-        transform_digest: of the transform's module, as the samplers imported it.
+        digests: of the modules of the user's code, as the samplers imported them; by
+            `TRANSFORM` and `FORMAT`.
         sizes: what else was measured, kept but not hashed.
     """
-    parts = wishes(config) | {
-        "the transform's source": transform_digest,
-        "schema": str(schema),
-    }
+    parts = wishes(config) | {name: digests.get(name) for name in (TRANSFORM, FORMAT)}
+    parts["schema"] = str(schema)
     parts |= {f"sampling.{name}": value for name, value in asdict(sizing).items()}
     canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
     fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
@@ -53,6 +60,7 @@ def wishes(config: Config) -> dict[str, Any]:
         "source.url": [_without_userinfo(url) for url in config.source.url],
         "source.format": config.source.format,
         "source.options": config.source.options,
+        "source.storage_options": _server(config.source.storage_options),
         "sampling.seed": sampling.seed,
         "sampling.order": sampling.order,
         "sampling.weight_by": sampling.weight_by,
@@ -69,3 +77,18 @@ def wishes(config: Config) -> dict[str, Any]:
 def _without_userinfo(url: str) -> str:
     """Credentials decide who may read, not what is read; and secrets are not kept."""
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
+
+
+def _server(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that choose the server: buckets of one name may be on several."""
+    found: dict[str, Any] = {}
+    for name in sorted(SERVER_OPTIONS & options.keys()):
+        value = options[name]
+        if isinstance(value, Mapping):  # fsspec hands client_kwargs on
+            found |= _server(value)
+        elif isinstance(value, str):
+            address = re.split(r"[?#]", value)[0]  # a query may be a signature
+            found[name] = re.sub(r"^([^/]*//)?[^/]*@", r"\1", address).rstrip("/")
+        elif isinstance(value, int):
+            found[name] = value
+    return found

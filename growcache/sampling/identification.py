@@ -126,5 +126,5 @@ class Identification:
     def _found(
         self, schema: Schema, sizing: Sizing, introduction: Message, kept: dict[str, Any]
     ) -> Found:
-        digest = introduction["transform_digest"]
-        return Found(identify(self._config, schema, sizing, digest, kept), sizing)
+        digests = introduction["digests"]
+        return Found(identify(self._config, schema, sizing, digests, kept), sizing)

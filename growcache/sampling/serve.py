@@ -28,12 +28,11 @@ from growcache.errors import (
     SamplingError,
 )
 from growcache.sampling.engines.local import python_path
-from growcache.sampling.fingerprint import identify
+from growcache.sampling.fingerprint import FORMAT, TRANSFORM, identify
 from growcache.sampling.messages import Message, pack, unpack
 from growcache.sampling.sizing import stored_sizing, with_wishes
 
 STOP_SECONDS = 20.0
-TRANSFORM = "the transform's source"  # known to the samplers only
 
 log = logging.getLogger("growcache")
 
@@ -83,8 +82,9 @@ def _joins(config: Config) -> bool:
         return True  # it has not measured its first object; what it draws will show
     ranged = bool(running.sizes["ranged"])
     sizing = with_wishes(config, stored_sizing(running.sizes), ranged=ranged)
-    digest = running.parts.get(TRANSFORM)
-    ours = identify(config, running.schema, sizing, digest, running.sizes)
+    # Known to the samplers only, who have imported the user's code.
+    digests = {name: running.parts.get(name) for name in (TRANSFORM, FORMAT)}
+    ours = identify(config, running.schema, sizing, digests, running.sizes)
     if ours.fingerprint != running.fingerprint:
         differing = "; ".join(running.differing(ours))
         raise FingerprintError(

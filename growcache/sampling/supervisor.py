@@ -21,7 +21,7 @@ from growcache.cache.status import Status, write_status
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError, GrowcacheError, SamplingError
 from growcache.remote.catalog import Catalog
-from growcache.remote.formats import open_format
+from growcache.remote.formats import check_format, endless_entry, is_user_format
 from growcache.remote.store import Entry, open_store
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import wishes
@@ -76,7 +76,7 @@ def run(
     Raises:
         GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
     """
-    open_format(config.source.format, config.source.options)  # a typing error costs no process
+    check_format(config.source.format, config.source.options)  # a typing error costs no process
     cache = Cache.open(config.cache.path, config.cache)
     try:
         limits = RunLimits(until_full, duration, samples)
@@ -173,6 +173,13 @@ class Supervisor:
             self._listed = True
             return
         self._catalog.complete = False
+        if is_user_format(self._config.source.format):
+            if self._introduction is None:
+                return  # whether there is anything to list, a sampler knows, who imported it
+            if not self._introduction["listed"]:
+                self._page([endless_entry(self._config.source.format)])
+                self._listing_ended(None)
+                return
         store = open_store(
             self._config.source,
             timeout_seconds=self._config.sampling.timeout_seconds,
@@ -298,7 +305,9 @@ class Supervisor:
 
     def _introduce(self, slot: Slot, message: Message) -> None:
         slot.ready = True
-        self._introduction = message
+        first, self._introduction = self._introduction is None, message
+        if first and is_user_format(self._config.source.format):
+            self._start_listing()
         if self._identity is not None:
             slot.send(_identity_message(self._identity))
 
@@ -446,7 +455,9 @@ class Supervisor:
     def _status(self, *, stopped: bool = False) -> Status:
         if self._dispatcher is not None:
             population = self._dispatcher.population
-            self._overview.measure_population(population, listed=self._listed)
+            introduction = self._introduction or {"listed": True}
+            countable = self._listed and introduction["listed"]
+            self._overview.measure_population(population, listed=countable)
         return self._overview.status(
             self._dispatcher,
             self._roster,

@@ -20,10 +20,17 @@ from growcache.cache.files import Layout
 from growcache.cache.incoming import discard_incoming, write_incoming
 from growcache.cache.locks import FileLock
 from growcache.config import Config
-from growcache.errors import FormatError, GrowcacheError, StoreError, TransientStoreError
+from growcache.errors import (
+    ConfigError,
+    FormatError,
+    GrowcacheError,
+    StoreError,
+    TransientStoreError,
+)
 from growcache.remote.formats import ObjectFormat, Visit, open_format
 from growcache.remote.store import Entry, Store, StoreReader, open_store
 from growcache.sampling.fill import Filled, Filler, encode_group
+from growcache.sampling.fingerprint import FORMAT, TRANSFORM
 from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import Transform, load_transform
@@ -116,6 +123,11 @@ class Sampler:
             sampling.transform, sampling.transform_options, sampling.seed
         )
         self._format: ObjectFormat = open_format(config.source.format, config.source.options)
+        if not self._format.listed and sampling.weight_by == "objects":
+            raise ConfigError(
+                f"sampling.weight_by: objects needs objects, but {config.source.format} draws "
+                "samples by itself; leave it out"
+            )
         self._store: Store = open_store(
             config.source,
             concurrency=sampling.concurrency,
@@ -147,8 +159,13 @@ class Sampler:
 
     def introduction(self) -> Message:
         """Return what the supervisor must know before it gives permits."""
-        digest = self._transform.digest if self._transform else None
-        return {"type": "ready", "transform_digest": digest, "ranged": self._format.ranged}
+        transform = self._transform.digest if self._transform else None
+        return {
+            "type": "ready",
+            "digests": {TRANSFORM: transform, FORMAT: self._format.code_digest},
+            "ranged": self._format.ranged,
+            "listed": self._format.listed,
+        }
 
     async def serve(self, inbox: asyncio.Queue[Message]) -> None:
         """Act on messages until the process ends."""

@@ -53,7 +53,7 @@ def search(tmp_path: Path, url: str) -> Identification:
         return Identification(config, cache, catalog)
 
 
-READY = {"ranged": False, "transform_digest": None}
+READY = {"ranged": False, "digests": {}}
 
 
 def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Visit",
     "check_format",
     "endless_entry",
+    "is_user_format",
     "open_format",
 ]
 
@@ -45,7 +46,7 @@ def open_format(name: str, options: Mapping[str, Any]) -> ObjectFormat:
     """
     if name in FORMATS:
         return FORMATS[name](options)
-    if ":" in name:
+    if is_user_format(name):
         return open_user(name, options)
     close = difflib.get_close_matches(name, FORMATS, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(FORMATS))}"
@@ -54,11 +55,16 @@ def open_format(name: str, options: Mapping[str, Any]) -> ObjectFormat:
     )
 
 
+def is_user_format(name: str) -> bool:
+    """Whether a format's name is that of code of the user's."""
+    return ":" in name
+
+
 def check_format(name: str, options: Mapping[str, Any]) -> None:
     """Refuse what can be seen to be wrong without running any code of the user's.
 
     Raises:
         ConfigError: as `open_format` does.
     """
-    if ":" not in name and not (name == "bytes" and options.get("decode")):
+    if not is_user_format(name) and not (name == "bytes" and options.get("decode")):
         open_format(name, options)
