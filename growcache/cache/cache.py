@@ -120,9 +120,18 @@ class Cache:
 
     # What the cache is of
 
-    def record_bytes(self, schema: Schema) -> int:
-        """Return the bytes that one sample of the schema takes in a shard."""
-        return int(CACHE_FORMATS[self._config.format].layout(schema).record_bytes)
+    def record_bytes(self, schema: Schema, sample_bytes: float | None = None) -> int:
+        """Return the bytes that one sample of the schema takes in a shard.
+
+        Args:
+            schema: of the samples.
+            sample_bytes: of the values of a sample on average, where they differ.
+
+        Raises:
+            FormatError: the format cannot hold such samples.
+        """
+        values = schema.nbytes if sample_bytes is None else sample_bytes
+        return int(CACHE_FORMATS[self._config.format].record_bytes(schema, values))
 
     def claim(self, parts: dict[str, Any]) -> None:
         """Say what is wanted, as far as the configuration tells, before the catalog is opened.

@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from growcache.cache.files import Layout, number_of
-from growcache.cache.formats import CACHE_FORMATS
+import google_crc32c
+import numpy as np
+
+from growcache.cache.files import Layout, number_of, shard_parts
+from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
+from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import IndexView, ShardRow, index_problems, read_index
 from growcache.cache.locks import is_held
 from growcache.cache.sidecar import Sidecar
@@ -80,8 +84,10 @@ def _problems(layout: Layout, view: IndexView, row: ShardRow) -> Iterator[str]:
     yield from _disagreements(view, row, sidecar)
     if row.samples:
         yield from _damage(layout, row, sidecar)
-    elif layout.shard(row.number).exists():
-        yield f"{layout.shard(row.number)}: an empty shard has a file"
+        return
+    for path in shard_parts(layout, row.number):
+        if path != layout.sidecar(row.number) and path.exists():
+            yield f"{path}: an empty shard has files"
 
 
 def _disagreements(view: IndexView, row: ShardRow, sidecar: Sidecar) -> Iterator[str]:
@@ -96,20 +102,29 @@ def _disagreements(view: IndexView, row: ShardRow, sidecar: Sidecar) -> Iterator
         return
     if sidecar.fingerprint != view.identity.fingerprint:
         yield f"fingerprint {sidecar.fingerprint}, of a cache of {view.identity.fingerprint}"
+    if sidecar.cache_format != view.cache_format:
+        yield f"files of {sidecar.cache_format}, in a cache of {view.cache_format}"
     if sidecar.schema != view.identity.schema:
         yield f"samples of {sidecar.schema}, in a cache of {view.identity.schema}"
 
 
 def _damage(layout: Layout, row: ShardRow, sidecar: Sidecar) -> Iterator[str]:
-    path, shard_format = layout.shard(row.number), CACHE_FORMATS[sidecar.cache_format]
+    shard_format = CACHE_FORMATS.get(sidecar.cache_format)
+    if shard_format is None:
+        yield f"there is no cache format {sidecar.cache_format!r}"
+        return
+    path = shard_path(layout, row.number, sidecar.cache_format)
     try:
-        shard = shard_format.open_shard(path, sidecar.schema, row.samples)
+        shard = open_shard(
+            layout, row.number, row.samples, sidecar.schema, sidecar.cache_format
+        )
     except CacheError as error:
         yield str(error)
         return
     try:
         found = shard.digest()
         bad = shard_format.bad_records(shard)
+        yield from _damaged_files(layout, sidecar, shard)
     finally:
         shard.close()
     if found != row.digest:
@@ -117,6 +132,19 @@ def _damage(layout: Layout, row: ShardRow, sidecar: Sidecar) -> Iterator[str]:
     if bad:
         shown = ", ".join(map(str, bad[:10]))
         yield f"{path}: wrong CRC32C in {len(bad)} of {row.samples} records ({shown})"
+
+
+def _damaged_files(layout: Layout, sidecar: Sidecar, shard: MappedShard) -> Iterator[str]:
+    expected = CACHE_FORMATS[sidecar.cache_format].suffixes(sidecar.schema)
+    if tuple(file.suffix for file in sidecar.files) != expected:
+        yield f"the shard's description is not of the files {', '.join(expected)}"
+        return
+    for file, memory in zip(sidecar.files, shard.memories, strict=True):
+        path = layout.shard(sidecar.number, file.suffix)
+        if len(memory) != file.nbytes:
+            yield f"{path}: expected {file.nbytes} bytes, found {len(memory)}"
+        elif file.crc32c not in (None, google_crc32c.value(np.frombuffer(memory, np.uint8))):
+            yield f"{path}: wrong CRC32C"
 
 
 def _litter(layout: Layout) -> Iterator[Finding]:

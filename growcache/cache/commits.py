@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from growcache.cache.ballast import full_disk_named
-from growcache.cache.files import Layout, fsync_directory, remove_shard
+from growcache.cache.files import SIDECAR, Layout, fsync_directory, remove_shard
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index import StockRow
 from growcache.cache.ledger import Ledger
@@ -96,14 +96,18 @@ def read_incoming(layout: Layout, permit: str, number: int) -> Sidecar:
     Raises:
         CorruptShardError: missing, damaged, or not the shard that was asked for.
     """
-    path = layout.incoming_path(permit, number, ".json")
+    path = layout.incoming_path(permit, number, SIDECAR)
     try:
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-        records = layout.incoming_path(permit, number, ".tfrecord")
-        found = records.stat().st_size if sidecar.samples else 0
+        sizes = [
+            layout.incoming_path(permit, number, file.suffix).stat().st_size
+            for file in sidecar.files
+        ]
     except FileNotFoundError as error:
         raise CorruptShardError(f"{error.filename}: the sampler did not write it") from None
-    if sidecar.number != number or found != sidecar.shard_bytes:
+    found = sum(sizes)
+    whole = sizes == [file.nbytes for file in sidecar.files] and found == sidecar.shard_bytes
+    if sidecar.number != number or not whole:
         raise CorruptShardError(
             f"{path}: expected shard {number} of {sidecar.shard_bytes} bytes, found "
             f"shard {sidecar.number} of {found}"
@@ -114,16 +118,15 @@ def read_incoming(layout: Layout, permit: str, number: int) -> Sidecar:
 def install(layout: Layout, permit: str, sidecars: Sequence[Sidecar]) -> None:
     """Give the permit's files their final names, durably.
 
-    The sidecar goes first, so that records never lie there without their description.
+    The sidecar goes first, so that samples never lie there without their description. A
+    directory of arrays comes whole: its files were written and synced where it was.
     """
     for sidecar in sidecars:
-        remove_shard(layout, sidecar.number)  # of a crash between rename and row
-        for suffix, target in (
-            (".json", layout.sidecar(sidecar.number)),
-            (".tfrecord", layout.shard(sidecar.number)),
-        ):
-            if suffix == ".json" or sidecar.samples:
-                layout.incoming_path(permit, sidecar.number, suffix).rename(target)
+        number = sidecar.number
+        remove_shard(layout, number)  # of a crash between rename and row
+        parts = dict.fromkeys(file.suffix.partition("/")[0] for file in sidecar.files)
+        for part in (SIDECAR, *reversed(parts)):
+            layout.incoming_path(permit, number, part).rename(layout.shard(number, part))
     fsync_directory(layout.shards)
 
 

@@ -30,6 +30,7 @@ RECORDS = ".tfrecord"
 OFFSETS = ".offsets.npy"
 ARRAYS = ".npy"
 SIDECAR = ".json"
+SHARD_PARTS = (RECORDS, OFFSETS, ARRAYS, SIDECAR)
 
 
 class Layout:
@@ -38,7 +39,8 @@ class Layout:
     Attributes:
         root: the cache directory.
         shards: live and retired shards, each with its sidecar.
-        incoming: shards that samplers are writing; swept at every start.
+        incoming: shards that samplers are writing, or that are being removed; swept at
+            every start.
         leases: one file per snapshot that a reader holds.
     """
 
@@ -110,10 +112,39 @@ def allocated(path: Path) -> int:
         return 0
 
 
+def shard_parts(layout: Layout, number: int) -> list[Path]:
+    """Return the paths of what a shard may consist of, whatever its format; samples first."""
+    return [layout.shard(number, part) for part in SHARD_PARTS]
+
+
 def remove_shard(layout: Layout, number: int) -> None:
-    """Unlink a shard and its sidecar, as far as they are there."""
-    for path in (layout.shard(number), layout.sidecar(number)):
+    """Unlink a shard and its sidecar, as far as they are there.
+
+    Whoever opens it meanwhile finds it whole or missing: the samples go first, and a
+    directory goes at once, to where only litter lies.
+    """
+    for path in shard_parts(layout, number):
+        if path.suffix == ARRAYS and path.is_dir():
+            aside = layout.incoming / f"removed-{uuid.uuid4().hex[:8]}{path.name}"
+            path = path.rename(aside)
+        remove_entry(path)
+
+
+def entries_of(directory: Path) -> Iterator[Path]:
+    """Yield what a service may have put into one of its directories: files, and shards."""
+    for path in directory.iterdir():
+        if not path.is_dir() or path.suffix == ARRAYS:
+            yield path
+
+
+def remove_entry(path: Path) -> None:
+    """Remove a file, or a directory with its files, as far as it is there."""
+    try:
         path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        for inner in path.iterdir():
+            remove_entry(inner)
+        path.rmdir()
 
 
 def allocated_tree(root: Path) -> int:
@@ -124,7 +155,7 @@ def allocated_tree(root: Path) -> int:
 def _tree(directory: Path) -> Iterator[int]:
     try:
         entries = list(os.scandir(directory))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         try:

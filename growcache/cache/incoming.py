@@ -8,21 +8,31 @@ from pathlib import Path
 
 import xxhash
 
-from growcache.cache.files import BLOCK_BYTES, FILE_MODE, Layout, block_bytes
+from growcache.cache.files import (
+    BLOCK_BYTES,
+    DIRECTORY_MODE,
+    FILE_MODE,
+    SHARD_PARTS,
+    SIDECAR,
+    Layout,
+    block_bytes,
+    fsync_directory,
+    remove_entry,
+)
 from growcache.cache.formats.mapped import Buffer
+from growcache.cache.formats.values import EncodedFile
 from growcache.cache.sidecar import Sidecar
 
 MAX_BUFFERS = 1000  # IOV_MAX is 1024
+NAME_BYTES = 24  # what a file's name takes in its directory, beside its text
 
 
-def digest_of(buffers: Iterable[Buffer]) -> str:
-    """Return the xxh3_128 of the buffers, one after the other, in hexadecimal.
-
-    Records carry CRC32Cs; one more over the whole file would cost as much again.
-    """
+def digest_of(files: Iterable[EncodedFile]) -> str:
+    """Return the xxh3_128 of the files, one after the other, in hexadecimal."""
     digest = xxhash.xxh3_128()
-    for buffer in buffers:
-        digest.update(_view(buffer))
+    for file in files:
+        for buffer in file.buffers:
+            digest.update(_view(buffer))
     return digest.hexdigest()
 
 
@@ -32,12 +42,15 @@ def needed_bytes(sidecar: Sidecar) -> int:
     One block more per file, because a file system may need one to map a fragmented file,
     and counts it to the file, or to grow a directory. The commit frees what was not used.
     """
-    sizes = (sidecar.shard_bytes, len(sidecar.to_bytes()))
-    return sum(block_bytes(size) + BLOCK_BYTES for size in sizes if size)
+    sizes = [file.nbytes for file in sidecar.files] + [len(sidecar.to_bytes())]
+    inner = [file.suffix for file in sidecar.files if "/" in file.suffix]
+    if inner:  # their directory
+        sizes.append(sum(len(name) + NAME_BYTES for name in inner))
+    return sum(block_bytes(size) + BLOCK_BYTES for size in sizes)
 
 
 def write_incoming(
-    layout: Layout, permit: str, sidecar: Sidecar, buffers: Sequence[Buffer]
+    layout: Layout, permit: str, sidecar: Sidecar, files: Sequence[EncodedFile]
 ) -> None:
     """Write the shard (where it has samples) and its sidecar, durably, for `Cache.commit`.
 
@@ -45,12 +58,18 @@ def write_incoming(
         OSError: ENOSPC, EDQUOT and the like; nothing is left behind then.
     """
     number = sidecar.number
-    records = layout.incoming_path(permit, number, ".tfrecord")
+    directories = set()
     try:
-        if sidecar.samples:
-            _write(records, buffers, sidecar.shard_bytes)
+        for file in files:
+            path = layout.incoming_path(permit, number, file.suffix)
+            if path.parent != layout.incoming:
+                path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+                directories.add(path.parent)
+            _write(path, file.buffers, sum(map(len, file.buffers)))
+        for directory in directories:
+            fsync_directory(directory)
         data = sidecar.to_bytes()
-        _write(layout.incoming_path(permit, number, ".json"), [data], len(data))
+        _write(layout.incoming_path(permit, number, SIDECAR), [data], len(data))
     except BaseException:
         discard_incoming(layout, permit, [number])
         raise
@@ -59,8 +78,8 @@ def write_incoming(
 def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> None:
     """Remove what was written under the permit for these shards, as far as it is there."""
     for number in numbers:
-        for suffix in (".tfrecord", ".json"):
-            layout.incoming_path(permit, number, suffix).unlink(missing_ok=True)
+        for part in SHARD_PARTS:
+            remove_entry(layout.incoming_path(permit, number, part))
 
 
 def _write(path: Path, buffers: Sequence[Buffer], size: int) -> None:

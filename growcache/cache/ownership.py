@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from growcache.cache.files import Layout, fsync_directory
+from growcache.cache.files import Layout, entries_of, fsync_directory, remove_entry
 from growcache.cache.identity import Identity, describe_differences, write_identity
 from growcache.cache.index import Index
 from growcache.errors import FingerprintError
@@ -73,8 +73,8 @@ def start_afresh(layout: Layout, index: Index) -> None:
     which the next start takes off the index.
     """
     own = (layout.identity, layout.issued, layout.editions)
-    for path in (*own, *layout.shards.iterdir()):
-        path.unlink(missing_ok=True)
+    for path in (*own, *entries_of(layout.shards)):
+        remove_entry(path)
     with index.transaction():
         index.clear()
 

@@ -11,8 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import orjson
 
-from growcache.cache.files import Layout, allocated, number_of, write_atomic
-from growcache.cache.formats.tfrecord import open_shard
+from growcache.cache.files import (
+    Layout,
+    allocated_tree,
+    number_of,
+    shard_parts,
+    write_atomic,
+)
+from growcache.cache.formats import CACHE_FORMATS, open_shard
 from growcache.cache.identity import Identity
 from growcache.cache.index import Edition, ShardState, StockRow
 from growcache.cache.sidecar import Sidecar
@@ -33,7 +39,7 @@ def row_of(layout: Layout, sidecar: Sidecar, *, seq: int, drawn_at: float) -> St
         parts=sidecar.parts,
         holes=len(sidecar.holes),
         shard_bytes=sidecar.shard_bytes,
-        allocated=allocated(layout.shard(number)) + allocated(layout.sidecar(number)),
+        allocated=sum(map(allocated_tree, shard_parts(layout, number))),
         record_bytes=sidecar.record_bytes,
         digest=sidecar.digest,
         drawn_at=drawn_at,
@@ -69,10 +75,12 @@ def whole_shard(layout: Layout, number: int) -> Sidecar:
         raise CorruptShardError(f"{path}: describes shard {sidecar.number}")
     if not sidecar.samples:
         return sidecar
-    shard = open_shard(layout.shard(number), sidecar.schema, sidecar.samples)
+    if sidecar.cache_format not in CACHE_FORMATS:
+        raise CorruptShardError(f"{path}: there is no cache format {sidecar.cache_format!r}")
+    shard = open_shard(layout, number, sidecar.samples, sidecar.schema, sidecar.cache_format)
     try:
         if shard.digest() != sidecar.digest:
-            raise CorruptShardError(f"{layout.shard(number)}: bytes were changed; remove it")
+            raise CorruptShardError(f"{path}: the shard's bytes were changed; remove it")
     finally:
         shard.close()
     return sidecar

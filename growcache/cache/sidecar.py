@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import orjson
 
+from growcache.cache.files import RECORDS
 from growcache.errors import CorruptShardError
 from growcache.schema import Origin, Schema
 
@@ -88,6 +89,20 @@ class Origins:
         return Origin(self.keys[o], self.etags[o], self.start[i], self.stop[i])
 
 
+class FileFacts(NamedTuple):
+    """What is known of one file of a shard.
+
+    Attributes:
+        suffix: what its name has after the shard's number.
+        nbytes: its size.
+        crc32c: of all its bytes; None where its records carry their own.
+    """
+
+    suffix: str
+    nbytes: int
+    crc32c: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Hole:
     """A visit that permanently yields nothing, and why."""
@@ -108,16 +123,18 @@ class Sidecar:
         number: of the shard.
         group: of the group it was filled with.
         schema: of its samples.
-        samples: how many; 0 means that there is no file of records.
+        samples: how many; 0 means that there are no files.
         parts: visits whose samples are counted to this shard.
-        record_bytes: bytes of every record.
-        shard_bytes: bytes of the file.
-        digest: xxh3_128 of the file, hexadecimal; empty where there is none.
+        record_bytes: bytes of every record; 0 where they differ.
+        shard_bytes: bytes of all files.
+        digest: xxh3_128 of the files, one after the other, hexadecimal; empty where there
+            are none.
         origins: of every sample.
         holes: visits that yielded nothing.
         counts: further numbers of the draw, by name; they must be a function of it.
         format_version: of this file.
         cache_format: of the records.
+        files: of the samples, in the order of the digest.
     """
 
     fingerprint: str
@@ -136,6 +153,12 @@ class Sidecar:
     counts: dict[str, int] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
     cache_format: str = "tfrecord"
+    files: tuple[FileFacts, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.samples and not self.files:  # the one file of records that are alike
+            files = (FileFacts(RECORDS, self.shard_bytes, None),)
+            object.__setattr__(self, "files", files)
 
     def origin(self, i: int) -> Origin:
         """Return where sample ``i`` came from."""
@@ -172,6 +195,7 @@ class Sidecar:
         values["origins"] = Origins(**origins)
         values["schema"] = Schema.from_json(values["schema"])
         values["holes"] = tuple(Hole(*hole) for hole in values["holes"])
+        values["files"] = tuple(FileFacts(*facts) for facts in values.get("files", ()))
         return cls(**values)
 
 

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from growcache.cache.files import Layout, number_of
+from growcache.cache.files import (
+    Layout,
+    allocated_tree,
+    number_of,
+    remove_entry,
+    remove_shard,
+    shard_parts,
+)
 from growcache.cache.index import ShardState, StockRow
 from growcache.cache.locks import close_owned, open_owned, try_lock
 
@@ -22,7 +29,12 @@ LEASE_GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of the shards directory."""
+    """A file of the shards directory, or a directory with all its files.
+
+    Attributes:
+        size: bytes of the file, or of the files.
+        allocated: bytes of their blocks, the directory's own included.
+    """
 
     size: int
     allocated: int
@@ -44,24 +56,33 @@ class Match:
 
 
 def shard_files(layout: Layout) -> dict[str, Found]:
-    """Return every file of the shards directory by name."""
+    """Return every entry of the shards directory by name."""
     found = {}
     with os.scandir(layout.shards) as entries:
         for entry in entries:
-            status = entry.stat(follow_symlinks=False)
-            found[entry.name] = Found(status.st_size, status.st_blocks * 512)
+            if entry.is_dir(follow_symlinks=False):
+                found[entry.name] = _directory(Path(entry.path))
+            else:
+                status = entry.stat(follow_symlinks=False)
+                found[entry.name] = Found(status.st_size, status.st_blocks * 512)
     return found
+
+
+def _directory(path: Path) -> Found:
+    with os.scandir(path) as entries:
+        size = sum(e.stat().st_size for e in entries if e.is_file(follow_symlinks=False))
+    return Found(size, allocated_tree(path))
 
 
 def match_rows(layout: Layout, rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:
     """Compare the rows of the index with the files that are there."""
     match = Match([], [], [])
     for row in rows:
-        records = files.get(layout.shard(row.number).name)
-        sidecar = files.get(layout.sidecar(row.number).name)
-        whole = sidecar is not None and (records.size if records else 0) == row.shard_bytes
-        if whole:
-            allocated = sum(file.allocated for file in (records, sidecar) if file)
+        *samples, sidecar = (files.get(path.name) for path in shard_parts(layout, row.number))
+        there = [found for found in samples if found]
+        # All files together, for each alone is described in the sidecar only; none is empty.
+        if sidecar is not None and sum(found.size for found in there) == row.shard_bytes:
+            allocated = sum(found.allocated for found in (*there, sidecar))
             match.rows.append(row._replace(allocated=allocated))
         elif row.state == ShardState.RETIRED:
             match.gone.append(row)
@@ -72,24 +93,22 @@ def match_rows(layout: Layout, rows: Iterable[StockRow], files: Mapping[str, Fou
 
 def remove_strangers(layout: Layout, files: Mapping[str, Found], known: set[int]) -> int:
     """Remove shards that no row speaks of; return the bytes of files that are not ours."""
-    foreign = 0
+    foreign, unknown = 0, set()
     for name, found in files.items():
         number = number_of(Path(name))
-        if number is None or name not in _names(layout, number):
+        if number is None or layout.shards / name not in shard_parts(layout, number):
             foreign += found.allocated
         elif number not in known:
-            (layout.shards / name).unlink(missing_ok=True)
+            unknown.add(number)
+    for number in sorted(unknown):
+        remove_shard(layout, number)
     return foreign
-
-
-def _names(layout: Layout, number: int) -> tuple[str, str]:
-    return layout.shard(number).name, layout.sidecar(number).name
 
 
 def remove_temporary(layout: Layout) -> None:
     """Remove what samplers, an earlier supervisor and readers that died had begun to write."""
     for path in layout.incoming.iterdir():
-        path.unlink(missing_ok=True)
+        remove_entry(path)
     for path in layout.root.glob(".*.tmp"):
         path.unlink(missing_ok=True)
     for path in layout.leases.glob(".*.tmp"):

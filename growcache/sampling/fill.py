@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.formats.mapped import Buffer
-from growcache.cache.incoming import digest_of, needed_bytes
+from growcache.cache.formats.values import EncodedFile
+from growcache.cache.incoming import needed_bytes
+from growcache.cache.packing import pack
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat, Visit
@@ -40,7 +40,7 @@ class Filled:
     """A shard that is ready to be written."""
 
     sidecar: Sidecar
-    buffers: list[Buffer]
+    files: list[EncodedFile]
 
     @property
     def needed_bytes(self) -> int:
@@ -173,9 +173,7 @@ def _encode(
     fingerprint: str,
     cache_format: str,
 ) -> Filled:
-    shard_format = CACHE_FORMATS[cache_format]
-    buffers = shard_format.encode(schema, [sample for sample, _ in hand])
-    digest = digest_of(buffers) if hand else ""
+    packed = pack(cache_format, schema, [sample for sample, _ in hand])
     visits = len(range(place, len(permit.stops), len(permit.shards)))
     sidecar = Sidecar(
         fingerprint=fingerprint,
@@ -183,14 +181,9 @@ def _encode(
         round=permit.round,
         number=permit.shards[place],
         group=permit.group,
-        schema=schema,
-        samples=len(hand),
         parts=visits,
-        record_bytes=shard_format.layout(schema).record_bytes,
-        shard_bytes=sum(len(buffer) for buffer in buffers),
-        digest=digest,
         origins=Origins.pack(drawn for _, drawn in hand),
         holes=tuple(holes),
-        cache_format=cache_format,
+        **packed.facts,
     )
-    return Filled(sidecar, buffers)
+    return Filled(sidecar, packed.files)

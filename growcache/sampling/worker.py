@@ -216,7 +216,7 @@ class Sampler:
         try:
             for shard in shards:
                 await asyncio.to_thread(
-                    write_incoming, self._layout, permit.id, shard.sidecar, shard.buffers
+                    write_incoming, self._layout, permit.id, shard.sidecar, shard.files
                 )
         except OSError:
             discard_incoming(self._layout, permit.id, permit.shards)

@@ -8,36 +8,76 @@ import numpy as np
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import Layout
-from growcache.cache.formats import tfrecord
-from growcache.cache.formats.mapped import Buffer
+from growcache.cache.formats.values import EncodedFile
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
+from growcache.cache.incoming import needed_bytes, write_incoming
 from growcache.cache.index import Edition
+from growcache.cache.packing import pack
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.config import CacheConfig
-from growcache.schema import Schema
+from growcache.schema import Field, Sample, Schema
 
 SCHEMA = Schema.of({"x": np.zeros((16, 32), "<f4"), "y": np.zeros((), "<i8")})
+RAGGED = Schema(
+    (
+        Field("data", "bytes", ()),
+        Field("note", "str", ()),
+        Field("x", "<f4", (None, 32)),
+        Field("y", "<i8", ()),
+        Field("z", "<u2", (None, 3, None)),
+    )
+)
 IDENTITY = Identity("f" * 32, {"source.url": "a", "sampling.seed": 0}, SCHEMA)
 OTHER = Identity("e" * 32, {"source.url": "a", "sampling.seed": 1}, SCHEMA)
 MAX_BYTES = 1_200_000
 
+KINDS = {
+    f"{cache_format}-{name}": Identity(
+        "f" * 32, {**IDENTITY.parts, "cache.format": cache_format}, schema
+    )
+    for cache_format in ("tfrecord", "npy")
+    for name, schema in (("fixed", SCHEMA), ("ragged", RAGGED))
+}
 
-def samples_of(number: int, count: int) -> list[dict[str, np.ndarray]]:
+
+def samples_of(number: int, count: int, schema: Schema = SCHEMA) -> list[Sample]:
     """Samples whose every value tells the shard and the place."""
-    return [
-        {"x": np.full((16, 32), number + i / 100, "<f4"), "y": np.array(number * 100 + i)}
-        for i in range(count)
-    ]
+    return [_sample(schema, number, i) for i in range(count)]
+
+
+def _sample(schema: Schema, number: int, i: int) -> Sample:
+    rows = 16 if schema == SCHEMA else (5 * number + i) % 20
+    sample: Sample = {
+        "x": np.full((rows, 32), number + i / 100, "<f4"),
+        "y": np.array(number * 100 + i),
+    }
+    if schema == SCHEMA:
+        return sample
+    return {
+        "data": bytes([number % 256, i % 256]) * rows,
+        "note": f"№ {number}:{i}" if i else "",
+        **sample,
+        "z": np.full((i % 3, 3, rows % 4), number, "<u2"),
+    }
+
+
+def equal(found: Sample, expected: Sample) -> bool:
+    """Whether two samples are the same, dtypes and shapes included."""
+    return found.keys() == expected.keys() and all(
+        type(found[name]) is type(value)
+        and np.shape(found[name]) == np.shape(value)
+        and np.asarray(found[name]).dtype == np.asarray(value).dtype
+        and np.asarray(found[name]).tobytes() == np.asarray(value).tobytes()
+        for name, value in expected.items()
+    )
 
 
 def make(
     number: int, count: int = 8, *, group: int | None = None, identity: Identity = IDENTITY
-) -> tuple[Sidecar, list[Buffer]]:
+) -> tuple[Sidecar, list[EncodedFile]]:
     """A shard and its description; empty with ``count=0``."""
-    buffers = tfrecord.encode(SCHEMA, samples_of(number, count))
-    digest = digest_of(buffers) if count else ""
-    record_bytes = tfrecord.layout(SCHEMA).record_bytes
+    schema = identity.schema
+    packed = pack(identity.cache_format, schema, samples_of(number, count, schema))
     drawn = [DrawnFrom(f"k/{number}/{i}", "tag", 9, None, 0, 1, i, i + 1) for i in range(count)]
     sidecar = Sidecar(
         fingerprint=identity.fingerprint,
@@ -45,16 +85,12 @@ def make(
         round=0,
         number=number,
         group=number if group is None else group,
-        schema=SCHEMA,
-        samples=count,
         parts=max(count, 1),
-        record_bytes=record_bytes,
-        shard_bytes=count * record_bytes,
-        digest=digest,
         origins=Origins.pack(drawn),
         holes=() if count else (Hole("gone", 0, "404"),),
+        **packed.facts,
     )
-    return sidecar, buffers
+    return sidecar, packed.files
 
 
 def config(root: Path, **values: object) -> CacheConfig:
@@ -63,30 +99,32 @@ def config(root: Path, **values: object) -> CacheConfig:
     return CacheConfig.model_validate(defaults | values)
 
 
-def opened(root: Path, **values: object) -> Cache:
+def opened(root: Path, identity: Identity = IDENTITY, **values: object) -> Cache:
     """A cache that is ready for permits."""
     cache = Cache.open(root, config(root, **values), takeover_seconds=0.2)
-    cache.set_identity(IDENTITY)
+    cache.set_identity(identity)
     if not cache.editions:
         cache.add_edition(Edition(0, 100, "digest", 0))
     return cache
 
 
-def write(layout: Layout, permit: str, number: int, count: int = 8) -> Sidecar:
+def write(
+    layout: Layout, permit: str, number: int, count: int = 8, identity: Identity = IDENTITY
+) -> Sidecar:
     """What a sampler does once it was granted room."""
-    sidecar, buffers = make(number, count)
-    write_incoming(layout, permit, sidecar, buffers)
+    sidecar, files = make(number, count, identity=identity)
+    write_incoming(layout, permit, sidecar, files)
     return sidecar
 
 
-def need(number: int, count: int = 8) -> int:
+def need(number: int, count: int = 8, identity: Identity = IDENTITY) -> int:
     """What a sampler would ask for."""
-    return needed_bytes(make(number, count)[0])
+    return needed_bytes(make(number, count, identity=identity)[0])
 
 
 def add(cache: Cache, number: int, count: int = 8) -> None:
     """One group of one shard, from permit to commit."""
-    permit = f"p{number}"
+    permit, identity = f"p{number}", cache.identity or IDENTITY
     cache.issue(number)
-    assert cache.reserve(permit, need(number, count)), "no room"
-    cache.commit(permit, [write(cache.layout, permit, number, count)])
+    assert cache.reserve(permit, need(number, count, identity)), "no room"
+    cache.commit(permit, [write(cache.layout, permit, number, count, identity)])

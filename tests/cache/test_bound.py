@@ -6,12 +6,15 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from growcache.cache.eviction import choose
 from growcache.cache.files import allocated_tree
-from tests.cache.making import MAX_BYTES, add, need, opened
+from tests.cache.making import KINDS, MAX_BYTES, add, need, opened
 
 
-def test_the_bound_holds_at_every_instant(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
     root, most, ended = tmp_path / "cache", 0, threading.Event()
 
     def watch() -> None:
@@ -22,12 +25,12 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        with opened(root) as cache:
+        with opened(root, KINDS[kind]) as cache:
             deadline = time.monotonic() + 1.5
             number = 0
             while time.monotonic() < deadline or number < 100:
                 count = 1 + number % 40
-                short = need(number, count) - cache.room()
+                short = need(number, count, KINDS[kind]) - cache.room()
                 cache.evict(choose("fifo", cache.candidates(), short, 0).evict)
                 add(cache, number, count)
                 cache.append_history({"number": number})

@@ -19,6 +19,7 @@ from growcache.cache.status import read_status
 from growcache.errors import CacheBusyError, CorruptShardError, FingerprintError
 from tests.cache.making import (
     IDENTITY,
+    KINDS,
     MAX_BYTES,
     OTHER,
     add,
@@ -449,10 +450,16 @@ def test_free_disk(root: Path) -> None:
         assert cache.free_disk_ok()
 
 
-def test_need_covers_what_a_shard_takes(root: Path) -> None:
-    with opened(root) as cache:
-        add(cache, 0)
-        assert cache.totals().bytes <= need(0)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, 8, 60])
+def test_need_covers_what_a_shard_takes(root: Path, kind: str, count: int) -> None:
+    with opened(root, KINDS[kind]) as cache:
+        before = allocated_tree(cache.layout.shards)
+        add(cache, 0, count)
+        taken = cache.totals().bytes
+        assert taken == allocated_tree(cache.layout.shards) - before
+        assert taken <= need(0, count, KINDS[kind])
+        assert cache.room() == MAX_BYTES - cache.bytes_used
 
 
 def test_uses_wait_while_the_log_cannot_be_cut(root: Path) -> None:

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout, allocated_tree
-from growcache.cache.formats import tfrecord
+from growcache.cache.files import Layout, allocated_tree, number_of
+from growcache.cache.formats import open_shard
+from growcache.cache.identity import Identity
 from growcache.cache.index import Index, read_index
 from growcache.cache.leases import Lease
 from growcache.cache.locks import is_held
 from growcache.cache.status import read_status
-from tests.cache.making import MAX_BYTES, SCHEMA, add, opened, samples_of, write
+from tests.cache.making import KINDS, MAX_BYTES, add, equal, opened, samples_of, write
 
-PART, PARTS = "part", 4
+PART, PARTS = "part", 2
 
 
 class _Fuse:
@@ -49,7 +50,7 @@ def _lay(fuse: _Fuse) -> None:
     """Let the fuse burn at every change to the disk, and around every transaction."""
     # A kill loses nothing that was written, synced or not.
     os.fsync = fuse.before_and_after(lambda descriptor: None)
-    for name in ("rename", "unlink"):
+    for name in ("rename", "unlink", "mkdir", "rmdir"):
         setattr(Path, name, fuse.before_and_after(getattr(Path, name)))
     transaction = Index.transaction
 
@@ -63,8 +64,8 @@ def _lay(fuse: _Fuse) -> None:
     Index.transaction = fused  # type: ignore[method-assign]
 
 
-def _work(root: Path) -> None:
-    cache = opened(root)
+def _work(root: Path, kind: Identity) -> None:
+    cache = opened(root, kind)
     for number in range(3):
         add(cache, number)
     held = Lease.create(root, "job", [1])
@@ -76,18 +77,19 @@ def _work(root: Path) -> None:
     held.close()
     cache.poll_leases(2.0)
     cache.issue(4)
-    cache.commit("p", [write(cache.layout, "p", 3), write(cache.layout, "p", 4, count=0)])
+    written = [write(cache.layout, "p", n, count, kind) for n, count in ((3, 8), (4, 0))]
+    cache.commit("p", written)
     cache.maintain()
     cache.close()
 
 
-def _killed_at(step: int, root: Path) -> bool:
+def _killed_at(step: int, root: Path, kind: Identity) -> bool:
     """Do the work in a process of its own; False when it got to its end."""
     child = os.fork()
     if not child:
         try:
             _lay(_Fuse(step))
-            _work(root)
+            _work(root, kind)
             os._exit(0)
         finally:
             os._exit(1)
@@ -109,23 +111,26 @@ def _verify_dead(root: Path, where: str) -> None:
 
 
 def _verify_shards(root: Path) -> None:
-    for row in read_index(root).shards:
+    view = read_index(root)
+    for row in view.shards:
         if row.samples:
-            shard = tfrecord.open_shard(Layout(root).shard(row.number), SCHEMA, row.samples)
+            assert view.schema is not None
+            shard = open_shard(
+                Layout(root), row.number, row.samples, view.schema, view.cache_format
+            )
             assert shard.digest() == row.digest
-            for i, expected in enumerate(samples_of(row.number, row.samples)):
-                assert all((shard[i][name] == expected[name]).all() for name in expected)
+            assert all(map(equal, shard, samples_of(row.number, row.samples, view.schema)))
             shard.close()
 
 
-def _verify_next(root: Path, where: str) -> None:
+def _verify_next(root: Path, kind: Identity, where: str) -> None:
     """The next service goes on where the dead one was."""
     began = time.monotonic()
-    with opened(root, resume_seconds=0) as cache:
+    with opened(root, kind, resume_seconds=0) as cache:
         assert time.monotonic() - began < 2, "the next start must be quick"
         layout, view, totals = cache.layout, read_index(root), cache.totals()
         live = {row.number for row in view.shards}
-        assert {int(p.stem) for p in layout.shards.iterdir()} == live, where
+        assert {number_of(p) for p in layout.shards.iterdir()} == live, where
         assert not list(layout.incoming.iterdir()), where
         assert not list(root.glob(".*.tmp")), where
         assert not list(layout.leases.glob("*.lease")) or cache.leases, where
@@ -143,12 +148,13 @@ def _verify_next(root: Path, where: str) -> None:
     assert not check(root), where
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(PART, range(PARTS))
-def test_killed_at_every_step(part: int, tmp_path: Path) -> None:
-    step = part + 1
-    while _killed_at(step, tmp_path / f"{step}"):
-        _verify_dead(tmp_path / f"{step}", f"killed at step {step}")
-        _verify_next(tmp_path / f"{step}", f"killed at step {step}")
+def test_killed_at_every_step(part: int, kind: str, tmp_path: Path) -> None:
+    step, identity = part + 1, KINDS[kind]
+    while _killed_at(step, tmp_path / f"{step}", identity):
+        _verify_dead(tmp_path / f"{step}", f"{kind} killed at step {step}")
+        _verify_next(tmp_path / f"{step}", identity, f"{kind} killed at step {step}")
         step += PARTS
     assert step > 60, "the work must have that many steps at which to die"
 

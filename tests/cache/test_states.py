@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import choose, retire_ahead
-from growcache.cache.files import allocated_tree
-from growcache.cache.formats import tfrecord
+from growcache.cache.files import allocated_tree, number_of
+from growcache.cache.formats import open_shard
 from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.status import read_status
-from tests.cache.making import MAX_BYTES, SCHEMA, need, opened, write
+from tests.cache.making import KINDS, MAX_BYTES, need, opened, write
 
 POLICIES = st.sampled_from(["fifo", "random", "most_used"])
 PICK = st.integers(0, 10**6)
@@ -57,9 +57,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache is not None
         return self.cache
 
-    @initialize()
-    def begin(self) -> None:
-        self.cache = opened(self.root)
+    @initialize(kind=st.sampled_from(sorted(KINDS)))
+    def begin(self, kind: str) -> None:
+        self.identity = KINDS[kind]
+        self.cache = opened(self.root, self.identity)
 
     # The sampler and the supervisor
 
@@ -97,12 +98,12 @@ class CacheMachine(RuleBasedStateMachine):
         number, permit = self.next, f"p{self.next}"
         self.it.issue(number)
         self.next += 1
-        nbytes = need(number, count)
+        nbytes = need(number, count, self.identity)
         if not self.it.reserve(permit, nbytes):
             self._make_room(nbytes, policy, min_uses)
             if not self.it.reserve(permit, nbytes):
                 return
-        write(self.it.layout, permit, number, count)
+        write(self.it.layout, permit, number, count, self.identity)
         self.writing[permit] = count
 
     @rule(min_uses=st.integers(0, 1))
@@ -204,7 +205,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.it.close()
         self.writing.clear()
         # As after a kill: nothing but the lock tells readers that nobody counts now.
-        self.cache = opened(self.root)
+        self.cache = opened(self.root, self.identity)
         self.delivered += self.uncounted
         self.uncounted = 0
         self.retired &= self._held()
@@ -242,7 +243,10 @@ class CacheMachine(RuleBasedStateMachine):
         for number in {*self.live, *self._held()}:
             assert self.it.layout.sidecar(number).exists()
         for row in read_index(self.root).shards:
-            shard = tfrecord.open_shard(self.it.layout.shard(row.number), SCHEMA, row.samples)
+            kind = self.identity
+            shard = open_shard(
+                self.it.layout, row.number, row.samples, kind.schema, kind.cache_format
+            )
             assert not row.samples or shard.digest() == row.digest
             shard.close()
 
@@ -251,10 +255,10 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache is None:
             return
         known = set(self.live) | self.retired
-        assert {int(p.stem) for p in self.it.layout.shards.iterdir()} == known
-        assert {int(p.stem.partition("-")[2]) for p in self.it.layout.incoming.iterdir()} == {
-            int(permit[1:]) for permit in self.writing
-        }
+        assert {number_of(p) for p in self.it.layout.shards.iterdir()} == known
+        assert {
+            int(p.name.partition("-")[2][:8]) for p in self.it.layout.incoming.iterdir()
+        } == {int(permit[1:]) for permit in self.writing}
 
     @invariant()
     def status_can_be_read(self) -> None:
@@ -267,4 +271,4 @@ def _settings(**values: Any) -> settings:
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = _settings(max_examples=15, stateful_step_count=30)
+TestCacheMachine.settings = _settings(max_examples=25, stateful_step_count=30)

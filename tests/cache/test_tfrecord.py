@@ -41,14 +41,18 @@ def batches(draw: st.DrawFn) -> tuple[Schema, list[Sample]]:
 
 
 def written(path: Path, schema: Schema, samples: list[Sample]) -> Path:
-    path.write_bytes(b"".join(bytes(buffer) for buffer in tfrecord.encode(schema, samples)))
+    path.write_bytes(encoded(schema, samples))
     return path
+
+
+def encoded(schema: Schema, samples: list[Sample]) -> bytes:
+    return b"".join(bytes(b) for file in tfrecord.encode(schema, samples) for b in file.buffers)
 
 
 @given(batches())
 def test_what_was_encoded_is_read_again(batch: tuple[Schema, list[Sample]]) -> None:
     schema, samples = batch
-    data = b"".join(bytes(buffer) for buffer in tfrecord.encode(schema, samples))
+    data = encoded(schema, samples)
     assert len(data) == len(samples) * tfrecord.layout(schema).record_bytes
     shard = tfrecord.mapped(schema, len(samples), data)
     assert tfrecord.bad_records(shard) == []
@@ -63,16 +67,18 @@ def test_both_ways_of_encoding_give_the_same_bytes(batch: tuple[Schema, list[Sam
     schema, samples = batch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tfrecord, "DIRECT_BYTES", 0)
-        direct = tfrecord.encode(schema, samples)
+        direct = encoded(schema, samples)
         patch.setattr(tfrecord, "DIRECT_BYTES", 2**40)
-        block = tfrecord.encode(schema, samples)
-    assert b"".join(map(bytes, direct)) == b"".join(map(bytes, block))
+        block = encoded(schema, samples)
+    assert direct == block
 
 
 def test_large_arrays_are_not_copied() -> None:
     sample = {"x": np.arange(70_000, dtype="<i4")}
-    buffers = tfrecord.encode(Schema.of(sample), [sample])
-    assert any(isinstance(b, np.ndarray) and np.shares_memory(b, sample["x"]) for b in buffers)
+    (file,) = tfrecord.encode(Schema.of(sample), [sample])
+    assert any(
+        isinstance(b, np.ndarray) and np.shares_memory(b, sample["x"]) for b in file.buffers
+    )
 
 
 def test_columns_are_views_of_the_file(tmp_path: Path) -> None:
@@ -140,7 +146,7 @@ def test_records_are_those_of_protobuf() -> None:
     example = example_class()
     for name, array in sample.items():
         example.features.feature[name].bytes_list.value.append(array.tobytes())
-    data = b"".join(map(bytes, tfrecord.encode(SCHEMA, [sample])))
+    data = encoded(SCHEMA, [sample])
     assert data[12:-4] == example.SerializeToString(deterministic=True)
 
 

@@ -1,7 +1,8 @@
 """Cache formats: samples to shard files and back, one module per format.
 
-A format is a module with ``EXTENSION``, ``layout``, ``encode``, ``open_shard`` and
-``bad_records``; adding one is a file and a line here.
+A format is a module with ``EXTENSION``, ``GUARDED``, ``suffixes``, ``record_bytes``,
+``largest_sample``, ``encode``, ``open_shard`` and ``bad_records``; adding one is a file and a
+line here.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 from growcache.cache.files import OFFSETS, Layout
-from growcache.cache.formats import tfrecord
+from growcache.cache.formats import npy, tfrecord
 from growcache.cache.formats.mapped import MappedShard
 from growcache.schema import Schema
 
-CACHE_FORMATS: dict[str, ModuleType] = {"tfrecord": tfrecord}
+CACHE_FORMATS: dict[str, ModuleType] = {"tfrecord": tfrecord, "npy": npy}
 
 
 def shard_path(layout: Layout, number: int, cache_format: str) -> Path:

@@ -128,6 +128,20 @@ class MappedShard:
                     continue
 
 
+def empty(schema: Schema) -> MappedShard:
+    """Return a shard without samples, which has no files."""
+    nothing = np.empty(0, np.uint8)
+    none = np.empty(0, np.int64)
+    fields, ragged = {}, {}
+    for field in schema.fields:
+        if field.is_ragged:
+            dims = np.empty((0, len(field.ragged_dims)), np.int64)
+            ragged[field.name] = RaggedColumn(nothing, none, none, dims)
+        else:
+            fields[field.name] = np.empty((0, field.nbytes), np.uint8)
+    return MappedShard(schema, 0, [], fields, ragged)
+
+
 def _text(data: bytes) -> str:
     try:
         return data.decode()

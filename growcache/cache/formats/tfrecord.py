@@ -3,14 +3,14 @@
 Every array is a bytes feature in little-endian C order, in the order of the fields' names
 (protobuf's deterministic order). With fixed shapes all records have one length, so the
 wire bytes around the arrays are one template, and column ``name`` of the file is
-``ndarray(uint8, (samples, nbytes), strides=(record_bytes, 1), offset)``.
+``ndarray(uint8, (samples, nbytes), strides=(record_bytes, 1), offset)``. Samples that
+differ in size are in `tfrecord_ragged`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +18,24 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
-from growcache.cache.formats.mapped import Buffer, Bytes, MappedShard, Memory, map_file
+from growcache.cache.files import OFFSETS, RECORDS
+from growcache.cache.formats import tfrecord_ragged, wire
+from growcache.cache.formats.mapped import (
+    Buffer,
+    Bytes,
+    MappedShard,
+    Memory,
+    empty,
+    map_file,
+)
+from growcache.cache.formats.values import DIRECT_BYTES, EncodedFile
+from growcache.cache.formats.wire import HEAD_BYTES, TAIL_BYTES
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
-EXTENSION = ".tfrecord"
-HEAD_BYTES = 12  # u64 length, masked crc32c of it
-TAIL_BYTES = 4  # masked crc32c of the payload
-MAX_PAYLOAD_BYTES = 2**31 - 1  # protobuf parses no larger message
-
-# From here on an array is handed to writev as it is; below, one copy into a common block
-# costs less than the Python operations per array would.
-DIRECT_BYTES = 64 * 1024
+EXTENSION = RECORDS
+GUARDED = frozenset({RECORDS})  # every record carries its CRC32C
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +53,6 @@ class RecordLayout:
     template: bytes
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _head(tag: int, size: int) -> bytes:
-    """Return the key of a length-delimited protobuf field, up to its content."""
-    return bytes([tag << 3 | 2]) + _varint(size)
-
-
-def _entry(field: Field) -> tuple[bytes, bytes]:
-    """Return the wire bytes of one feature: before its array, and with zeros for it."""
-    head = _head(1, field.nbytes)  # BytesList.value
-    for tag in (1, 2):  # Feature.bytes_list, FeatureEntry.value
-        head = _head(tag, len(head) + field.nbytes) + head
-    name = field.name.encode("utf-8")
-    head = _head(1, len(name)) + name + head  # FeatureEntry.key
-    head = _head(1, len(head) + field.nbytes) + head  # Features.feature
-    return head, head + bytes(field.nbytes)
-
-
 @functools.lru_cache(maxsize=64)
 def layout(schema: Schema) -> RecordLayout:
     """Return where the arrays of a sample lie in its record.
@@ -81,58 +60,75 @@ def layout(schema: Schema) -> RecordLayout:
     Raises:
         FormatError: a sample is larger than TensorFlow can parse, or a name is no text.
     """
-    if schema.nbytes > MAX_PAYLOAD_BYTES:
-        raise FormatError(_too_large(schema))
+    if schema.nbytes > wire.MAX_PAYLOAD_BYTES:
+        raise FormatError(tfrecord_ragged.too_large(schema.nbytes))
     try:
-        entries = [_entry(field) for field in schema.fields]
+        heads = [wire.entry_head(field.name, field.nbytes) for field in schema.fields]
     except UnicodeEncodeError as error:
         raise FormatError(f"a field's name must be valid Unicode: {error}") from None
-    features = b"".join(whole for _, whole in entries)
-    payload = _head(1, len(features)) + features
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise FormatError(_too_large(schema))
+    features = b"".join(
+        head + bytes(field.nbytes) for head, field in zip(heads, schema.fields, strict=True)
+    )
+    payload = wire.head(1, len(features)) + features
+    if len(payload) > wire.MAX_PAYLOAD_BYTES:
+        raise FormatError(tfrecord_ragged.too_large(schema.nbytes))
     offset = HEAD_BYTES + len(payload) - len(features)
     fields = []
-    for field, (head, whole) in zip(schema.fields, entries, strict=True):
-        fields.append((field, offset + len(head)))
-        offset += len(whole)
-    length = struct.pack("<Q", len(payload))
-    template = length + _crc_bytes(google_crc32c.value(length)) + payload + bytes(TAIL_BYTES)
+    for field, head in zip(schema.fields, heads, strict=True):
+        offset += len(head)
+        fields.append((field, offset))
+        offset += field.nbytes
+    template = wire.frame(len(payload)) + payload + bytes(TAIL_BYTES)
     return RecordLayout(len(template), tuple(fields), template)
 
 
-def _too_large(schema: Schema) -> str:
-    return (
-        f"a sample of {schema.nbytes:,} bytes does not fit a tf.train.Example "
-        f"(at most {MAX_PAYLOAD_BYTES:,}); cut smaller windows"
-    )
+def suffixes(schema: Schema) -> tuple[str, ...]:
+    """Return what the names of a shard's files have after its number."""
+    return (RECORDS, OFFSETS) if schema.is_ragged else (RECORDS,)
 
 
-def _mask(crc: int) -> int:
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def record_bytes(schema: Schema, sample_bytes: float) -> int:
+    """Return the bytes that a sample takes on disk; of ragged ones about, and at most.
+
+    Args:
+        schema: of the samples.
+        sample_bytes: of the values of a sample, or of many on average.
+
+    Raises:
+        FormatError: there can be no such records.
+    """
+    if not schema.is_ragged:
+        return layout(schema).record_bytes
+    offsets = 8 * tfrecord_ragged.columns(schema)
+    return int(sample_bytes) + 1 + tfrecord_ragged.overhead_bytes(schema) + offsets
 
 
-def _crc_bytes(crc: int) -> bytes:
-    return struct.pack("<I", _mask(crc))
+def largest_sample(schema: Schema) -> int:
+    """Return the most bytes that the values of one sample may have."""
+    return wire.MAX_PAYLOAD_BYTES - tfrecord_ragged.overhead_bytes(schema)
 
 
-def encode(schema: Schema, samples: Sequence[Sample]) -> list[Buffer]:
-    """Return buffers that, written one after the other, are the shard.
+def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
+    """Return the files of a shard; none where there are no samples.
 
     Large arrays are not copied: the buffers share memory with the samples.
 
     Raises:
         FormatError: a sample is not what the schema says.
     """
+    if schema.is_ragged:
+        return tfrecord_ragged.encode(schema, samples)
+    if not samples:
+        return []
     columns = [_column(field, samples) for field in schema.fields]
-    if schema.nbytes >= DIRECT_BYTES * len(schema.fields):
-        return _encode_direct(layout(schema), columns, len(samples))
-    return _encode_block(layout(schema), columns, len(samples))
+    direct = schema.nbytes >= DIRECT_BYTES * len(schema.fields)
+    encode_all = _encode_direct if direct else _encode_block
+    return [EncodedFile(RECORDS, encode_all(layout(schema), columns, len(samples)))]
 
 
 def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
     """Return the field's bytes of every sample, checked, without copying what is in order."""
-    dtype, shape, column = np.dtype(field.dtype), field.shape, []
+    dtype, shape, column = field.item, field.fixed_shape, []
     for sample in samples:
         array = sample.get(field.name)
         if array is None or array.shape != shape or array.dtype != dtype:
@@ -143,21 +139,14 @@ def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
 
 
 def _encode_block(where: RecordLayout, columns: list[list[Bytes]], count: int) -> list[Buffer]:
-    if not count:
-        return []
     block: Bytes = np.empty((count, where.record_bytes), np.uint8)
     block[:] = np.frombuffer(where.template, np.uint8)
     for (field, offset), column in zip(where.fields, columns, strict=True):
         if field.nbytes:
             np.stack(column, out=block[:, offset : offset + field.nbytes])
     crcs = np.fromiter(map(google_crc32c.value, block[:, HEAD_BYTES:-TAIL_BYTES]), "<u8", count)
-    block[:, -TAIL_BYTES:] = _masked(crcs).view(np.uint8).reshape(count, TAIL_BYTES)
+    block[:, -TAIL_BYTES:] = wire.masked(crcs).view(np.uint8).reshape(count, TAIL_BYTES)
     return [block.reshape(-1)]
-
-
-def _masked(crcs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    rotated = crcs >> np.uint64(15) | crcs << np.uint64(17)
-    return ((rotated + np.uint64(0xA282EAD8)) & np.uint64(0xFFFFFFFF)).astype("<u4")
 
 
 def _encode_direct(where: RecordLayout, columns: list[list[Bytes]], count: int) -> list[Buffer]:
@@ -174,7 +163,7 @@ def _encode_direct(where: RecordLayout, columns: list[list[Bytes]], count: int) 
                 crc = google_crc32c.extend(crc, heads[place])
             crc = google_crc32c.extend(crc, column[i])
             buffers += (heads[place], column[i])
-        buffers.append(_crc_bytes(crc))
+        buffers.append(wire.crc_bytes(crc))
     return buffers
 
 
@@ -184,7 +173,11 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
     Raises:
         CorruptShardError: the file is missing or has not the size of so many records.
     """
-    memory = map_file(Path(path)) if samples else b""
+    if not samples:
+        return empty(schema)
+    if schema.is_ragged:
+        return tfrecord_ragged.open_shard(Path(path), schema, samples)
+    memory = map_file(Path(path))
     expected = samples * layout(schema).record_bytes
     if len(memory) != expected:
         raise CorruptShardError(
@@ -210,10 +203,14 @@ def _records(schema: Schema, samples: int, memory: Memory) -> Bytes:
 
 def bad_records(shard: MappedShard) -> list[int]:
     """Return the samples whose record is not framed, or whose CRC32C is wrong."""
-    records = _records(shard.schema, len(shard), *shard.memories)
+    if not len(shard):
+        return []
+    if shard.schema.is_ragged:
+        return tfrecord_ragged.bad_records(shard)
+    records = _records(shard.schema, len(shard), shard.memories[0])
     template: Any = np.frombuffer(layout(shard.schema).template, np.uint8)
     framed = (records[:, :HEAD_BYTES] == template[:HEAD_BYTES]).all(axis=1)
     payloads = records[:, HEAD_BYTES:-TAIL_BYTES]
     crcs = np.fromiter(map(google_crc32c.value, payloads), "<u8", len(shard))
     stored = records[:, -TAIL_BYTES:].copy().view("<u4")[:, 0]
-    return [int(i) for i in np.flatnonzero(~framed | (_masked(crcs) != stored))]
+    return [int(i) for i in np.flatnonzero(~framed | (wire.masked(crcs) != stored))]

@@ -1,0 +1,230 @@
+"""Shards as directories of `.npy` files, which `numpy.load(mmap_mode="r")` reads anywhere.
+
+    NAME.npy          [samples, *shape]; of a ragged field the values, one after the other:
+                      [rows, *shape[1:]] where only the first dimension is ragged, else one
+                      dimension of items; of bytes and strings uint8
+    NAME.offsets.npy  int64 [samples + 1], of a ragged field: the rows where values begin
+    NAME.shapes.npy   int64 [samples, dimensions], where the number of rows does not tell
+
+A field's name may come from whoever made the data. In a file's name it is percent-encoded,
+dots included, so it can neither leave the directory nor take the place of another file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from growcache.cache.files import ARRAYS
+from growcache.cache.formats.headers import header, lengths_of, open_array, open_table, table
+from growcache.cache.formats.mapped import (
+    Buffer,
+    Bytes,
+    Integers,
+    MappedShard,
+    Memory,
+    RaggedColumn,
+    empty,
+)
+from growcache.cache.formats.values import EncodedFile, coalesced, stored
+from growcache.errors import CorruptShardError, FormatError
+from growcache.schema import Field, Sample, Schema
+
+EXTENSION = ARRAYS
+GUARDED: frozenset[str] = frozenset()  # .npy files carry no checksums
+
+VALUES, OFFSETS, SHAPES = ".npy", ".offsets.npy", ".shapes.npy"
+MOST_NAME_BYTES = 255 - len(OFFSETS)  # of a file name
+
+
+def file_stem(field: Field) -> str:
+    """Return the field's name as its files have it.
+
+    Raises:
+        FormatError: it is no text, or too long for a file's name.
+
+    >>> file_stem(Field("../a b", "<f4", ()))
+    '%2E%2E%2Fa%20b'
+    """
+    try:
+        stem = quote(field.name, safe="").replace(".", "%2E")
+    except UnicodeEncodeError as error:
+        raise FormatError(f"a field's name must be valid Unicode: {error}") from None
+    if len(stem) > MOST_NAME_BYTES:
+        raise FormatError(
+            f"the field {field.name[:40]!r}… has a name too long for a file "
+            f"({len(stem)} bytes of at most {MOST_NAME_BYTES}); choose a shorter one, or "
+            "cache.format: tfrecord"
+        )
+    return stem
+
+
+def suffixes(schema: Schema) -> tuple[str, ...]:
+    """Return what the names of a shard's files have after its number.
+
+    Raises:
+        FormatError: a field's name cannot be that of a file.
+    """
+    return tuple(
+        f"{ARRAYS}/{file_stem(field)}{end}" for field in schema.fields for end in _ends(field)
+    )
+
+
+def _ends(field: Field) -> tuple[str, ...]:
+    if not field.is_ragged:
+        return (VALUES,)
+    return (VALUES, OFFSETS, SHAPES) if _has_shapes(field) else (VALUES, OFFSETS)
+
+
+def _has_shapes(field: Field) -> bool:
+    return field.needs_shape and not _by_rows(field)
+
+
+def _by_rows(field: Field) -> bool:
+    """Whether values are put one after the other along their first dimension."""
+    return field.ragged_dims == (0,)
+
+
+def _row_shape(field: Field) -> tuple[int, ...]:
+    return tuple(size or 0 for size in field.dims[1:]) if _by_rows(field) else ()
+
+
+def record_bytes(schema: Schema, sample_bytes: float) -> int:
+    """Return the bytes that a sample takes on disk, about; the files' headers come on top.
+
+    Args:
+        schema: of the samples.
+        sample_bytes: of the values of a sample, or of many on average.
+
+    Raises:
+        FormatError: see `suffixes`.
+    """
+    tables = len(suffixes(schema)) - len(schema.fields)
+    return int(sample_bytes) + 8 * tables
+
+
+def largest_sample(schema: Schema) -> int:
+    """Return the most bytes that the values of one sample may have."""
+    return 2**62
+
+
+def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
+    """Return the files of a shard; none where there are no samples.
+
+    Large values are not copied: the buffers share memory with the samples.
+
+    Raises:
+        FormatError: a sample is not what the schema says.
+    """
+    if not samples:
+        return []
+    found = itertools.chain.from_iterable(_encode(f, samples) for f in schema.fields)
+    return [
+        EncodedFile(suffix, buffers)
+        for suffix, buffers in zip(suffixes(schema), found, strict=True)
+    ]
+
+
+def _encode(field: Field, samples: Sequence[Sample]) -> list[list[Buffer]]:
+    name, where = field.name, field.ragged_dims
+    pairs = [stored(field, where, sample.get(name)) for sample in samples]
+    values = coalesced(raw for raw, _ in pairs)
+    if not field.is_ragged:
+        return [[header(field.item.str, (len(samples), *field.fixed_shape)), *values]]
+    if _by_rows(field):
+        rows = [dims[0] for _, dims in pairs]
+    else:
+        rows = [len(raw) // field.item.itemsize for raw, _ in pairs]
+    offsets = np.cumsum([0, *rows])
+    head = header(field.item.str, (int(offsets[-1]), *_row_shape(field)))
+    files: list[list[Buffer]] = [[head, *values], [*table(offsets)]]
+    if _has_shapes(field):
+        files.append([*table(np.array([field.shape_of(dims) for _, dims in pairs]))])
+    return files
+
+
+def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
+    """Return the mapped shard; its checksums are not looked at.
+
+    Raises:
+        CorruptShardError: a file is missing, or is not what the schema and others say.
+    """
+    if not samples:
+        return empty(schema)
+    memories: list[Memory] = []
+    fields: dict[str, Bytes] = {}
+    ragged: dict[str, RaggedColumn] = {}
+    for field in schema.fields:
+        stem = Path(path) / file_stem(field)
+        if field.is_ragged:
+            maps, ragged[field.name] = _open_ragged(stem, field, samples)
+            memories += maps
+        else:
+            shape = (samples, *field.fixed_shape)
+            memory, data = open_array(_with(stem, VALUES), field.item.str, shape)
+            fields[field.name] = data.reshape(samples, field.nbytes)
+            memories.append(memory)
+    return MappedShard(schema, samples, memories, fields, ragged)
+
+
+def _with(stem: Path, end: str) -> Path:
+    return stem.with_name(stem.name + end)
+
+
+def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Memory], RaggedColumn]:
+    offsets_map, offsets = open_table(_with(stem, OFFSETS), (samples + 1,))
+    rows, total = np.diff(offsets), int(offsets[-1])
+    if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+        raise _disagreeing(_with(stem, OFFSETS))
+    row_shape = _row_shape(field)
+    values_map, data = open_array(_with(stem, VALUES), field.item.str, (total, *row_shape))
+    row_bytes = math.prod(row_shape) * field.item.itemsize
+    maps, lengths = [values_map, offsets_map], rows * row_bytes
+    if _has_shapes(field):
+        path = _with(stem, SHAPES)
+        shapes_map, shapes = open_table(path, (samples, len(field.dims)))
+        maps.append(shapes_map)
+        dims = _checked(path, field, shapes, lengths)
+    else:
+        dims = _dims(_with(stem, OFFSETS), field, rows, lengths)
+    memory = np.frombuffer(values_map, np.uint8)
+    starts = len(memory) - len(data) + offsets[:-1] * row_bytes
+    return maps, RaggedColumn(memory, starts, lengths, dims)
+
+
+def _dims(path: Path, field: Field, rows: Integers, lengths: Integers) -> Integers:
+    """Return int64 [samples, 1], the sizes of the one ragged dimension."""
+    if _by_rows(field):
+        return rows[:, None]
+    sizes, rest = np.divmod(lengths, field.unit_bytes)
+    if rest.any():
+        raise _disagreeing(path)
+    return sizes[:, None]
+
+
+def _checked(path: Path, field: Field, shapes: Integers, lengths: Integers) -> Integers:
+    """Return int64 [samples, k], the sizes of the ragged dimensions."""
+    fixed = np.array([size is not None for size in field.dims])
+    wanted = [size for size in field.dims if size is not None]
+    dims = shapes[:, ~fixed]
+    found = lengths_of(dims, field.unit_bytes, int(lengths.max()))
+    if found is None or (found != lengths).any() or (shapes[:, fixed] != wanted).any():
+        raise _disagreeing(path)
+    return dims
+
+
+def _disagreeing(path: Path) -> CorruptShardError:
+    return CorruptShardError(
+        f"{path}: the values do not lie where it says; run growcache check"
+    )
+
+
+def bad_records(shard: MappedShard) -> list[int]:
+    """Return nothing: there are no records, and `check` knows the CRC32Cs of the files."""
+    return []
