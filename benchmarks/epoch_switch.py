@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ByteSize
 
 from benchmarks.measure import parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
-from growcache.config import CacheConfig
 from growcache.torch import EpochLoader
 
 BATCH = 32
@@ -36,14 +34,13 @@ def write(root: Path, interval: float, live_shards: int) -> None:
     """Commit shards until standard input ends, each after ``interval`` seconds."""
     import select
 
-    config = CacheConfig(path=root, max_bytes=ByteSize(20_000_000_000))
     rng = np.random.default_rng(1)
-    with SyntheticCache(root, "<f4", SHAPE, config) as cache:
+    with SyntheticCache(root, "<f4", SHAPE, max_bytes=20_000_000_000) as cache:
         first, number = 0, 0
         while not select.select([sys.stdin], [], [], interval if number >= live_shards else 0)[
             0
         ]:
-            cache.add(number, random_samples(rng, "<f4", (SHARD_SAMPLES, *SHAPE)))
+            cache.add_arrays(number, random_samples(rng, "<f4", (SHARD_SAMPLES, *SHAPE)))
             number += 1
             while number - first > live_shards + 2:
                 cache.cache.retire([first])

@@ -118,7 +118,7 @@ def prepare(case: Case, directory: Path) -> tuple[Array, list[Path]]:
     with SyntheticCache(directory / "cache", case.dtype, case.shape) as cache:
         for number in range(case.shards):
             shard = random_samples(rng, case.dtype, (case.samples, *case.shape))
-            cache.add(number, shard)
+            cache.add_arrays(number, shard)
             paths.append(directory / f"{number}.npy")
             np.save(paths[-1], shard)
             kept.append(shard)

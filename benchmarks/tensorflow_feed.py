@@ -22,13 +22,8 @@ import tensorflow as tf
 
 import growcache.tensorflow as gtf
 from benchmarks.measure import median, parser, report, verdict
-from growcache.cache.cache import Cache
-from growcache.cache.formats import tfrecord
-from growcache.cache.identity import Identity
-from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
-from growcache.cache.sidecar import Origins, Sidecar
-from growcache.config import CacheConfig
-from growcache.schema import Sample, Schema
+from growcache.schema import Sample
+from tests.filled import Filled
 
 BATCH = 64
 SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -46,33 +41,10 @@ def fill(root: Path, name: str, total_bytes: int, shards: int) -> int:
         values = random.integers(0, 100, shape, np.uint8).astype(dtype)
         return {"x": values, "y": np.array(label, "<i8")}
 
-    schema = Schema.of(sample(0))
-    each = total_bytes // shards // schema.nbytes
-    config = CacheConfig(path=root, max_bytes=10 * total_bytes, min_free=0)  # type: ignore[arg-type]
-    with Cache.open(root, config) as cache:
-        cache.set_identity(Identity("f" * 32, {}, schema))
+    with Filled(root, sample, max_bytes=10 * total_bytes) as cache:
+        each = total_bytes // shards // cache.schema.nbytes
         for number in range(shards):
-            buffers = tfrecord.encode(schema, [sample(i) for i in range(each)])
-            digest = digest_of(buffers)
-            record_bytes = tfrecord.layout(schema).record_bytes
-            sidecar = Sidecar(
-                fingerprint="f" * 32,
-                edition=0,
-                round=0,
-                number=number,
-                group=number,
-                schema=schema,
-                samples=each,
-                parts=each,
-                record_bytes=record_bytes,
-                shard_bytes=each * record_bytes,
-                digest=digest,
-                origins=Origins.pack([]),
-            )
-            cache.issue(number)
-            cache.reserve("fill", needed_bytes(sidecar))
-            write_incoming(cache.layout, "fill", sidecar, buffers)
-            cache.commit("fill", [sidecar])
+            cache.add_samples(number, [sample(i) for i in range(each)])
     return each * shards
 
 

@@ -1,18 +1,19 @@
-"""Caches for tests of the front doors, filled by the cache's own writer without a service."""
+"""Caches for tests and benchmarks, filled by the cache's own writer without a service."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from growcache.cache.cache import Cache
-from growcache.cache.formats import tfrecord
+from growcache.cache.formats import shard_files
 from growcache.cache.identity import Identity
-from growcache.cache.incoming import digest_of, needed_bytes, write_incoming
+from growcache.cache.incoming import needed_bytes, write_incoming
+from growcache.cache.packing import pack
 from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Sample, Schema
@@ -32,8 +33,10 @@ class Filled:
     Args:
         root: of the cache.
         make: makes a sample of its name.
+        schema: of the samples; None for that of the first one.
+        cache_format: of the shards.
         max_bytes: of the cache.
-        min_uses: before a shard may be evicted.
+        config: everything else of it.
     """
 
     def __init__(
@@ -41,37 +44,71 @@ class Filled:
         root: Path,
         make: Callable[[int], Sample] = numbered,
         *,
+        schema: Schema | None = None,
+        cache_format: str = "tfrecord",
         max_bytes: int = 1_000_000_000,
         **config: Any,
     ) -> None:
         self.root = root
         self.make = make
-        self.schema = Schema.of(make(0))
-        settings = CacheConfig(path=root, max_bytes=max_bytes, min_free=0, **config)  # type: ignore[arg-type]
+        self.schema = schema or Schema.of(make(0))
+        settings = CacheConfig.model_validate(
+            {"path": root, "max_bytes": max_bytes, "min_free": 0, **config}
+        )
+        self.format = cache_format
         self.cache = Cache.open(root, settings)
-        self.cache.set_identity(Identity(FINGERPRINT, {}, self.schema))
+        self.layout = self.cache.layout
+        self.cache.set_identity(
+            Identity(FINGERPRINT, {"cache.format": self.format}, self.schema)
+        )
+        self._closed = False
 
     def add(self, *numbers: int, samples: int = 10) -> None:
-        """Commit shards."""
+        """Commit shards of so many samples."""
         for number in numbers:
-            buffers = tfrecord.encode(self.schema, self.samples(number, samples))
-            sidecar = self._describe(number, samples, digest_of(buffers))
-            self.cache.issue(number)
-            assert self.cache.reserve(PERMIT, needed_bytes(sidecar))
-            write_incoming(self.cache.layout, PERMIT, sidecar, buffers)
-            self.cache.commit(PERMIT, [sidecar])
+            self.add_samples(number, self.samples(number, samples))
+
+    def add_samples(self, number: int, samples: Sequence[Sample]) -> None:
+        """Commit a shard of these samples, which conform to the schema."""
+        packed = pack(self.format, self.schema, samples)
+        drawn = (
+            DrawnFrom(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
+            for i in range(len(samples))
+        )
+        sidecar = Sidecar(
+            fingerprint=FINGERPRINT,
+            edition=0,
+            round=0,
+            number=number,
+            group=number,
+            parts=len(samples),
+            origins=Origins.pack(drawn),
+            **packed.facts,
+        )
+        self.cache.issue(number)
+        assert self.cache.reserve(PERMIT, needed_bytes(sidecar))
+        write_incoming(self.layout, PERMIT, sidecar, packed.files)
+        self.cache.commit(PERMIT, [sidecar])
 
     def samples(self, number: int, count: int) -> list[Sample]:
         """Return what is written into a shard."""
         return [self.schema.conform(self.make(1000 * number + row)) for row in range(count)]
 
+    def retire(self, *numbers: int) -> None:
+        """Let shards leave new snapshots."""
+        self.cache.retire(numbers)
+
     def complete(self) -> None:
         """Say that there is no more to draw."""
         self.cache.set_complete(True)
 
+    def population(self, samples: float) -> None:
+        """Say how much there is to draw."""
+        self.cache.set_population(int(samples), samples)
+
     def damage(self, number: int) -> None:
         """Flip a bit of a shard."""
-        path = self.cache.layout.shard(number)
+        path = shard_files(self.layout, number, self.format)[0]
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -87,30 +124,12 @@ class Filled:
 
     def close(self) -> None:
         """Let another writer in."""
-        self.cache.close()
+        if not self._closed:
+            self.cache.close()
+        self._closed = True
 
-    def __enter__(self) -> Filled:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _describe(self, number: int, samples: int, digest: str) -> Sidecar:
-        record_bytes = tfrecord.layout(self.schema).record_bytes
-        return Sidecar(
-            fingerprint=FINGERPRINT,
-            edition=0,
-            round=0,
-            number=number,
-            group=number,
-            schema=self.schema,
-            samples=samples,
-            parts=samples,
-            record_bytes=record_bytes,
-            shard_bytes=samples * record_bytes,
-            digest=digest,
-            origins=Origins.pack(
-                DrawnFrom(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
-                for i in range(samples)
-            ),
-        )

@@ -12,17 +12,18 @@ import pytest
 
 from growcache.loading.framework import take_rows
 from growcache.numpy import EpochLoader
-from tests.loading.conftest import Filler
+from tests.filled import Filled
+from tests.loading.conftest import full_of
 
 
 @pytest.fixture
 def cache(tmp_path: Any) -> Any:
-    filler = Filler(tmp_path / "cache")
-    yield filler
-    filler.close()
+    filled = Filled(tmp_path / "cache", full_of((4,)))
+    yield filled
+    filled.close()
 
 
-def test_batches_are_arrays_of_the_schema(cache: Filler) -> None:
+def test_batches_are_arrays_of_the_schema(cache: Filled) -> None:
     cache.add(0, 1, 2, 3)
     seen: list[int] = []
     with EpochLoader(cache.root, batch_size=8, min_samples=1) as loader:
@@ -36,7 +37,7 @@ def test_batches_are_arrays_of_the_schema(cache: Filler) -> None:
     assert len(seen) == len(set(seen)) == 40
 
 
-def test_no_framework_is_imported(cache: Filler) -> None:
+def test_no_framework_is_imported(cache: Filled) -> None:
     cache.add(0, 1)
     program = (
         "import sys\n"
@@ -49,7 +50,7 @@ def test_no_framework_is_imported(cache: Filler) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "16\n", "")
 
 
-def test_a_loader_pickles_as_its_arguments(cache: Filler) -> None:
+def test_a_loader_pickles_as_its_arguments(cache: Filled) -> None:
     cache.add(0, 1, 2, 3)
     options: Any = {"batch_size": 8, "min_samples": 1, "seed": 5, "fields": ["id"]}
     with EpochLoader(cache.root, **options) as first:

@@ -20,20 +20,21 @@ from growcache.loading.framework import Take, take_rows  # noqa: E402
 from growcache.schema import Sample  # noqa: E402
 from growcache.torch import EpochLoader, _copy_in_this_thread_alone  # noqa: E402
 from growcache.torch import take_rows as torch_take  # noqa: E402
-from tests.loading.conftest import Filler  # noqa: E402
+from tests.filled import Filled  # noqa: E402
+from tests.loading.conftest import full_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Filler]:
-    filler = Filler(tmp_path / "cache")
-    yield filler
-    filler.close()
+def cache(tmp_path: Path) -> Iterator[Filled]:
+    filled = Filled(tmp_path / "cache", full_of((4,)))
+    yield filled
+    filled.close()
 
 
 @pytest.fixture
-def loader(cache: Filler) -> Iterator[Callable[..., EpochLoader]]:
+def loader(cache: Filled) -> Iterator[Callable[..., EpochLoader]]:
     made: list[EpochLoader] = []
 
     def make(**options: Any) -> EpochLoader:
@@ -45,7 +46,7 @@ def loader(cache: Filler) -> Iterator[Callable[..., EpochLoader]]:
         one.close()
 
 
-def test_batches_are_tensors_of_the_schema(cache: Filler, loader: Any) -> None:
+def test_batches_are_tensors_of_the_schema(cache: Filled, loader: Any) -> None:
     cache.add(0, 1, 2, 3)
     seen: list[int] = []
     with warnings.catch_warnings():
@@ -60,7 +61,7 @@ def test_batches_are_tensors_of_the_schema(cache: Filler, loader: Any) -> None:
     assert len(seen) == len(set(seen)) == 40
 
 
-def test_tuples_in_the_order_that_was_asked_for(cache: Filler, loader: Any) -> None:
+def test_tuples_in_the_order_that_was_asked_for(cache: Filled, loader: Any) -> None:
     cache.add(0)
     for x, name in loader(as_tuple=("x", "id")):
         assert torch.equal(x[:, 0], name.float())
@@ -70,7 +71,7 @@ def test_tuples_in_the_order_that_was_asked_for(cache: Filler, loader: Any) -> N
         loader(as_tuple="x")
 
 
-def test_lengths(cache: Filler, loader: Any) -> None:
+def test_lengths(cache: Filled, loader: Any) -> None:
     cache.add(0, 1, 2)
     assert len(loader(samples_per_epoch=20)) == 2
     assert len(loader(samples_per_epoch=20, drop_last=False)) == 3
@@ -83,7 +84,7 @@ def test_lengths(cache: Filler, loader: Any) -> None:
     assert torch.cat([b["id"] for b in fixed])[:12].tolist() == [*range(10), 1000, 1001]
 
 
-def test_transforms_may_return_tensors_and_new_fields(cache: Filler, loader: Any) -> None:
+def test_transforms_may_return_tensors_and_new_fields(cache: Filled, loader: Any) -> None:
     cache.add(0)
 
     def transform(sample: Sample) -> dict[str, Any]:
@@ -94,14 +95,14 @@ def test_transforms_may_return_tensors_and_new_fields(cache: Filler, loader: Any
     assert batch["y"].shape == (8, 4)
 
 
-def test_a_dtype_that_torch_lacks_is_named(cache: Filler, loader: Any) -> None:
+def test_a_dtype_that_torch_lacks_is_named(cache: Filled, loader: Any) -> None:
     cache.add(0)
     wide = loader(transform=lambda s: {"z": s["x"].astype(np.longdouble)})
     with pytest.raises(FormatError, match="'z' has dtype"):
         next(iter(wide))
 
 
-def test_a_loader_pickles_as_its_arguments(cache: Filler, loader: Any) -> None:
+def test_a_loader_pickles_as_its_arguments(cache: Filled, loader: Any) -> None:
     cache.add(0, 1, 2, 3)
     first = loader(seed=5, as_tuple=("id",))
     expected = [x.tolist() for (x,) in first]
@@ -111,7 +112,7 @@ def test_a_loader_pickles_as_its_arguments(cache: Filler, loader: Any) -> None:
         assert [x.tolist() for (x,) in again] == expected
 
 
-def test_report_of_epochs(cache: Filler, loader: Any) -> None:
+def test_report_of_epochs(cache: Filled, loader: Any) -> None:
     cache.add(0, 1)
     cache.population(40.0)
     growing = loader(drop_last=False)
@@ -157,7 +158,7 @@ def test_only_the_calling_thread_leaves_the_pool() -> None:
     assert found.stdout.split() == ["1", "3", "3"], found.stderr
 
 
-def test_import_and_exit_in_the_middle_of_an_epoch(cache: Filler) -> None:
+def test_import_and_exit_in_the_middle_of_an_epoch(cache: Filled) -> None:
     cache.add(*range(20))
     program = (
         "import sys\n"

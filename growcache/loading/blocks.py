@@ -74,7 +74,7 @@ class Assembler:
         self._deliver = framework.deliver
         self._styler = Styler(options.ragged, framework.join)
         self._transform = (
-            Transform(options.transform, options.seed, self.rows, schema, framework.join)
+            Transform(options.transform, options.seed, self.rows, schema)
             if options.transform
             else None
         )

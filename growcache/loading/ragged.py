@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from growcache.loading.buffers import BufferPool
-from growcache.loading.framework import Bytes, Integers, Join
+from growcache.loading.framework import Bytes, Integers, Join, join_parts
 from growcache.schema import STR, Array, Field, Value
 
 RaggedStyle: TypeAlias = Literal["offsets", "pad", "list"]
@@ -227,20 +227,19 @@ def joined(values: Sequence[Ragged]) -> Ragged:
     )
 
 
-def of_values(field: Field, values: Sequence[Value], pool: BufferPool, join: Join) -> Ragged:
+def of_values(field: Field, values: Sequence[Value], pool: BufferPool) -> Ragged:
     """Return values that the user's code made; they are copied.
 
     Args:
         field: that every value fits.
         values: arrays in C order, bytes or str, in the field's dtype.
         pool: that the memory comes from.
-        join: copies parts.
     """
     parts = [_bytes_of(value) for value in values]
     ends = ends_of(np.fromiter(map(len, parts), np.int64, len(parts)))
     out = pool.take(int(ends[-1]))
     if len(out):
-        join(parts, out)
+        join_parts(parts, out)  # torch warns about memory that may only be read
     if field.is_blob:
         return Ragged(field, out, ends, np.diff(ends)[:, None])
     shapes = np.array([np.shape(value) for value in values], np.int64)

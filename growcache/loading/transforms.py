@@ -13,7 +13,7 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.loading.buffers import BufferPool
 from growcache.loading.calls import blamed
-from growcache.loading.framework import Integers, Join, join_parts
+from growcache.loading.framework import Integers
 from growcache.loading.gather import Column, typed
 from growcache.loading.ragged import of_values
 from growcache.schema import Array, Field, Origin, Schema, Value
@@ -57,7 +57,6 @@ class Transform:
         seed: of the loader.
         rows: the most that one block holds.
         cached: schema of the samples.
-        join: copies parts.
     """
 
     def __init__(
@@ -66,14 +65,12 @@ class Transform:
         seed: int,
         rows: int,
         cached: Schema,
-        join: Join = join_parts,
     ) -> None:
         self._function = function
         self._takes = arguments_of(function)
         self._seed = seed
         self._rows = rows
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
-        self._join = join
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
         self._schema: Schema | None = None
@@ -195,7 +192,7 @@ class Transform:
         if isinstance(values, np.ndarray):
             return values
         assert self._schema is not None
-        return of_values(self._schema[name], values, self._pools[name], self._join)
+        return of_values(self._schema[name], values, self._pools[name])
 
 
 def _shape(value: Any) -> tuple[int, ...]:
