@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 import yaml
 from pydantic import (
     BaseModel,
@@ -26,6 +28,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from growcache.errors import ConfigError
 
@@ -69,32 +72,79 @@ class SourceConfig(_Model):
         return value
 
 
-class SamplingConfig(_Model):
-    """How samples are drawn, and by how many processes."""
+SchemaWish: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, then dimensions
 
-    seed: int = 0
-    order: Literal["permutation", "replacement"] = "permutation"
-    samples_per_object: Literal["auto"] | PositiveInt = "auto"
-    weight_by: Literal["samples", "objects"] = "samples"
-    shard_samples: Literal["auto"] | PositiveInt = "auto"
-    transform: str | None = None
-    transform_options: dict[str, Any] = {}
-    max_skipped: Annotated[float, Field(ge=0, le=1)] = 0.01
-    workers: Annotated[int, Field(ge=1, le=256)] = 2
-    concurrency: Annotated[int, Field(ge=1, le=4096)] = 16
-    timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
-    max_egress: ByteSize | None = None
-    max_bytes_per_second: ByteSize | None = None
-    node: Annotated[int, Field(ge=0)] = 0
-    nodes: PositiveInt = 1
 
-    @model_validator(mode="after")
-    def _node_exists(self) -> SamplingConfig:
-        if self.node >= self.nodes:
-            raise ValueError(
-                f"node {self.node} does not exist among nodes: {self.nodes} (they count from 0)"
-            )
-        return self
+def _schema_wish(value: Any) -> Any:
+    """Return ``{x: [float32, null, 64], note: str}`` as dtypes of NumPy and dimensions.
+
+    Raises:
+        ValueError: says which field cannot be meant.
+    """
+    if value == "auto":
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("expected auto, or names with [dtype, dimension, …]")
+    return {str(name): _field_wish(str(name), wish) for name, wish in value.items()}
+
+
+def _field_wish(name: str, wish: Any) -> tuple[str | int | None, ...]:
+    dtype, *dims = wish if isinstance(wish, list | tuple) and wish else [wish]
+    if dtype in ("bytes", "str"):
+        if dims:
+            raise ValueError(f"{name}: {dtype} has no dimensions")
+        return (dtype,)
+    try:
+        found = np.dtype(dtype) if isinstance(dtype, str) else None
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "biufc":
+        close = difflib.get_close_matches(str(dtype), _DTYPES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ", as float32, int16 or uint8"
+        raise ValueError(f"{name}: expected bytes, str or a dtype{hint}")
+    if not all(dim is None or (type(dim) is int and dim >= 0) for dim in dims):
+        raise ValueError(f"{name}: dimensions are integers, or null where samples differ")
+    return (found.newbyteorder("<").str, *dims)
+
+
+_AnySchema: TypeAlias = Annotated[Literal["auto"] | SchemaWish, BeforeValidator(_schema_wish)]
+_DTYPES = (
+    "bytes", "str", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+
+
+with warnings.catch_warnings():
+    # pydantic's models inherit a method of this name from its first version.
+    warnings.filterwarnings("ignore", 'Field name "schema"')
+
+    class SamplingConfig(_Model):
+        """How samples are drawn, and by how many processes."""
+
+        seed: int = 0
+        order: Literal["permutation", "replacement"] = "permutation"
+        samples_per_object: Literal["auto"] | PositiveInt = "auto"
+        weight_by: Literal["samples", "objects"] = "samples"
+        shard_samples: Literal["auto"] | PositiveInt = "auto"
+        schema: _AnySchema = "auto"  # type: ignore[assignment]
+        transform: str | None = None
+        transform_options: dict[str, Any] = {}
+        max_skipped: Annotated[float, Field(ge=0, le=1)] = 0.01
+        workers: Annotated[int, Field(ge=1, le=256)] = 2
+        concurrency: Annotated[int, Field(ge=1, le=4096)] = 16
+        timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+        max_egress: ByteSize | None = None
+        max_bytes_per_second: ByteSize | None = None
+        node: Annotated[int, Field(ge=0)] = 0
+        nodes: PositiveInt = 1
+
+        @model_validator(mode="after")
+        def _node_exists(self) -> SamplingConfig:
+            if self.node >= self.nodes:
+                raise ValueError(
+                    f"node {self.node} does not exist among nodes: {self.nodes} (they count from 0)"
+                )
+            return self
 
 
 def _share_or_bytes(value: Any) -> Any:
@@ -113,7 +163,7 @@ class CacheConfig(_Model):
     path: Path = Path("cache")
     max_bytes: ByteSize = ByteSize(10_000_000_000)
     max_samples: PositiveInt | None = None
-    format: Literal["tfrecord"] = "tfrecord"
+    format: Literal["tfrecord", "npy"] = "tfrecord"
     eviction: Literal["fifo", "random", "most_used", "none"] = "fifo"
     min_uses: Annotated[int, Field(ge=0)] = 1
     max_reuse: Annotated[float, Field(gt=0)] | None = None
@@ -167,6 +217,8 @@ def load_config(
     if isinstance(source, Config):
         return source
     label, values = _read(source)
+    # A section of which every line is a comment is none.
+    values = {name: value for name, value in values.items() if value is not None}
     for name, text in sorted((environment or {}).items()):
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
             dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
@@ -195,8 +247,10 @@ def _read(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, dict
         raise ConfigError(
             f"no config at {path}; write one with: growcache init {path}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the config {path}: expected UTF-8, {error}") from None
     values = _yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(
@@ -210,7 +264,10 @@ def _yaml(text: str, label: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{label}: not valid YAML: {error}") from None
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        what = getattr(error, "problem", None) or error
+        raise ConfigError(f"{label}{line}: not valid YAML: {what}") from None
 
 
 def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:
@@ -235,27 +292,49 @@ def _refuse_planned(values: Mapping[str, Any]) -> None:
 
 
 def _explain(error: ValidationError, label: str) -> str:
-    lines = []
-    for item in error.errors()[:3]:
-        where = [str(part) for part in item["loc"] if not str(part).startswith("function")]
-        dotted = ".".join(where) or "config"
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{label}: unknown key {dotted}{_nearest(where)}")
-        elif item["type"] == "missing":
-            lines.append(f"{label}: {dotted} is missing")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            lines.append(f"{label}: {dotted}: {message}, found {item['input']!r}"[:300])
-    return "\n".join(lines[:2])
+    """Return a line per key that is wrong, for two of them."""
+    found: dict[str, list[ErrorDetails]] = {}
+    for item in error.errors():
+        # What follows section, key and place in a list names the branch of a union.
+        where = [str(part) for n, part in enumerate(item["loc"]) if n < 2 or type(part) is int]
+        found.setdefault(".".join(where) or "config", []).append(item)
+    lines = [f"{label}: {_complaint(dotted, items)}" for dotted, items in found.items()]
+    return "\n".join(line[:300] for line in lines[:2])
+
+
+def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
+    kind = items[0]["type"]
+    if kind == "extra_forbidden":
+        return f"unknown key {dotted}{_nearest(dotted.split('.'))}"
+    if kind == "missing":
+        return f"{dotted} is missing"
+    said = [item["msg"].removeprefix("Value error, ") for item in items]
+    said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
+    said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
+    value = items[0]["input"]
+    choices = [
+        word
+        for item in items
+        for word in re.findall(r"'([^']*)'", item["msg"])
+        if item["type"] == "literal_error"
+    ]
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{dotted}: {' or '.join(said)}, found {value!r}{hint}"
 
 
 def _nearest(where: list[str]) -> str:
+    """Return the known key that may be meant: in its section, then in any."""
     models: dict[str, type[_Model]] = {
         "source": SourceConfig,
         "sampling": SamplingConfig,
         "cache": CacheConfig,
     }
-    model = models.get(where[0], Config) if len(where) > 1 else Config
-    known = list(model.model_fields)
-    close = difflib.get_close_matches(where[-1], known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    inside = models.get(where[0]) if len(where) > 1 else None
+    known = list((inside or Config).model_fields)
+    everywhere = {key: name for name, model in models.items() for key in model.model_fields}
+    for choices in (known, list(everywhere)):
+        if close := difflib.get_close_matches(where[-1], choices, n=1):
+            place = f"{everywhere[close[0]]}." if choices is not known else ""
+            return f"; did you mean {place}{close[0]}?"
+    return f"; known are {', '.join(known)}"

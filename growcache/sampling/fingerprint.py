@@ -64,6 +64,7 @@ def wishes(config: Config) -> dict[str, Any]:
         "sampling.seed": sampling.seed,
         "sampling.order": sampling.order,
         "sampling.weight_by": sampling.weight_by,
+        "sampling.schema": sampling.schema,
         "sampling.transform": sampling.transform,
         "sampling.transform_options": sampling.transform_options,
         "sampling.node": sampling.node,

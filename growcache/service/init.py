@@ -97,6 +97,9 @@ sampling:
   # Samples in a full shard (one file of the cache).
   # auto: about 64 MB, or a 64th of cache.max_bytes if that is less
   shard_samples: auto
+  # What a sample is: as found (auto), or {{x: [float32, null, 64], note: str}} with null for a
+  # dimension that differs between samples.
+  schema: auto
   # "package.module:function", called once for each sample before it is cached, with any of
   # the arguments (sample, rng, origin); returns a dict of arrays. Random augmentation
   # belongs into the training loop, where it differs from epoch to epoch.
