@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -23,6 +25,8 @@ from growcache.remote.urls import BUCKETS, WEB, Location
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
 
 _S3 = frozenset({"s3", "s3a"})
 _MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -52,7 +56,7 @@ class FsspecBackend:
             if location.scheme in _S3:
                 yield from _s3_pages(self._fs, self._root.rstrip("/"), location.prefix, after)
             else:
-                yield from self._walked(location)
+                yield from self._walked(location, after)
         except Exception as error:  # noqa: BLE001 - clients of any make; see _translated
             raise self._translated(error, "") from None
 
@@ -101,18 +105,18 @@ class FsspecBackend:
         _check(entry, fs.info(self._root + entry.key))
         return data
 
-    def _walked(self, location: Location) -> Iterator[list[Entry]]:
+    def _walked(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
         page: list[Mapping[str, Any]] = []
         top = (self._root + location.prefix).rstrip("/") or self._fs.root_marker
         self._fs.invalidate_cache()
-        for _, _, files in self._fs.walk(
-            top, maxdepth=location.depth, detail=True, on_error="raise"
-        ):
-            for info in sorted(files.values(), key=lambda info: str(info["name"])):
-                page.append(info)
-                if len(page) == PAGE:
-                    yield self._sized(page)
-                    page = []
+        last = None if after is None else self._root + after
+        for info in walk(self._fs, top, location.depth, last):
+            if location.scheme in WEB and "?" in info["name"]:
+                continue  # what sorts the page by another column, as Apache's have it
+            page.append(info)
+            if len(page) == PAGE:
+                yield self._sized(page)
+                page = []
         yield self._sized(page)
 
     def _sized(self, page: list[Mapping[str, Any]]) -> list[Entry]:
@@ -128,6 +132,67 @@ class FsspecBackend:
         if not _may_be_an_answer(error):
             return error  # a bug
         return explain(_answer(error), self._location.root, key)
+
+
+def walk(
+    fs: Any, top: str, depth: int | None, after: str | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """Yield fsspec's entries of the files below a folder, in the order of their names.
+
+    fsspec's own walk leaves out, without a word, each sub-folder that it fails to list. Here
+    a failure is the listing's, which then goes on behind the last name that was told.
+
+    Args:
+        fs: the file system.
+        top: the folder.
+        depth: levels below it; None: all.
+        after: names up to this one, and folders that hold no others, are left out.
+
+    Raises:
+        Exception: whatever the file system raises; but a sub-folder that has gone is empty,
+            and one that may not be listed is left out with a warning, as local ones are.
+    """
+    yield from _below(fs, fs.ls(top, detail=True), top, depth, after)
+
+
+def _below(
+    fs: Any, found: list[Mapping[str, Any]], folder: str, depth: int | None, after: str | None
+) -> Iterator[Mapping[str, Any]]:
+    for name, info in sorted(
+        ((_name(info), info) for info in found if info["name"]), key=itemgetter(0)
+    ):
+        is_folder = info["type"] == "directory"
+        if name.rstrip("/") == folder.rstrip("/") and is_folder:
+            continue  # some stores list a folder among its own content
+        if not is_folder:
+            if after is None or name > after:
+                yield info
+        elif (depth is None or depth > 1) and not _is_behind(name, after):
+            inside = _listed(fs, name.rstrip("/"))
+            yield from _below(fs, inside, name, depth and depth - 1, after)
+
+
+def _name(info: Mapping[str, Any]) -> str:
+    """Return the name by which an entry is sorted, so that keys come in their own order."""
+    name = str(info["name"])
+    return name.rstrip("/") + "/" if info["type"] == "directory" else name
+
+
+def _is_behind(folder: str, after: str | None) -> bool:
+    return after is not None and folder < after and not after.startswith(folder)
+
+
+def _listed(fs: Any, folder: str) -> list[Mapping[str, Any]]:
+    try:
+        found: list[Mapping[str, Any]] = fs.ls(folder, detail=True)
+    except Exception as error:
+        answer = _answer(error) if _may_be_an_answer(error) else None
+        if answer is None or answer.status not in (403, 404, 410):
+            raise
+        if answer.status == 403:
+            logger.warning("%s is left out of the listing: it may not be read", folder)
+        return []
+    return found
 
 
 def _answer(error: BaseException) -> Answer:

@@ -17,6 +17,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
     etags: bool
+    refuses: dict[str, list[int]]
 
     def do_HEAD(self) -> None:
         self._serve(body=False)
@@ -29,9 +30,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self, *, body: bool) -> None:
         path = self.root / unquote(urlsplit(self.path).path).lstrip("/")
+        if refusals := self.refuses.get(self.path.strip("/")):
+            status = refusals[0] if len(refusals) == 1 else refusals.pop(0)
+            if status != 200:
+                self._answer(status, b"no", body, {})
+                return
         if path.is_dir():
             names = sorted(child.name + "/" * child.is_dir() for child in path.iterdir())
             links = "".join(f'<a href="{quote(n)}">{html.escape(n)}</a>\n' for n in names)
+            links += '<a href="?C=M;O=A">Last modified</a> <a href="../">Parent</a>'  # Apache
             self._answer(200, links.encode(), body, {"Content-Type": "text/html"})
         elif not path.is_file():
             self._answer(404, b"no such file", body, {})
@@ -67,9 +74,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def web(root: Path, *, etags: bool = True) -> Iterator[str]:
-    """The address of a server of a folder, in a thread of this process."""
-    handler = type("Handler", (_Handler,), {"root": root, "etags": etags})
+def web(
+    root: Path, *, etags: bool = True, refuses: dict[str, list[int]] | None = None
+) -> Iterator[str]:
+    """The address of a server of a folder, in a thread of this process.
+
+    ``refuses``: statuses of the answers for a path, one after the other, the last for good.
+    """
+    members = {"root": root, "etags": etags, "refuses": refuses or {}}
+    handler = type("Handler", (_Handler,), members)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
