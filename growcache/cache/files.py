@@ -85,6 +85,11 @@ class Layout:
                     f"cannot make the cache directory {directory}: {error.strerror}; "
                     "choose another cache.path"
                 ) from None
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise CacheError(
+                    f"may not write into the cache directory {directory}; change its "
+                    "permissions, or choose another cache.path"
+                )
 
     def require(self) -> None:
         """Check that there is a cache.
