@@ -8,8 +8,8 @@ client's buffer to the file, and everything is encoded before any room is asked 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from growcache.cache.formats.values import EncodedFile
 from growcache.cache.incoming import needed_bytes
@@ -18,21 +18,13 @@ from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat, Visit
 from growcache.remote.store import Store, StoreReader
+from growcache.sampling.allowance import Allowance, Limits, Visited
 from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import Transform
 from growcache.schema import Origin, Sample, Schema
 
 MAX_REASON = 300  # characters of a hole's reason; it is kept in the index
-
-
-@dataclass(slots=True)
-class Visited:
-    """What one visit brought: samples with their origins, or the reason for a hole."""
-
-    samples: list[Sample] = field(default_factory=list)
-    origins: list[tuple[int, int]] = field(default_factory=list)
-    hole: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +69,35 @@ class Filler:
         self._pace = pace
 
     async def visit_all(
-        self, permit: Permit, schema: Schema | None, on_visit: Callable[[], None]
-    ) -> list[Visited]:
+        self,
+        permit: Permit,
+        schema: Schema | None,
+        on_visit: Callable[[], None],
+        limits: Limits | None = None,
+    ) -> Sequence[Visited]:
         """Return what each stop of the permit brought, in their order.
+
+        Args:
+            permit: what to visit.
+            schema: of the samples; None where it is not known yet.
+            on_visit: called after each.
+            limits: of what is kept in memory; beyond them are holes.
 
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.
         """
-        results: list[Visited | None] = [None] * len(permit.stops)
+        allowance = Allowance(len(permit.stops), limits)
         stops = enumerate(permit.stops)
 
         async def work(queue: Iterator[tuple[int, Stop]]) -> None:
-            for place, stop in queue:
+            while True:
+                await allowance.room()
+                turn = next(queue, None)
+                if turn is None:
+                    return
+                place, stop = turn
                 await self._pace.wait()
-                results[place] = await self.visit(permit, stop, schema)
+                allowance.put(place, await self.visit(permit, stop, schema))
                 on_visit()
 
         count = min(self._concurrency, len(permit.stops))
@@ -100,7 +107,7 @@ class Filler:
         finally:
             for task in tasks:  # one failed visit fails the group: the others are in vain
                 task.cancel()
-        return [result for result in results if result is not None]
+        return allowance.results()
 
     async def visit(self, permit: Permit, stop: Stop, schema: Schema | None) -> Visited:
         """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
@@ -140,7 +147,11 @@ class Filler:
 
 
 def encode_group(
-    permit: Permit, visited: list[Visited], schema: Schema, fingerprint: str, cache_format: str
+    permit: Permit,
+    visited: Sequence[Visited],
+    schema: Schema,
+    fingerprint: str,
+    cache_format: str,
 ) -> list[Filled]:
     """Return the shards of a group: samples of each visit are dealt round-robin over them."""
     hands: list[list[tuple[Sample, DrawnFrom]]] = [[] for _ in permit.shards]

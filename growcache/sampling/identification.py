@@ -17,7 +17,12 @@ from growcache.sampling.draws import Sizing
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import Message
 from growcache.sampling.roster import Slot
-from growcache.sampling.sizing import measure_sizing, stored_sizing, with_wishes
+from growcache.sampling.sizing import (
+    group_limit_bytes,
+    measure_sizing,
+    stored_sizing,
+    with_wishes,
+)
 from growcache.schema import Schema
 
 PROBED = 16  # objects tried at once, in order, in search of a readable one
@@ -114,11 +119,15 @@ class Identification:
         schema = Schema.from_json(message["schema"])
         measure = Measure(**message["measure"])
         ranged = bool(introduction["ranged"])
-        sizing = measure_sizing(self._config, measure, schema, ranged=ranged)
+        values: float = message["sample_bytes"]
+        sizing = measure_sizing(
+            self._config, measure, schema, ranged=ranged, sample_bytes=values
+        )
         kept = {
             "ranged": ranged,
-            "record_bytes": self._cache.record_bytes(schema),
-            "sample_bytes": schema.nbytes,
+            "record_bytes": self._cache.record_bytes(schema, values),
+            "sample_bytes": values,
+            "group_limit_bytes": group_limit_bytes(sizing, schema, values),
             "samples_per_whole": sizing.samples_per_object,
         }
         return self._found(schema, sizing, introduction, kept)

@@ -18,9 +18,17 @@ SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
 GROUP_BYTES = 256_000_000  # what a sampler may hold in memory for one group
 MOST_GROUP_BYTES = 1_000_000_000  # and at most, where the user sets the sizes
 MAX_GROUP_SHARDS = 4
+LIMIT_OF_EXPECTED = 4  # a group of ragged samples may be so much larger than expected
 
 
-def measure_sizing(config: Config, measure: Measure, schema: Schema, *, ranged: bool) -> Sizing:
+def measure_sizing(
+    config: Config,
+    measure: Measure,
+    schema: Schema,
+    *,
+    ranged: bool,
+    sample_bytes: float | None = None,
+) -> Sizing:
     """Return the sizes for a new cache; they are stored with it and never change.
 
     Args:
@@ -28,10 +36,13 @@ def measure_sizing(config: Config, measure: Measure, schema: Schema, *, ranged: 
         measure: of the first readable object.
         schema: of its first sample, transformed.
         ranged: whether the format reads parts of objects by byte range.
+        sample_bytes: of the values of the samples that were probed, on average; needed
+            where they differ in size.
     """
     by_objects = config.sampling.weight_by == "objects"
     visit = _samples_per_visit(config, measure, ranged=ranged)
-    record_bytes = CACHE_FORMATS[config.cache.format].layout(schema).record_bytes
+    values = schema.nbytes if sample_bytes is None else sample_bytes
+    record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
     group = min(visit, MAX_GROUP_SHARDS)
     wanted = config.sampling.shard_samples
     shard_bytes = min(
@@ -48,10 +59,27 @@ def measure_sizing(config: Config, measure: Measure, schema: Schema, *, ranged: 
         stride_bytes=float(measure.stride_bytes),
         overhead_bytes=measure.overhead_bytes,
         whole=by_objects or not ranged,
-        shard_samples=max(1, shard_bytes // record_bytes) if wanted == "auto" else wanted,
+        shard_samples=max(1, shard_bytes // max(1, record_bytes))
+        if wanted == "auto"
+        else wanted,
         group_shards=group,
         max_parts=None if limit is None else limit // visit,
     )
+
+
+def group_limit_bytes(sizing: Sizing, schema: Schema, sample_bytes: float) -> int | None:
+    """Return the bytes of values that a group may hold in memory; what does not fit is a hole.
+
+    It is kept with the sizes, for shards are a function of it. A small cache's first, smaller
+    groups have the same limit: there is memory for it.
+
+    Returns:
+        None where all samples are of one size, so that nothing can be too large.
+    """
+    if not schema.is_ragged:
+        return None
+    samples = max(sizing.shard_samples * sizing.group_shards, sizing.samples_per_object)
+    return int(LIMIT_OF_EXPECTED * samples * max(sample_bytes, 1))
 
 
 def _samples_per_visit(config: Config, measure: Measure, *, ranged: bool) -> int:
@@ -80,8 +108,16 @@ def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
     return sizing
 
 
-def check_bound(config: Config, group_bytes: int, catalog_bytes: int) -> None:
+def check_bound(
+    config: Config, group_bytes: int, catalog_bytes: int, *, ragged: bool = False
+) -> None:
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
+
+    Args:
+        config: with the bound.
+        group_bytes: that a full group is expected to take on disk.
+        catalog_bytes: of the local copy of the listing.
+        ragged: whether a group may be `LIMIT_OF_EXPECTED` times as large.
 
     Raises:
         ConfigError: names the bound that would do.
@@ -92,7 +128,10 @@ def check_bound(config: Config, group_bytes: int, catalog_bytes: int) -> None:
             f"{MOST_GROUP_BYTES:,} bytes of memory that a sampler may use for one; "
             "choose fewer samples per shard"
         )
-    least = budget.minimum_bytes(config.sampling.workers, group_bytes, catalog_bytes)
+    workers = config.sampling.workers
+    if ragged:
+        workers = max(workers, LIMIT_OF_EXPECTED - 2)
+    least = budget.minimum_bytes(workers, group_bytes, catalog_bytes)
     if int(config.cache.max_bytes) < least:
         raise ConfigError(
             f"cache.max_bytes: {int(config.cache.max_bytes):,} bytes cannot hold "

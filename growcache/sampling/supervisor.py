@@ -358,7 +358,8 @@ class Supervisor:
             self._limits,
         )
         catalog_bytes = self._catalog.allocated_bytes
-        check_bound(self._config, dispatcher.full_group_bytes, catalog_bytes)
+        ragged = found.identity.schema.is_ragged
+        check_bound(self._config, dispatcher.full_group_bytes, catalog_bytes, ragged=ragged)
         self._identity, self._dispatcher = found.identity, dispatcher
         self._roster.broadcast(_identity_message(found.identity))
 
@@ -476,4 +477,5 @@ def _identity_message(identity: Identity) -> Message:
         "type": "identity",
         "schema": identity.schema.to_json(),
         "fingerprint": identity.fingerprint,
+        "group_limit_bytes": identity.sizes.get("group_limit_bytes"),
     }

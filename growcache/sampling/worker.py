@@ -16,7 +16,9 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, field
 
+from growcache.cache.direct import beyond_memory, memory_bytes
 from growcache.cache.files import Layout
+from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.incoming import discard_incoming, write_incoming
 from growcache.cache.locks import FileLock
 from growcache.config import Config
@@ -29,12 +31,13 @@ from growcache.errors import (
 )
 from growcache.remote.formats import ObjectFormat, Visit, open_format
 from growcache.remote.store import Entry, Store, StoreReader, open_store
+from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import Filled, Filler, encode_group
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
 from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import Transform, load_transform
-from growcache.schema import Schema
+from growcache.schema import Schema, sample_bytes
 
 PROGRESS_SECONDS = 0.2
 LOCK_SECONDS = 30.0
@@ -116,6 +119,7 @@ class Sampler:
         self._lock = lock
         self._layout = Layout(config.cache.path)
         self._cache_format = config.cache.format
+        self._direct = beyond_memory(int(config.cache.max_bytes), memory_bytes())
         self._seed = sampling.seed
         self._tally = _Tally()
         self._pace = Pace(_share(sampling.max_bytes_per_second, sampling.workers))
@@ -145,6 +149,7 @@ class Sampler:
         )
         self._schema: Schema | None = None
         self._fingerprint = ""
+        self._limits: Limits | None = None
         self._grants: dict[str, asyncio.Event] = {}
 
     @classmethod
@@ -180,17 +185,24 @@ class Sampler:
                     case "identity":
                         self._schema = Schema.from_json(message["schema"])
                         self._fingerprint = message["fingerprint"]
+                        self._limits = self._limits_of(message["group_limit_bytes"])
                     case "permit":
                         tasks.create_task(self._fill(Permit.from_message(message)))
                     case "grant" if event := self._grants.get(message["id"]):
                         event.set()
+
+    def _limits_of(self, group_bytes: int | None) -> Limits | None:
+        if group_bytes is None or self._schema is None:
+            return None
+        largest = CACHE_FORMATS[self._cache_format].largest_sample(self._schema)
+        return Limits(group_bytes, largest)
 
     async def _fill(self, permit: Permit) -> None:
         self._grants[permit.id] = asyncio.Event()
         self._tally.parts[permit.id] = 0
         try:
             visited = await self._filler.visit_all(
-                permit, self._schema, lambda: self._visited(permit.id)
+                permit, self._schema, lambda: self._visited(permit.id), self._limits
             )
             assert self._schema is not None
             shards = await asyncio.to_thread(
@@ -216,7 +228,12 @@ class Sampler:
         try:
             for shard in shards:
                 await asyncio.to_thread(
-                    write_incoming, self._layout, permit.id, shard.sidecar, shard.files
+                    write_incoming,
+                    self._layout,
+                    permit.id,
+                    shard.sidecar,
+                    shard.files,
+                    direct=self._direct,
                 )
         except OSError:
             discard_incoming(self._layout, permit.id, permit.shards)
@@ -257,6 +274,7 @@ class Sampler:
             "type": "probed",
             "measure": asdict(measure),
             "schema": Schema.of(visited.samples[0]).to_json(),
+            "sample_bytes": sample_bytes(visited.samples[0]),
         }
 
     async def _report_progress(self) -> None:
