@@ -12,16 +12,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
 
+from growcache.cache.formats.tfrecord_ragged import SHAPE
 from growcache.cache.identity import read_identity
 from growcache.errors import CacheError, ConfigError, FormatError
 from growcache.loading.maps import Verify
-from growcache.loading.options import LoaderOptions
+from growcache.loading.options import LoaderOptions, missing, names_of
 from growcache.loading.streams import Checked, Pass, ShardStream, wait
 from growcache.loading.waiting import wait_for_samples
 from growcache.schema import Field, Schema
@@ -61,7 +62,9 @@ def dataset(
     shuffle: bool = True,
     drop_last: bool = True,
     fixed: bool = False,
+    fields: Sequence[str] | None = None,
     as_tuple: Sequence[str] | None = None,
+    ragged: Literal["offsets", "pad"] = "offsets",
     job: str = "default",
     endless: bool = False,
     verify: Verify = "first",
@@ -85,7 +88,12 @@ def dataset(
         drop_last: leave a last, smaller batch out.
         fixed: wait until the cache is complete; then every epoch is one pass in order, and
             its last batch is kept. For validation.
+        fields: names of the cache's fields that are wanted; the others are not decoded.
         as_tuple: names of fields; batches are tuples of these instead of dicts.
+        ragged: how fields whose values differ in size come: ``offsets`` as
+            `tf.RaggedTensor`, ``pad`` as tensors with zeros behind each value, whose sizes
+            are in ``x_lengths``, int64 [batch], or [batch, k] for k ragged dimensions.
+            bytes and str come as `tf.string`.
         job: in whose name uses are counted.
         endless: one pipeline that runs on from pass to pass without a gap, each over what
             is cached by then: ``model.fit(endless, steps_per_epoch=400, epochs=90)``. It
@@ -97,7 +105,8 @@ def dataset(
         of the schema; the batch dimension is static where every batch is full.
 
     Raises:
-        ConfigError: arguments that cannot be meant.
+        ConfigError: arguments that cannot be meant, or a cache of another format than
+            tfrecord.
         FormatError: a field has a dtype that TensorFlow does not have.
         CacheError: the cache is complete without a sample.
     """
@@ -110,6 +119,8 @@ def dataset(
         shuffle=shuffle,
         drop_last=drop_last,
         fixed=fixed,
+        fields=names_of("fields", fields),
+        ragged=ragged,
         job=job,
         verify=verify,
     )
@@ -121,10 +132,11 @@ def dataset(
     if endless:
         # Its batches run on across passes, so there is no last one to leave out.
         options = replace(options, samples_per_epoch=None, drop_last=False)
-    schema = _schema(options)
-    decode = _decoder(schema, as_tuple)
+    if ragged not in ("offsets", "pad"):
+        raise ConfigError(f"ragged must be offsets or pad for TensorFlow, found {ragged!r}")
+    decode = _decoder(_schema(options), options, names_of("as_tuple", as_tuple))
     runs_on = endless or samples_per_epoch is not None
-    made = _Feed(options, schema, decode, runs_on=runs_on).pipeline()
+    made = _Feed(options, decode, runs_on=runs_on).pipeline()
     if endless:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif runs_on:
@@ -163,12 +175,15 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
 def _schema(options: LoaderOptions) -> Schema:
     """Return the schema of the cache's samples, once it is known."""
-    identity = read_identity(options.root)
-    if identity is not None:
-        return identity.schema
-    schema = wait_for_samples(options.root, 1).schema
-    assert schema is not None  # it is written before the first sample
-    return schema
+    identity = read_identity(options.root) or wait_for_samples(options.root, 1).identity
+    assert identity is not None  # it is written before the first sample
+    if identity.cache_format != "tfrecord":
+        raise ConfigError(
+            f"growcache.tensorflow reads caches of format tfrecord, {options.root} is of format "
+            f"{identity.cache_format}; set cache.format: tfrecord and fill another one, or use "
+            "growcache.numpy"
+        )
+    return identity.schema
 
 
 def _epochs_of(batches: Dataset, options: LoaderOptions) -> Dataset:
@@ -189,13 +204,11 @@ class _Feed:
     def __init__(
         self,
         options: LoaderOptions,
-        schema: Schema,
         decode: Callable[[Tensor], Any],
         *,
         runs_on: bool,
     ) -> None:
         self._options = options
-        self._schema = schema
         self._decode = decode
         self._runs_on = runs_on
         self._checked = Checked()
@@ -322,7 +335,7 @@ class _Feed:
         Where passes run on, it stays well below one: a sample may be left in the buffer for
         several times its size, and nothing but chance ends that.
         """
-        wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, self._schema.nbytes))
+        wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, first.snapshot.sample_bytes))
         cached = sum(row.samples for row in first.rows)
         most = cached // BUFFERS_PER_PASS if self._runs_on else cached
         return max(1, min(wanted, most))
@@ -355,49 +368,107 @@ def _spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
     return tf.TensorSpec(shape, dtype)
 
 
-def _decoder(schema: Schema, as_tuple: Sequence[str] | None) -> Callable[[Tensor], Any]:
+def _decoder(
+    schema: Schema, options: LoaderOptions, as_tuple: tuple[str, ...] | None
+) -> Callable[[Tensor], Any]:
     """Return the function that makes tensors of a batch of records.
 
     Raises:
-        ConfigError: ``as_tuple`` names a field that is not there.
+        ConfigError: ``as_tuple`` or ``fields`` names a field that is not there.
         FormatError: a field that TensorFlow cannot hold.
     """
-    if isinstance(as_tuple, str):
-        raise ConfigError(f"as_tuple must be a sequence of names, found {as_tuple!r}")
-    names = schema.names if as_tuple is None else tuple(as_tuple)
-    for name in names:
-        if name not in schema.names:
-            raise ConfigError(
-                f"as_tuple: no field {name!r}; there are {', '.join(schema.names)}"
-            )
-    fields = {name: schema[name] for name in names}
-    for field in fields.values():
+    fields = options.chosen(schema).fields
+    made = {name: field for field in fields for name in _made_of(field, options.ragged)}
+    for name in as_tuple or ():
+        if name not in made:
+            raise ConfigError(f"as_tuple: {missing(name, list(made))}")
+    if as_tuple is not None:
+        fields = tuple(dict.fromkeys(made[name] for name in as_tuple))
+    features = {}
+    for field in fields:
         _refuse_unknown(field)
-    features = {name: tf.io.FixedLenFeature([], tf.string) for name in fields}
+        features[field.name] = tf.io.FixedLenFeature([], tf.string)
+        if field.needs_shape:
+            features[field.name + SHAPE] = tf.io.FixedLenFeature([len(field.shape)], tf.int64)
 
     def decode(records: Tensor) -> Any:
         parsed = tf.io.parse_example(records, features)
-        values = {name: _typed(parsed[name], field) for name, field in fields.items()}
-        return values if as_tuple is None else tuple(values[name] for name in names)
+        values: dict[str, Any] = {}
+        for field in fields:
+            values |= _decoded(field, parsed, options.ragged)
+        return values if as_tuple is None else tuple(values[name] for name in as_tuple)
 
     return decode
 
 
+def _made_of(field: Field, style: str) -> tuple[str, ...]:
+    """Return the names in a batch that come of a field."""
+    padded = style == "pad" and field.is_ragged and not field.is_blob
+    return (field.name, f"{field.name}_lengths") if padded else (field.name,)
+
+
+def _decoded(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, Any]:
+    """Return what a batch holds of a field."""
+    raw = parsed[field.name]
+    if field.is_blob:
+        return {field.name: raw}
+    if not field.is_ragged:
+        return {field.name: _typed(raw, field)}
+    shapes = parsed[field.name + SHAPE] if field.needs_shape else _shapes(raw, field)
+    values = _nested(raw, shapes, field)
+    if style == "offsets":
+        return {field.name: values}
+    lengths = tf.gather(shapes, field.ragged_dims, axis=1)
+    if len(field.ragged_dims) == 1:
+        lengths = lengths[:, 0]
+    return {field.name: values.to_tensor(), f"{field.name}_lengths": lengths}
+
+
+def _shapes(raw: Tensor, field: Field) -> Tensor:
+    """Return the shapes, int64 [batch, rank], of values whose bytes tell them."""
+    found = tf.cast(tf.strings.length(raw), tf.int64) // field.unit_bytes
+    sizes = [found if size is None else tf.fill(tf.shape(raw), size) for size in field.dims]
+    return tf.stack([tf.cast(size, tf.int64) for size in sizes], axis=1)
+
+
+def _nested(raw: Tensor, shapes: Tensor, field: Field) -> Tensor:
+    """Return strings [batch] as a ragged tensor, uniform in what is fixed."""
+    last = field.ragged_dims[-1]
+    rows = [tf.reduce_prod(shapes[:, :level], axis=1) for level in range(last + 2)]
+    values = tf.reshape(
+        _numbers(tf.strings.reduce_join(raw), field),
+        [tf.reduce_sum(rows[last + 1]), *field.dims[last + 1 :]],
+    )
+    for level in range(last, -1, -1):
+        size = field.dims[level]
+        if size is None:
+            lengths = tf.repeat(shapes[:, level], rows[level])
+            values = tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
+        else:
+            values = tf.RaggedTensor.from_uniform_row_length(
+                values, size, nrows=tf.reduce_sum(rows[level]), validate=False
+            )
+    return values
+
+
 def _refuse_unknown(field: Field) -> None:
-    name = np.dtype(field.dtype).name
+    name = field.item.name
     if name not in DECODABLE and name not in SAME_SIZE:
         raise FormatError(
             f"field {field.name!r} has dtype {name}, which TensorFlow does not have; cast it in "
-            "sampling.transform, or leave it out by as_tuple"
+            "sampling.transform, or leave it out by fields"
         )
 
 
 def _typed(raw: Tensor, field: Field) -> Tensor:
     """Return strings [batch] as tensors [batch, *shape]."""
-    wanted = np.dtype(field.dtype).name
+    batch = raw.shape[0] if raw.shape[0] is not None else tf.shape(raw)[0]
+    return tf.reshape(_numbers(raw, field), [batch, *field.fixed_shape])
+
+
+def _numbers(raw: Tensor, field: Field) -> Tensor:
+    """Return strings, all of one length, as numbers of the field's dtype."""
+    wanted = field.item.name
     stored = SAME_SIZE.get(wanted, wanted)
     flat = tf.io.decode_raw(raw, tf.as_dtype(stored))
-    if stored != wanted:
-        flat = tf.bitcast(flat, tf.as_dtype(wanted))
-    batch = raw.shape[0] if raw.shape[0] is not None else tf.shape(raw)[0]
-    return tf.reshape(flat, [batch, *field.shape])
+    return flat if stored == wanted else tf.bitcast(flat, tf.as_dtype(wanted))

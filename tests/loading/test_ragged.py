@@ -20,6 +20,7 @@ from growcache.loading.ragged import Ragged, Run, copy_items, copy_values, of_va
 from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS, as_numpy
+from tests.ragged import SCHEMAS, ragged_cache
 
 # Gathering, against a model
 
@@ -108,40 +109,13 @@ def test_a_gathered_block_is_the_plan(
 
 # Batches, for every loader and cache format
 
-SCHEMAS: dict[str, dict[str, Any]] = {
-    "rows": {"x": ["float32", None, 3]},
-    "inner": {"x": ["int16", 2, None]},
-    "both": {"x": ["float64", None, 2, None]},
-    "empty": {"x": ["uint8", None, 0]},
-    "flat": {"x": ["complex64", None]},
-    "bytes": {"x": "bytes"},
-    "str": {"x": "str"},
-    "fixed": {"x": ["uint16", 3]},
-}
-
-
-def value_of(field: Field, name: int) -> Any:
-    rng = np.random.default_rng(name)
-    if field.is_blob:
-        data = bytes(rng.integers(97, 123, int(rng.integers(0, 9)), np.uint8))
-        return data.decode() + "é" if field.dtype == "str" else data
-    shape = field.shape_of([int(rng.integers(0, 5)) for _ in field.ragged_dims])
-    return (rng.random(shape) * 100).astype(field.dtype)
-
 
 @pytest.fixture(params=["tfrecord", "npy"])
 def filled(request: Any, tmp_path: Path) -> Iterator[Callable[..., Filled]]:
     made: list[Filled] = []
 
     def make(declared: dict[str, Any]) -> Filled:
-        schema = Schema.declared({"id": ["int64"], **declared})
-
-        def sample(name: int) -> Sample:
-            values = {f.name: value_of(f, name) for f in schema.fields if f.name != "id"}
-            return {"id": np.array(name, "<i8"), **values}
-
-        root = tmp_path / f"cache{len(made)}"
-        made.append(Filled(root, sample, schema=schema, cache_format=request.param))
+        made.append(ragged_cache(tmp_path / "cache", declared, request.param))
         return made[-1]
 
     yield make
