@@ -7,6 +7,7 @@ typer nor rich, and starts in a third of the time without them.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 # The hidden first argument of a child, and the module whose `main` it runs.
@@ -15,7 +16,11 @@ CHILDREN = {"sampler": "growcache.sampling.worker", "serve": "growcache.sampling
 
 def main() -> None:
     """Run the child named by the first argument, else the command line."""
-    child = CHILDREN.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command == "run" or command in CHILDREN:
+        # Nothing here multiplies matrices, and idle BLAS threads spin at every start.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    child = CHILDREN.get(command)
     module = importlib.import_module(child or "growcache.service.cli")
     sys.exit(module.main())
 

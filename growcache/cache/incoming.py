@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
 
+from growcache.cache.direct import LEAST_BYTES, open_direct, write_direct
 from growcache.cache.files import (
     BLOCK_BYTES,
     DIRECTORY_MODE,
@@ -50,9 +51,21 @@ def needed_bytes(sidecar: Sidecar) -> int:
 
 
 def write_incoming(
-    layout: Layout, permit: str, sidecar: Sidecar, files: Sequence[EncodedFile]
+    layout: Layout,
+    permit: str,
+    sidecar: Sidecar,
+    files: Sequence[EncodedFile],
+    *,
+    direct: bool = False,
 ) -> None:
     """Write the shard (where it has samples) and its sidecar, durably, for `Cache.commit`.
+
+    Args:
+        layout: of the cache.
+        permit: in whose name.
+        sidecar: of the shard.
+        files: of the shard.
+        direct: past the page cache; see `growcache.cache.direct`.
 
     Raises:
         OSError: ENOSPC, EDQUOT and the like; nothing is left behind then.
@@ -65,7 +78,8 @@ def write_incoming(
             if path.parent != layout.incoming:
                 path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
                 directories.add(path.parent)
-            _write(path, file.buffers, sum(map(len, file.buffers)))
+            size = sum(map(len, file.buffers))
+            _write(path, file.buffers, size, direct=direct and size >= LEAST_BYTES)
         for directory in directories:
             fsync_directory(directory)
         data = sidecar.to_bytes()
@@ -82,26 +96,36 @@ def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> Non
             remove_entry(layout.incoming_path(permit, number, part))
 
 
-def _write(path: Path, buffers: Sequence[Buffer], size: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+def _write(path: Path, buffers: Sequence[Buffer], size: int, *, direct: bool = False) -> None:
+    past = open_direct(path, FILE_MODE) if direct else None
+    descriptor = past
+    if descriptor is None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     try:
         # First all blocks, then the bytes: a full disk shows here, as a clean ENOSPC.
         os.posix_fallocate(descriptor, 0, size)
-        for first in range(0, len(buffers), MAX_BUFFERS):
-            _write_all(descriptor, buffers[first : first + MAX_BUFFERS])
+        if past is not None:
+            write_direct(descriptor, _views(buffers), size)
+        else:
+            for first in range(0, len(buffers), MAX_BUFFERS):
+                _write_all(descriptor, buffers[first : first + MAX_BUFFERS])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
-    views = [_view(buffer) for buffer in buffers if len(buffer)]
+    views = list(_views(buffers))
     while views:
         written = os.writev(descriptor, views)
         while views and written >= len(views[0]):
             written -= len(views.pop(0))
         if written:
             views[0] = views[0][written:]
+
+
+def _views(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
+    return (_view(buffer) for buffer in buffers if len(buffer))
 
 
 def _view(buffer: Buffer) -> memoryview:

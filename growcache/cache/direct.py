@@ -1,0 +1,100 @@
+"""Writing past the page cache, for caches that memory cannot hold.
+
+Through the page cache every byte is copied once more into memory that the kernel must first
+find and clear, and pushes out bytes that readers still use; on a virtual machine that costs
+more than fetching them. Where memory can hold the cache it is well spent all the same, for
+the readers then never wait for the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNED = 4096  # offset, length and address of a direct write; no device asks for more
+CHUNK_BYTES = 4 << 20
+LEAST_BYTES = 1 << 20  # smaller files are not worth the two calls more
+SHARE_OF_MEMORY = 0.5  # what the page cache can be expected to keep for one cache
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of the container, where that has less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return machine
+    return min(machine, int(limit)) if limit.isdigit() else machine
+
+
+def beyond_memory(max_bytes: int, memory: int) -> bool:
+    """Return whether a full cache of this bound would not stay in memory.
+
+    >>> beyond_memory(200 * 10**9, 64 * 10**9), beyond_memory(10 * 10**9, 64 * 10**9)
+    (True, False)
+    """
+    return max_bytes > SHARE_OF_MEMORY * memory
+
+
+def open_direct(path: Path, mode: int) -> int | None:
+    """Return a descriptor for `write_direct`; None where the file system has no such thing.
+
+    Raises:
+        OSError: the file cannot be made at all.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
+        return os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+
+
+def write_direct(descriptor: int, views: Iterable[memoryview], size: int) -> None:
+    """Write the views one after the other, in aligned chunks, and cut the file to its size.
+
+    Args:
+        descriptor: of `open_direct`; its blocks are allocated.
+        views: contiguous bytes, of ``size`` bytes together.
+        size: bytes of the file.
+
+    Raises:
+        OSError: as of ``write``.
+    """
+    for chunk in _chunks(views):
+        _write_all(descriptor, chunk)
+    os.ftruncate(descriptor, size)
+
+
+def _chunks(views: Iterable[memoryview]) -> Iterator[Bytes]:
+    """Yield the same bytes in an aligned block; the last time rounded up, with zeros."""
+    block: Bytes = np.frombuffer(mmap.mmap(-1, CHUNK_BYTES), np.uint8)
+    filled = 0
+    for view in views:
+        rest: Bytes = np.frombuffer(view, np.uint8)
+        while len(rest):
+            part = rest[: CHUNK_BYTES - filled]
+            block[filled : filled + len(part)] = part
+            filled, rest = filled + len(part), rest[len(part) :]
+            if filled == CHUNK_BYTES:
+                yield block
+                filled = 0
+    if filled:
+        whole = -(-filled // ALIGNED) * ALIGNED
+        block[filled:whole] = 0
+        yield block[:whole]
+
+
+def _write_all(descriptor: int, chunk: Bytes) -> None:
+    written = 0
+    while written < len(chunk):
+        written += os.write(descriptor, chunk[written:].data)
