@@ -38,6 +38,10 @@ _TRANSIENT_CODES = frozenset(
 )
 
 
+class UnnameableKeyError(StoreError):
+    """A key that is legal in the store and not for the client."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A failed attempt, as far as the client tells.
@@ -103,9 +107,9 @@ def explain(answer: Answer, root: str, key: str) -> StoreError:
     if (refusal := _refusal(answer, store, where, said)) is not None:
         return refusal
     if answer.kind == "InvalidPathError":
-        return StoreError(
-            f"{where} holds a key that obstore cannot name (with //, or . and .. as a "
-            "component); set source.client: fsspec"
+        return UnnameableKeyError(
+            f"{where} holds a key that obstore cannot name (with //, a control character, or . "
+            "and .. as a component); use source.client: auto or fsspec"
         )
     if answer.status is None or answer.status >= 500 or answer.status in (408, 425, 429):
         return TransientStoreError(f"{where}: {said or answer.cause or answer.kind}")

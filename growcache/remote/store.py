@@ -313,6 +313,11 @@ def _open_backend(
     concurrency: int,
     timeout_seconds: float,
 ) -> tuple[Location, Backend]:
+    def by_fsspec() -> tuple[Location, Backend]:
+        from growcache.remote.fsspec_store import open_fsspec
+
+        return open_fsspec(location, url, source, concurrency, timeout_seconds)
+
     # Imported here: a sampler of local files needs neither obstore nor fsspec.
     if location.scheme == "file" and source.client == "auto":
         from growcache.remote.local_store import LocalBackend
@@ -322,8 +327,10 @@ def _open_backend(
         from growcache.remote.obstore_store import open_obstore
 
         opened = open_obstore(location, source, timeout_seconds)
-        if opened is not None:
+        if opened is not None and source.client == "obstore":
             return location, opened
-    from growcache.remote.fsspec_store import open_fsspec
+        if opened is not None:
+            from growcache.remote.odd_keys import OddKeys
 
-    return open_fsspec(location, url, source, concurrency, timeout_seconds)
+            return location, OddKeys(opened, lambda: by_fsspec()[1])
+    return by_fsspec()

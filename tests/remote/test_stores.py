@@ -3,132 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from growcache.config import SourceConfig
 from growcache.errors import ObjectChangedError, ObjectMissingError, StoreError
-from growcache.remote.store import Entry, RemoteStore, open_store
-from tests.servers import Bucket, S3Server
-from tests.servers.web import web
-
-
-@dataclass(frozen=True)
-class Place:
-    """Somewhere objects can be put by other means than the store under test."""
-
-    base: str
-    put: Callable[[str, bytes], None]
-    delete: Callable[[str], None]
-    options: dict[str, Any]
-    client: str = "auto"
-    key_prefix: str = ""
-    lists: bool = True
-
-    def open(self, *patterns: str, **settings: Any) -> RemoteStore:
-        urls = [self.base + pattern for pattern in patterns]
-        source = SourceConfig.model_validate(
-            {"url": urls, "storage_options": self.options, "client": self.client}
-        )
-        return open_store(
-            source, timeout_seconds=settings.pop("timeout_seconds", 3), **settings
-        )
-
-    def key(self, name: str) -> str:
-        return self.key_prefix + name
-
-
-S3_PLACES = [
-    f"{server}+{client}" for server in ("moto", "ceph") for client in ("obstore", "fsspec")
-]
-PLACES = [*S3_PLACES, "files", "files+fsspec", "memory", "web", "web+fsspec"]
-MARKED = [
-    pytest.param(name, marks=pytest.mark.ceph if "ceph" in name else ()) for name in PLACES
-]
+from tests.remote.places import MARKED, Place, listed, only, opened, read, read_once
 
 
 @pytest.fixture(params=MARKED)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with _opened(request, request.param, tmp_path) as found:
+    with opened(request, request.param, tmp_path) as found:
         yield found
-
-
-@contextlib.contextmanager
-def _opened(request: pytest.FixtureRequest, name: str, root: Path) -> Iterator[Place]:
-    kind, _, client = name.partition("+")
-    if kind in ("moto", "ceph"):
-        server: S3Server = request.getfixturevalue(f"{kind}_server")
-        bucket = Bucket.make(server)
-        yield Place(bucket.url(""), bucket.put, bucket.delete, bucket.storage_options, client)
-        bucket.remove()
-    elif kind == "memory":
-        yield from _memory()
-    elif kind == "files":
-        yield Place(f"{root}/", _write(root), _unlink(root), {}, client or "auto", f"{root}/")
-    else:
-        with web(root) as address:
-            lists = client == "fsspec"
-            yield Place(
-                address + "/", _write(root), _unlink(root), {}, client or "auto", lists=lists
-            )
-
-
-def _memory() -> Iterator[Place]:
-    import fsspec
-
-    fs = fsspec.filesystem("memory")
-    yield Place(
-        "memory://suite/",
-        lambda key, data: fs.pipe_file(f"/suite/{key}", data),
-        lambda key: fs.rm_file(f"/suite/{key}"),
-        {},
-        key_prefix="/suite/",
-    )
-    if fs.exists("/suite"):
-        fs.rm("/suite", recursive=True)
-
-
-def _write(root: Path) -> Callable[[str, bytes], None]:
-    def put(key: str, data: bytes) -> None:
-        path = root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-    return put
-
-
-def _unlink(root: Path) -> Callable[[str], None]:
-    return lambda key: (root / key).unlink()
-
-
-def listed(store: RemoteStore) -> list[Entry]:
-    return [entry for page in store.pages() for entry in page]
-
-
-def only(store: RemoteStore) -> Entry:
-    (entry,) = listed(store)
-    return entry
-
-
-async def read(store: RemoteStore, entry: Entry, *limits: int) -> bytes:
-    return bytes(memoryview(await store.read(entry, *limits)))
-
-
-def read_once(store: RemoteStore, entry: Entry, *limits: int) -> bytes:
-    async def once() -> bytes:
-        try:
-            return await read(store, entry, *limits)
-        finally:
-            await store.close()
-
-    return asyncio.run(once())
 
 
 NAMES = ("a/1.npy", "a/2.npy", "a/b/3.npy", "a/b/4.txt", "a1.npy", "c/d/e/5.npy")
@@ -191,36 +81,6 @@ def test_empty_objects_are_listed_and_read(place: Place) -> None:
     entry = only(store)
     assert entry.size == 0
     assert read_once(store, entry) == b""
-
-
-def test_odd_keys(place: Place) -> None:
-    names = ["sp ace/é ü.npy", "100%25/a+b&c=d.npy", "til~e/(1),'2'.npy", "x", "dot.s/..a"]
-    if place.base.startswith("http"):
-        names = names[3:]  # which characters an address must escape is its writer's affair
-    for name in names:
-        place.put(name, name.encode())
-    patterns = ["**"] if place.lists else names
-    store = place.open(*patterns)
-    entries = listed(store)
-    assert sorted(e.key for e in entries) == sorted(map(place.key, names))
-
-    async def compare() -> None:
-        for entry in entries:
-            assert await read(store, entry) == entry.key.removeprefix(place.key_prefix).encode()
-        await store.close()
-
-    asyncio.run(compare())
-
-
-def test_a_key_beside_a_folder_of_its_name(place: Place) -> None:
-    if not place.options:
-        pytest.skip("file systems have no such thing")
-    place.put("x", b"object")
-    place.put("x/y", b"below")
-    store = place.open("**")
-    entries = {e.key: e for e in listed(store)}
-    assert set(entries) == {"x", "x/y"}
-    assert read_once(store, entries["x"]) == b"object"
 
 
 def test_folder_markers_are_no_objects(place: Place) -> None:
