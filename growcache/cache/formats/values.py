@@ -39,21 +39,25 @@ def stored(
     Raises:
         FormatError: it is not what the field says.
     """
-    if type(value) is bytes and field.dtype == BYTES:
-        return value, [len(value)]
-    if type(value) is str and field.dtype == STR:
-        data = value.encode()
-        return data, [len(data)]
-    if not isinstance(value, np.ndarray) or field.is_blob:
-        found = "nothing" if value is None else type(value).__name__
-        raise FormatError(f"expected {field}, found {found}")
+    if not isinstance(value, np.ndarray):
+        return _stored_blob(field, value)
     shape = value.shape
-    if value.dtype != field.item or not (shape == field.shape or field.allows(shape)):
+    if value.dtype.str != field.dtype or not (shape == field.shape or field.allows(shape)):
         raise FormatError(f"expected {field}, found {value.dtype}{list(shape)}")
     dims = [shape[i] for i in ragged_dims]
     if value.nbytes < DIRECT_BYTES:
         return value.tobytes(), dims
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8), dims
+
+
+def _stored_blob(field: Field, value: object) -> tuple[bytes, list[int]]:
+    if type(value) is bytes and field.dtype == BYTES:
+        return value, [len(value)]
+    if type(value) is str and field.dtype == STR:
+        data = value.encode()
+        return data, [len(data)]
+    found = "nothing" if value is None else type(value).__name__
+    raise FormatError(f"expected {field}, found {found}")
 
 
 def coalesced(pieces: Iterable[Buffer]) -> list[Buffer]:
