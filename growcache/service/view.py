@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.segment import Segment
@@ -30,13 +31,14 @@ STATE_STYLES = {
 PARTS = (
     ("samples", "green", "█", "#"),
     ("leaving", "yellow", "▓", "%"),
-    ("being written", "cyan", "▒", "+"),
+    ("writing", "cyan", "▒", "+"),
     ("index", "blue", "█", "="),
 )
 FREE = ("bright_black", "░", ".")
 SPARKS = "▁▂▃▄▅▆▇█"
 ASCII_SPARKS = "._-=+*#@"
 CURVE_WIDTH = 60
+MOST_WIDTH = 120  # a wider picture is harder to read, not easier
 LISTED_WORKERS = 4
 LISTED_READERS = 4
 RATE_SECONDS = 30.0
@@ -135,14 +137,27 @@ class Curve:
         yield Segment.line()
 
 
-def view(status: Status, history: History | None = None) -> Panel:
+@dataclass(frozen=True)
+class Steady:
+    """A text that always takes two lines, for it may need them: nothing below it jumps."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self.text.wrap(console, options.max_width)
+        yield from lines
+        if len(lines) < 2:
+            yield Text("")
+
+
+def view(status: Status, history: History | None = None) -> Constrain:
     """Return the picture of a status; with a history it shows the growth, too."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(ratio=1)
     for label, content in _rows(status, history):
         rows.add_row(label, content)
-    return Panel(
+    picture = Panel(
         rows,
         title=Text.assemble("growcache  ", (_tail(status.path, 48), "bold")),
         subtitle=Text(_age(status), style="dim"),
@@ -150,6 +165,7 @@ def view(status: Status, history: History | None = None) -> Panel:
         subtitle_align="right",
         border_style="bright_black",
     )
+    return Constrain(picture, MOST_WIDTH)
 
 
 def line(status: Status) -> str:
@@ -164,19 +180,16 @@ def line(status: Status) -> str:
     )
 
 
-def _rows(
-    status: Status, history: History | None
-) -> Iterator[tuple[str, Text | Group | Bar | Curve]]:
-    yield (
-        "state",
-        Text.assemble(
-            (status.state, STATE_STYLES.get(status.state, "bold")),
-            "  ",
-            _meaning(status, history),
-        ),
-    )
+def _rows(status: Status, history: History | None) -> Iterator[tuple[str, RenderableType]]:
+    meaning = ("  ", _meaning(status, history))
+    style = STATE_STYLES.get(status.state, "bold")
+    state = Text.assemble((status.state, style), *meaning)
+    yield "state", state if history is None else Steady(state)
     yield "cache", Group(_cache_bar(status), _cache_words(status))
     yield "samples", _samples(status)
+    if status.delivered:
+        delivered = f"{in_count(status.delivered)} samples delivered"
+        yield "training", Text(f"{delivered} (each {status.reuse:.1f} times)")
     if history is not None and len(history.points) > 1:
         yield "growth", Curve(history)
     if status.state != "stopped":
@@ -222,11 +235,14 @@ def _filling(status: Status, history: History | None) -> str:
 
 
 def _cache_parts(status: Status) -> tuple[float, float, float, float]:
-    # Of a stopped cache only what is on the disk is known, not what is set aside.
-    set_aside = 0 if status.state == "stopped" else status.budget_bytes
-    overhead = set_aside + status.catalog_bytes
+    """Return bytes of samples, of shards on their way out, being written, of all else."""
+    overhead = status.budget_bytes + status.catalog_bytes
+    if status.state == "stopped":  # nothing is set aside: all but the samples is overhead
+        known = status.samples * (status.sample_bytes or 0)
+        overhead = status.bytes - status.retired_bytes - known
+        overhead = max(overhead, status.catalog_bytes) if known else status.bytes
     samples = max(0, status.bytes - overhead - status.retired_bytes)
-    return samples, status.retired_bytes, status.reserved_bytes, overhead
+    return samples, status.retired_bytes, status.reserved_bytes, max(0, overhead)
 
 
 def _cache_bar(status: Status) -> Bar:
@@ -241,27 +257,22 @@ def _cache_bar(status: Status) -> Bar:
 def _cache_words(status: Status) -> Text:
     used = status.bytes + status.reserved_bytes
     share = in_percent(used / status.max_bytes) if status.max_bytes else "0 %"
-    words = Text(f"{share} of {in_bytes(status.max_bytes)}: ")
-    for amount, (name, colour, _, _) in zip(_cache_parts(status), PARTS, strict=True):
-        if amount or name == "samples":
-            words.append(f"{name} {in_bytes(amount)}", style=colour)
-            words.append(" · ")
-    words.append(f"free {in_bytes(max(0, status.max_bytes - used))}", style="dim")
-    return words
+    words = Text(f"{share} of {in_bytes(status.max_bytes)}")
+    words.append(f" · free {in_bytes(max(0, status.max_bytes - used))}\n", style="dim")
+    parts = [
+        Text(f"{name} {in_bytes(amount)}", style=colour)
+        for amount, (name, colour, _, _) in zip(_cache_parts(status), PARTS, strict=True)
+        if amount or name == "samples"
+    ]
+    return words.append(Text(" · ").join(parts))
 
 
 def _samples(status: Status) -> Text:
-    words = Text.assemble(
+    return Text.assemble(
         (in_count(status.samples), "bold green"),
         f" cached in {plural(status.shards, 'shard')} · ",
         f"{in_count(status.drawn)} drawn · {in_count(status.evicted_samples)} evicted",
     )
-    if status.delivered:
-        words.append(
-            f" · {in_count(status.delivered)} delivered to training "
-            f"(each {status.reuse:.1f} times)"
-        )
-    return words
 
 
 def _rate(status: Status) -> Text:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from growcache.cache.status import LeaseStatus, Status, WorkerStatus
-from growcache.service.view import Bar, Curve, History, view
+from growcache.service.view import MOST_WIDTH, Bar, Curve, History, view
 
 MB = 1_000_000
 
@@ -74,11 +74,11 @@ def test_everything_that_matters_is_there() -> None:
     )
     for piece in (
         "24,310 cached in 97 shards · 31,004 drawn · 6,694 evicted",
-        "120,000 delivered to training (each 3.9 times)",
+        "120,000 samples delivered (each 3.9 times)",
         "412 samples/s · 108 MB/s",
         "8.10 GB in this run",
-        "56 % of 1.00 GB: samples 350 MB · leaving 100 MB · being written 64.0 MB · "
-        "index 50.0 MB · free 436 MB",
+        "56 % of 1.00 GB · free 436 MB",
+        "samples 350 MB · leaving 100 MB · writing 64.0 MB · index 50.0 MB",
         "3.1 % of about 1.02 million samples in 10,000 objects",
         "pid 42 on gpu7",
         "/nvme/cache",
@@ -185,8 +185,37 @@ def test_a_long_history_stays_small_and_keeps_its_ends(counts: list[int], width:
 @given(st.integers(30, 200))
 def test_no_width_breaks_the_frame(width: int) -> None:
     text = drawn(view(status(leases=[reader()], failures=1, last_errors=["x" * 300])), width)
-    assert {len(line) for line in text.splitlines()} == {width}
+    assert {len(line) for line in text.splitlines()} == {min(width, MOST_WIDTH)}
 
 
 def line_of(label: str, text: str) -> str:
     return next(line for line in text.splitlines() if f" {label} " in line)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_nothing_jumps_while_a_cache_fills_and_turns_over(width: int) -> None:
+    history = History()
+    shown: list[dict[str, object]] = [
+        {"state": "waiting", "waiting_for": "samplers to start"},
+        {"state": "running", "samples_per_second": 12.0},
+        {"state": "running", "bytes": 999 * MB, "full": True, "samples": 999_999},
+        {"state": "running", "reserved_bytes": 131_000, "retired_bytes": 199 * MB},
+        {
+            "state": "waiting",
+            "waiting_for": "readers to let go of shards: one snapshot is held, the oldest for "
+            "12 s by job training (pid 4711 on gpu7)",
+        },
+    ]
+    heights = set()
+    for at, changes in enumerate(shown):
+        history.add(float(at), status(delivered=1, **changes))
+        history.add(at + 0.5, status(delivered=1, **changes))
+        heights.add(drawn(view(status(delivered=1, **changes), history), width).count("\n"))
+    assert len(heights) == 1
+
+
+def test_a_stopped_cache_that_is_empty_holds_no_bytes_of_samples() -> None:
+    text = drawn(view(status(state="stopped", samples=0, shards=0, sample_bytes=4096)))
+    assert "samples 0 B" in text
+    some = drawn(view(status(state="stopped", samples=1000, sample_bytes=4096)))
+    assert "samples 4.10 MB" in some
