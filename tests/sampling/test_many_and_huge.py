@@ -1,0 +1,89 @@
+"""10^5 tiny objects and one of 5 GB in one listing: neither drowns the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from growcache.cache.index import read_index
+from growcache.config import SourceConfig
+from growcache.remote.catalog import Catalog
+from growcache.remote.formats import Visit, open_format
+from growcache.remote.store import StoreReader, open_store
+from growcache.sampling.draws import Draws, Sizing, Span
+from growcache.sampling.population import Population
+from tests.sampling.services import run, status, write_config
+from tests.servers.imagined import HUGE_ROWS, KEYS, TINY, TINY_ROWS, imagined, size
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, object]]:
+    with imagined() as found:
+        yield found
+
+
+@pytest.mark.parametrize("client", ["obstore", pytest.param("fsspec", marks=pytest.mark.slow)])
+def test_all_are_listed_and_any_row_is_read(options: dict[str, Any], client: Any) -> None:
+    source = SourceConfig(url=("s3://b/**/*.npy",), storage_options=options, client=client)
+    store = open_store(source)
+    entries = [entry for page in store.pages() for entry in page]
+    assert [entry.key for entry in entries] == KEYS
+    huge = entries[0]
+    assert (huge.size, huge.size > 4_999_999_000) == (size("huge.npy"), True)
+    form = open_format("npy", {"axis": 0})
+
+    async def rows(parts: int) -> list[int]:
+        try:
+            visits = [Visit(part, parts, 0, 0) for part in (0, parts // 2, parts - 1)]
+            found = [await form.read(StoreReader(store, huge), visit) for visit in visits]
+        finally:
+            await store.close()
+        assert all(sample["x"].tolist() == [at, at] for one in found for sample, at, _ in one)
+        return [len(one) for one in found]
+
+    assert asyncio.run(rows(HUGE_ROWS // 8)) == [8, 8, 8]
+
+
+@pytest.mark.parametrize("by_objects", [False, True])
+def test_draws_are_as_the_weights_say(
+    tmp_path: Path, options: dict[str, Any], by_objects: bool
+) -> None:
+    store = open_store(SourceConfig(url=("s3://b/",), storage_options=options))
+    with Catalog.open(tmp_path / "catalog.bin") as catalog:
+        for page in store.pages():
+            catalog.append(page)
+        assert len(catalog) == TINY + 1
+        sizing = Sizing(1, 16.0, 128, by_objects, 1000)
+        population = Population(catalog, sizing)
+        parts = population.parts(len(catalog))
+        assert parts == (TINY + 1 if by_objects else TINY * TINY_ROWS + HUGE_ROWS)
+        draws = Draws(0, sizing)
+        draws.add(Span(0, parts, 0))
+        draw = draws.group(100)
+        assert draw is not None
+        stops = population.stops(draw.parts)
+        tiny = sum(stop.entry.key != "huge.npy" for stop in stops)
+        assert tiny >= 999 if by_objects else tiny <= 20  # one in 1,560 rows
+
+
+@pytest.mark.parametrize("weight_by", ["samples", "objects"])
+def test_the_service_takes_both(
+    tmp_path: Path, options: dict[str, Any], weight_by: str
+) -> None:
+    source = {"url": "s3://b/", "storage_options": options, "options": {"axis": 0}}
+    sampling = {"weight_by": weight_by, "shard_samples": 200, "concurrency": 8}
+    config = write_config(tmp_path / "c.yaml", "", source=source, sampling=sampling)
+    assert run(config, "--samples", "400") == (0, "")
+    found = status(tmp_path / "c")
+    assert (found.holes, found.failures) == (0, 0)
+    assert found.samples >= 400
+    view = read_index(tmp_path / "c")
+    assert view.schema is not None
+    assert np.dtype(view.schema["x"].dtype) == np.int64
