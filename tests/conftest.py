@@ -21,6 +21,17 @@ from tests.servers.slowlink import SlowLink
 from tests.servers.slowlink import slowlink as running_slowlink
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let tests write the tables of the documentation; see `tests.tables`."""
+    parser.addoption("--write-tables", action="store_true", help="write the tables of docs/")
+
+
+@pytest.fixture(scope="session")
+def write_tables(request: pytest.FixtureRequest) -> bool:
+    """Whether tables are written rather than compared."""
+    return bool(request.config.getoption("--write-tables"))
+
+
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     """S3 for the everyday suite."""

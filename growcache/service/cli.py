@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,12 @@ INTERRUPTED = 130
 
 Cache = Annotated[
     Path,
-    typer.Argument(metavar="CACHE", help="The cache's folder.", autocompletion=complete_cache),
+    typer.Argument(
+        metavar="CACHE",
+        help="The cache's folder.",
+        file_okay=False,
+        autocompletion=complete_cache,
+    ),
 ]
 ConfigFile = Annotated[
     Path,
@@ -265,8 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
         code = app(without_no_color(given), prog_name="growcache", standalone_mode=False)
     except UsageError as error:
-        message = error.format_message().rstrip(".?")
-        return _fail(f"{message}; see: {_command(error)} --help", 2)
+        return _fail(f"{_plainly(error)} See: {_command(error)} --help", 2)
     except GrowcacheError as error:
         return _fail(str(error), error.exit_code)
     except typer.Abort:
@@ -274,6 +279,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _plainly(error: Any) -> str:
+    """Return what is wrong as a sentence, with the nearest word that would be right."""
+    message = error.format_message().rstrip(".")
+    message = re.sub(r" \(Possible options: ([^,)]+)[^)]*\)", r". Did you mean \1?", message)
+    return message if message.endswith("?") else f"{message}."
 
 
 def _command(error: Any) -> str:
