@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from growcache.loading.snapshot import Snapshot
     from growcache.sampling.serve import serve
     from growcache.schema import Origin
+    from growcache.service.watch import watch
 
 __version__ = "0.1.0"
 
-__all__ = ["Config", "GrowcacheError", "Origin", "Snapshot", "load_config", "serve"]
+__all__ = ["Config", "GrowcacheError", "Origin", "Snapshot", "load_config", "serve", "watch"]
 
 _HOMES = {
     "Config": "growcache.config",
@@ -27,6 +28,7 @@ _HOMES = {
     "Snapshot": "growcache.loading.snapshot",
     "load_config": "growcache.config",
     "serve": "growcache.sampling.serve",
+    "watch": "growcache.service.watch",
 }
 
 
