@@ -33,12 +33,14 @@ class Block:
             wanted again as soon as the user lets go of it.
         numbers: int64 [rows], the shard of each row.
         counts: how many rows are of which shard.
+        nbytes: of the arrays that the batches are cut of.
     """
 
     epoch: int
     batches: deque[Any]
     numbers: Integers
     counts: dict[int, int]
+    nbytes: int
 
 
 def count_of(numbers: Integers) -> dict[int, int]:
@@ -129,7 +131,8 @@ class Assembler:
         joined, size = np.concatenate(numbers), self._options.batch_size
         starts = range(0, len(joined), size)
         batches = deque(self._batch(columns, i, min(i + size, len(joined))) for i in starts)
-        return Block(epoch, batches, joined, count_of(joined))
+        nbytes = sum(column.nbytes for column in columns.values())
+        return Block(epoch, batches, joined, count_of(joined), nbytes)
 
     def _batch(self, columns: Mapping[str, Column], start: int, stop: int) -> Any:
         """Return what is delivered of the rows from ``start`` to ``stop``."""

@@ -130,6 +130,7 @@ class Producer:
         self._first_epoch = link.wanted
         self._first_pass = first_pass
         self._assembler: Assembler | None = None
+        self._ahead = 0  # blocks that may wait; known with the first one
 
     def run(self) -> None:
         """Produce; any error goes to the consumer."""
@@ -158,9 +159,6 @@ class Producer:
         snapshot = begun.snapshot
         if self._assembler is None:
             self._assembler = Assembler(self._options, snapshot, self._framework)
-            nbytes = self._assembler.rows * max(1, snapshot.sample_bytes)
-            ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // nbytes))
-            self._link.allow(ahead - LEAST_AHEAD)
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
         self._link.items.put(PassBegun(begun.number, facts))
 
@@ -214,6 +212,9 @@ class Producer:
             self._assembler.discard()
             return
         block = self._assembler.finish(epoch)
+        if not self._ahead:
+            self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
+            self._link.allow(self._ahead - LEAST_AHEAD)
         self._link.tokens.get()
         if self._link.stop.is_set():
             raise StoppedError

@@ -130,6 +130,11 @@ class Ragged:
             return data.decode() if self.field.dtype == STR else data
         return raw.view(self.field.item).reshape(self.field.shape_of(self.dims[i].tolist()))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return self.values.nbytes
+
     def part(self, start: int, stop: int) -> Ragged:
         """Return the values from ``start`` to ``stop``, sharing memory."""
         ends = self.ends[start : stop + 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,6 +18,19 @@ from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheMissingError, CorruptShardError
 from growcache.loading.maps import Key, MapPool, Verify, key_of
 from growcache.schema import Origin, Sample, Schema
+
+
+def mean_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
+    """Return the bytes of a sample; where they differ the mean, with what a format adds.
+
+    Args:
+        schema: of the samples.
+        shards: that hold them; without one, ragged samples count as nothing.
+    """
+    if not schema.is_ragged:
+        return schema.nbytes
+    samples = sum(row.samples for row in shards)
+    return sum(row.shard_bytes for row in shards) // max(1, samples)
 
 
 class Snapshot:
@@ -111,9 +124,7 @@ class Snapshot:
     @property
     def sample_bytes(self) -> int:
         """Bytes of a sample; where they differ the mean, with what a format adds."""
-        if not self.schema.is_ragged:
-            return self.schema.nbytes
-        return sum(row.shard_bytes for row in self.shards) // max(1, len(self))
+        return mean_bytes(self.schema, self.shards)
 
     def origin(self, i: int) -> Origin:
         """Return where sample ``i`` came from."""

@@ -20,6 +20,7 @@ from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator
 
 MAX_THREADS = 8
+CHUNKS = 4  # per thread and block, so that none waits long for the last one
 BY_NAME = ("rng", "origin")
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class Transform:
 
     def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
         """Return what the calls of 0 to n - 1 return; the threads share them."""
-        chunks = np.array_split(np.arange(n), min(n, self._threads))
+        chunks = np.array_split(np.arange(n), min(n, CHUNKS * self._threads))
 
         def some(indices: Integers) -> list[T]:
             return [call(i) for i in indices.tolist()]

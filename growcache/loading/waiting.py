@@ -15,6 +15,7 @@ from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.status import read_status
 from growcache.errors import CacheError, CacheMissingError, ConfigError
+from growcache.loading.snapshot import mean_bytes
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
@@ -104,11 +105,12 @@ def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
 def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> None:
     if view.schema is None:
         return
-    wanted = samples_wanted(view, min_samples) * view.schema.nbytes
+    nbytes = mean_bytes(view.schema, view.shards)
+    wanted = samples_wanted(view, min_samples) * nbytes
     max_bytes = read_status(layout.root).max_bytes
     if max_bytes and wanted > max_bytes:
         raise ConfigError(
-            f"min_samples {min_samples} of {view.schema.nbytes:,} bytes need {wanted:,} bytes, "
+            f"min_samples {min_samples} of {nbytes:,} bytes need {wanted:,} bytes, "
             f"but cache.max_bytes is {max_bytes:,}; lower one or raise the other"
         )
 

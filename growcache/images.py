@@ -1,0 +1,216 @@
+"""Encoded images, as format ``image`` caches them, decoded while they are loaded.
+
+``transform=Decode(size=(224, 224), crop="random", flip=True)`` runs in the loader's
+threads: Pillow lets go of the GIL while it decodes and resizes. It needs
+``pip install 'growcache[image]'``.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.schema import Array, Origin, Sample
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["Decode"]
+
+KINDS = ("JPEG", "PNG", "WEBP")
+MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
+CROPS = (None, "center", "random")
+ASPECT = 4 / 3  # a random crop is at most so much wider, or higher, than the images wanted
+ATTEMPTS = 10  # to find a random crop that lies inside
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class Decode:
+    """Decodes one field of every sample; give it to a loader as ``transform``.
+
+    The field becomes uint8 [height, width, 3], or [height, width, 1] of grey images where
+    ``color`` is False; the other fields stay as they are. Images lie as they are stored: what
+    EXIF says about their orientation is not applied. JPEGs are decoded at a half, a quarter
+    or an eighth of their size where that is all that is needed.
+
+    Args:
+        size: (height, width) of all images. None keeps the size of each, so that batches
+            are ragged.
+        crop: what becomes of other proportions. ``center`` cuts the middle out, ``random``
+            a part of the area within ``scale`` with up to 4/3 of the proportions, anywhere
+            (for training); None stretches.
+        scale: least and most share of the area that a random crop takes.
+        flip: mirror every other image, by chance.
+        color: False makes grey images.
+        field: that holds the encoded images.
+
+    Raises:
+        ConfigError: arguments that cannot be meant, or no Pillow.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int] | None,
+        *,
+        crop: Literal["center", "random"] | None = "center",
+        scale: tuple[float, float] = (0.08, 1.0),
+        flip: bool = False,
+        color: bool = True,
+        field: str = "image",
+    ) -> None:
+        if size is not None and (len(tuple(size)) != 2 or min(size) < 1):
+            raise ConfigError(f"size must be (height, width) in pixels or None, found {size!r}")
+        if crop not in CROPS:
+            raise ConfigError(f"crop must be 'center', 'random' or None, found {crop!r}")
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ConfigError(f"scale must be two shares of the area, found {scale!r}")
+        if size is None and crop == "random":
+            raise ConfigError("a random crop needs a size")
+        try:
+            import PIL.Image  # noqa: F401
+        except ImportError:
+            raise ConfigError("Decode needs Pillow; pip install 'growcache[image]'") from None
+        self._size = size
+        self._crop = crop
+        self._scale = scale
+        self._flip = flip
+        self._mode = "RGB" if color else "L"
+        self._field = field
+
+    def __call__(
+        self, sample: Sample, rng: np.random.Generator, origin: Origin | None = None
+    ) -> Sample:
+        """Return the sample with its image decoded.
+
+        Args:
+            sample: with the field's bytes.
+            rng: decides about crop and flip.
+            origin: whose key errors name.
+
+        Raises:
+            FormatError: there is no such field, or it holds no image that can be decoded.
+        """
+        data = sample.get(self._field)
+        if not isinstance(data, bytes):
+            found = f"{type(data).__name__}" if self._field in sample else f"{list(sample)}"
+            raise FormatError(
+                f"Decode expected bytes in field {self._field!r}, found {found}; name the field "
+                "with Decode(..., field=...)"
+            )
+        return {**sample, self._field: self._decoded(data, rng, origin)}
+
+    def _decoded(self, data: bytes, rng: np.random.Generator, origin: Origin | None) -> Array:
+        from PIL import Image
+
+        where = f" of {origin.key}" if origin is not None else ""
+        try:
+            with Image.open(io.BytesIO(data), formats=KINDS) as image:
+                _refuse_bomb(image.size)
+                pixels = self._pixels(image, rng)
+        except FormatError as error:
+            raise FormatError(f"the image{where}: {error}") from None
+        except Image.DecompressionBombWarning:
+            raise FormatError(f"the image{where}: more than {MOST_PIXELS:,} pixels") from None
+        except (
+            Exception
+        ) as error:  # Pillow's plugins raise what a broken image makes them raise
+            raise FormatError(
+                f"the image{where} cannot be decoded: {type(error).__name__}: {error}; a "
+                "sampling.transform that opens images keeps such ones out of the cache"
+            ) from error
+        array = np.array(pixels)  # a copy, for Pillow's own memory may only be read
+        return array.reshape(*array.shape[:2], -1)
+
+    def _pixels(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        from PIL.Image import Resampling, Transpose
+
+        made = image
+        if self._size is None:
+            made = made.convert(self._mode)
+        else:
+            box = self._box(image.size, rng)
+            box = _drafted(image, self._mode, box, self._size)
+            made = made.convert(self._mode).resize(
+                self._size[::-1], Resampling.BILINEAR, box=box, reducing_gap=2.0
+            )
+        if self._flip and rng.random() < 0.5:
+            made = made.transpose(Transpose.FLIP_LEFT_RIGHT)
+        return made
+
+    def _box(self, found: tuple[int, int], rng: np.random.Generator) -> Box:
+        """Return the part of an image of (width, height) that is delivered."""
+        assert self._size is not None
+        if self._crop is None:
+            return Box(0, 0, *found)
+        aspect = self._size[1] / self._size[0]
+        if self._crop == "random":
+            return random_box(found, aspect, self._scale, rng)
+        return center_box(found, aspect)
+
+
+def center_box(size: tuple[int, int], aspect: float) -> Box:
+    """Return the largest part in the middle that is ``aspect`` times as wide as high.
+
+    >>> center_box((500, 375), 1.0)
+    Box(left=62.5, top=0.0, right=437.5, bottom=375.0)
+    """
+    width, height = size
+    wide, high = min(width, height * aspect), min(height, width / aspect)
+    left, top = (width - wide) / 2, (height - high) / 2
+    return Box(left, top, left + wide, top + high)
+
+
+def random_box(
+    size: tuple[int, int], aspect: float, scale: tuple[float, float], rng: np.random.Generator
+) -> Box:
+    """Return a part anywhere in an image, of about a proportion.
+
+    Args:
+        size: (width, height) of the image.
+        aspect: width over height that is wanted.
+        scale: bounds of the part's share of the area.
+        rng: that chooses.
+    """
+    width, height = size
+    for _ in range(ATTEMPTS):
+        area = width * height * rng.uniform(*scale)
+        ratio = aspect * ASPECT ** rng.uniform(-1, 1)
+        wide, high = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if wide <= width and high <= height:
+            left, top = rng.uniform(0, width - wide), rng.uniform(0, height - high)
+            return Box(left, top, left + wide, top + high)
+    return center_box(size, aspect)
+
+
+def _refuse_bomb(size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > MOST_PIXELS:
+        raise FormatError(f"expected at most {MOST_PIXELS:,} pixels, found {width} by {height}")
+
+
+def _drafted(image: Image.Image, mode: str, box: Box, size: tuple[int, int]) -> Box:
+    """Have a JPEG decoded no larger than needed; returns the box in what it then is."""
+    before = image.size
+    height, width = size
+    need_width = math.ceil(width * before[0] / (box.right - box.left))
+    need_height = math.ceil(height * before[1] / (box.bottom - box.top))
+    image.draft(mode, (need_width, need_height))  # other formats ignore it
+    across, down = image.size[0] / before[0], image.size[1] / before[1]
+    return Box(
+        box.left * across,
+        box.top * down,
+        min(box.right * across, image.size[0]),
+        min(box.bottom * down, image.size[1]),
+    )
