@@ -82,7 +82,9 @@ class UserCode:
         return FormatError(f"{self.name} {what} on {short(key)}")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
-        """Return a sample that the function made: arrays are copies where they may change.
+        """Return a sample that the function made: arrays are little-endian, in C order.
+
+        Those that may change later are copied.
 
         Args:
             key: of the object that it was made from.
@@ -259,7 +261,8 @@ def _value(value: Any, who: str, name: str, fresh: set[int]) -> Any:
         raise FormatError(f"{who}: {name!r} is no array: {_words(error)}") from None
     # A function may fill the same array for each of its samples; what cannot be written on
     # cannot change.
-    return array.copy() if id(array) not in fresh and _writable(array) else array
+    array = array.copy() if id(array) not in fresh and _writable(array) else array
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 
 
 def _writable(array: Any) -> bool:
