@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -129,10 +130,19 @@ def remove_shard(layout: Layout, number: int) -> None:
     directory goes at once, to where only litter lies.
     """
     for path in shard_parts(layout, number):
-        if path.suffix == ARRAYS and path.is_dir():
-            aside = layout.incoming / f"removed-{uuid.uuid4().hex[:8]}{path.name}"
-            path = path.rename(aside)
-        remove_entry(path)
+        remove_entry(_aside(layout, path) if path.suffix == ARRAYS else path)
+
+
+def _aside(layout: Layout, path: Path) -> Path:
+    """Move a directory to where it is swept; return where it is."""
+    try:
+        return path.rename(layout.incoming / f"removed-{uuid.uuid4().hex[:8]}{path.name}")
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        return path  # on a full disk it is more important that it goes than how
 
 
 def entries_of(directory: Path) -> Iterator[Path]:

@@ -12,11 +12,13 @@ import pytest
 
 from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
+from growcache.cache.identity import Identity
 from growcache.cache.incoming import write_incoming
 from growcache.errors import CacheFullError
-from tests.cache.making import add, make, need, opened, write
+from tests.cache.making import KINDS, add, make, need, opened, write
 
 DISK_BYTES = 3_000_000
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @pytest.fixture
@@ -38,18 +40,20 @@ def fill_up(disk: Path, spare: int = 0) -> Path:
     return other
 
 
-def test_a_sampler_leaves_nothing_behind(disk: Path) -> None:
-    with opened(disk / "cache", max_bytes=10_000_000) as cache:
+@each_kind
+def test_a_sampler_leaves_nothing_behind(disk: Path, kind: Identity) -> None:
+    with opened(disk / "cache", kind, max_bytes=10_000_000) as cache:
         fill_up(disk, spare=8192)
-        sidecar, buffers = make(1, 60)
+        sidecar, buffers = make(1, 60, identity=kind)
         with pytest.raises(OSError, match="No space left") as error:
             write_incoming(cache.layout, "p1", sidecar, buffers)
         assert error.value.errno == errno.ENOSPC
         assert list(cache.layout.incoming.iterdir()) == []
 
 
-def test_the_ballast_lets_an_eviction_through(disk: Path) -> None:
-    with opened(disk / "cache", max_bytes=10_000_000) as cache:
+@each_kind
+def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> None:
+    with opened(disk / "cache", kind, max_bytes=10_000_000) as cache:
         for number in range(4):
             add(cache, number, 30)
         ballast = cache.layout.ballast
@@ -70,21 +74,20 @@ def test_the_ballast_lets_an_eviction_through(disk: Path) -> None:
     assert check(disk / "cache") == []
 
 
-def test_a_commit_without_room_leaves_no_trace(disk: Path) -> None:
-    with opened(disk / "cache", max_bytes=10_000_000) as cache:
+@each_kind
+def test_a_commit_without_room_leaves_no_trace(disk: Path, kind: Identity) -> None:
+    with opened(disk / "cache", kind, max_bytes=10_000_000) as cache:
         add(cache, 0)
-        written = write(cache.layout, "p1", 1)
-        assert cache.reserve("p1", need(1))
+        before = sorted(cache.layout.shards.rglob("*"))
+        written = write(cache.layout, "p1", 1, identity=kind)
+        assert cache.reserve("p1", need(1, identity=kind))
         cache.layout.ballast.unlink()
         assert cache._ledger.index.checkpoint()
         other = fill_up(disk)
         with pytest.raises(CacheFullError, match="no room"):
             cache.commit("p1", [written])
         assert cache.totals().shards == 1
-        assert sorted(path.name for path in cache.layout.shards.iterdir()) == [
-            "00000000.json",
-            "00000000.tfrecord",
-        ]
+        assert sorted(cache.layout.shards.rglob("*")) == before
         assert list(cache.layout.incoming.iterdir()) == []
         assert cache.bytes_reserved == 0
         other.unlink()
