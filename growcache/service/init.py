@@ -101,10 +101,11 @@ sampling:
   # dimension that differs between samples.
   schema: auto
   # "package.module:function", called once for each sample before it is cached, with any of
-  # the arguments (sample, rng, origin); returns a dict of arrays. Random augmentation
-  # belongs into the training loop, where it differs from epoch to epoch.
+  # the arguments (sample, rng, origin); returns a dict of arrays, or None to leave the
+  # sample out. Random augmentation belongs into the training loop, where it differs from
+  # epoch to epoch.
   transform: null
-  # Arguments of a transform that is a class; one is made for each sampler.
+  # Further arguments of the function, or those of a class, made once for each sampler.
   transform_options: {{}}
   # Above this share of samples that cannot be read, the service stops with the reasons.
   max_skipped: 0.01
