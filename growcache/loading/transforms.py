@@ -146,6 +146,11 @@ class Transform:
         return [result for part in parts for result in part.result()]
 
     def _decide(self, results: Sequence[Any]) -> None:
+        if not isinstance(results[0], Mapping) or not results[0]:
+            raise FormatError(
+                "transform must return a non-empty dict of arrays, bytes and str, found "
+                f"{results[0]!r:.80}"
+            )
         first = Schema.of(results[0])
         for result in results:
             if not isinstance(result, Mapping) or result.keys() != results[0].keys():

@@ -103,8 +103,8 @@ def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
 
 
 def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> None:
-    if view.schema is None:
-        return
+    if view.schema is None or view.population_samples is None:
+        return  # a population that is not known yet may be all there is to wait for
     nbytes = mean_bytes(view.schema, view.shards)
     wanted = samples_wanted(view, min_samples) * nbytes
     max_bytes = read_status(layout.root).max_bytes

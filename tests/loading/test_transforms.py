@@ -97,6 +97,12 @@ def test_results_that_make_no_batch_are_refused(run: Any, function: Any) -> None
         run(function)
 
 
+@pytest.mark.parametrize("result", [None, {}, 3])
+def test_results_that_are_no_sample_are_refused(run: Any, result: Any) -> None:
+    with pytest.raises(FormatError, match=f"transform must return .* found {result}"):
+        run(lambda s: result)
+
+
 def test_errors_of_the_user_reach_the_user(run: Any) -> None:
     def bad(sample: Sample) -> Sample:
         raise ZeroDivisionError("mine")

@@ -1,0 +1,103 @@
+"""A loader's report adds up, and warns once where training outruns the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from growcache.cache.index import Edition
+from growcache.loading.report import Report
+from growcache.numpy import EpochLoader
+from tests.filled import Filled
+
+
+@pytest.fixture
+def loader(cache: Filled) -> Iterator[EpochLoader]:
+    with EpochLoader(cache.root, batch_size=10, min_samples=1) as made:
+        yield made
+
+
+def read(loader: EpochLoader, times: int = 1) -> Report:
+    """Epochs over what is cached now, and the report after them."""
+    loader.close()  # or the first one's snapshot may be older
+    for _ in range(times):
+        for _batch in loader:
+            pass
+    return loader.report
+
+
+def replace(cache: Filled, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    cache.retire(*old)
+    cache.add(*new)
+
+
+def test_the_effective_sample_size_is_that_of_the_uses(
+    cache: Filled, loader: EpochLoader
+) -> None:
+    cache.add(0)
+    assert read(loader, 2).ess_samples == pytest.approx(10)
+    cache.add(1)
+    report = read(loader)  # 10 samples were used 3 times, 10 once
+    assert report.ess_samples == pytest.approx((30 + 10) ** 2 / (10 * 9 + 10 * 1))
+    assert (report.samples, report.new_samples, report.cache_samples) == (20, 10, 20)
+    assert (report.passes, report.uses_max, report.reuse) == (3, 3.0, 2.0)
+
+
+def test_coverage_of_samples_and_of_objects(cache: Filled, loader: EpochLoader) -> None:
+    cache.add(0)
+    report = read(loader)
+    assert (report.coverage_samples, report.coverage_objects) == (None, None)
+    cache.cache.add_edition(Edition(0, 40, "digest", 0))
+    cache.population(80.0)
+    cache.add(1)
+    report = read(loader)  # every sample of these caches is an object of its own
+    assert report.coverage_objects == pytest.approx(20 / 40)
+    assert report.coverage_samples == pytest.approx(20 / 80)
+    replace(cache, (0,), (2,))
+    assert read(loader).coverage_objects == pytest.approx(30 / 40)
+
+
+def test_ages_are_those_of_the_snapshot(cache: Filled, loader: EpochLoader) -> None:
+    cache.add(0, 1)
+    report = read(loader)
+    assert 0 <= report.age_seconds_mean <= report.age_seconds_max < 60
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "training outruns" in r.getMessage()]
+
+
+def test_it_warns_once_where_a_turnover_takes_many_passes(
+    cache: Filled, loader: EpochLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.add(0, 1)
+    with caplog.at_level(logging.WARNING):
+        read(loader, 9)
+        assert warnings_of(caplog) == []  # the cache is read often while it fills
+        replace(cache, (0,), (2,))
+        read(loader, 6)
+        assert warnings_of(caplog) == []  # half of it was replaced
+        replace(cache, (1,), (3,))
+        report = read(loader, 6)
+        assert report.reuse_recent > 4
+        (text,) = warnings_of(caplog)
+        assert "cache.max_bytes" in text
+        for number in range(4, 8):
+            replace(cache, (number - 2,), (number,))
+            report = read(loader, 6)
+        assert report.reuse_recent > 4
+        assert len(warnings_of(caplog)) == 1
+
+
+def test_it_does_not_warn_where_the_store_keeps_up(
+    cache: Filled, loader: EpochLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.add(0, 1)
+    with caplog.at_level(logging.WARNING):
+        for number in range(2, 10):
+            replace(cache, (number - 2,), (number,))
+            report = read(loader, 1)
+    assert 0 < report.reuse_recent < 4
+    assert warnings_of(caplog) == []
