@@ -10,7 +10,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": (
         "growcache init",
         "growcache init growcache.yaml --url 's3://bucket/recordings/**/*.npy'",
-        "growcache init --yes --url s3://bucket/*.jpg --endpoint-url http://minio:9000",
+        "growcache init --yes --url 's3://b/*.jpg' --endpoint-url http://nas:9000",
         "growcache init - --format raw",
     ),
     "run": (
@@ -27,7 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "peek": (
         "growcache peek ./cache",
         "growcache peek ./cache --sample 12:0",
-        "growcache peek ./cache --sample 12:0 --refetch --config growcache.yaml",
+        "growcache peek ./cache --sample 12:0 --refetch --config my.yaml",
     ),
     "export": (
         "growcache export ./cache ./copy",

@@ -190,7 +190,7 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     if status.delivered:
         delivered = f"{in_count(status.delivered)} samples delivered"
         yield "training", Text(f"{delivered} (each {status.reuse:.1f} times)")
-    if history is not None and len(history.points) > 1:
+    if history is not None:
         yield "growth", Curve(history)
     if status.state != "stopped":
         yield "rate", _rate(status)

@@ -55,7 +55,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "said"),
     [
         (["nonsense"], "No such command 'nonsense'"),
-        (["run"], "Missing argument 'CONFIG'; see: growcache run --help"),
+        (["run"], "Missing argument 'CONFIG'. See: growcache run --help"),
         (["run", "a.yaml", "--nonsense"], "No such option"),
         (["demo", "--epochs", "many"], "Invalid value for '--epochs'"),
         (["run", "no.yaml"], "no config at no.yaml; write one with: growcache init no.yaml"),

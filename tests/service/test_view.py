@@ -209,7 +209,6 @@ def test_nothing_jumps_while_a_cache_fills_and_turns_over(width: int) -> None:
     heights = set()
     for at, changes in enumerate(shown):
         history.add(float(at), status(delivered=1, **changes))
-        history.add(at + 0.5, status(delivered=1, **changes))
         heights.add(drawn(view(status(delivered=1, **changes), history), width).count("\n"))
     assert len(heights) == 1
 
