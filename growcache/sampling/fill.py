@@ -23,6 +23,7 @@ from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import Transform
 from growcache.schema import Origin, Sample, Schema
+from growcache.usercode import short
 
 MAX_REASON = 300  # characters of a hole's reason; it is kept in the index
 
@@ -141,9 +142,18 @@ class Filler:
                 if made is None:  # the user's function passes over this sample
                     continue
                 sample = made
-            visited.samples.append(sample if schema is None else schema.conform(sample))
+            if schema is not None:
+                sample = self._conformed(sample, schema, stop.entry.key)
+            visited.samples.append(sample)
             visited.origins.append((start, end))
         return visited
+
+    def _conformed(self, sample: Sample, schema: Schema, key: str) -> Sample:
+        try:
+            return schema.conform(sample)
+        except FormatError as error:
+            maker = f"{self._transform.code.name} on " if self._transform else ""
+            raise FormatError(f"{maker}{short(key)}: {error}") from None
 
 
 def encode_group(

@@ -33,6 +33,9 @@ def draw(store, rng):
 def odd(sample, rng, origin):
     return sample if int(sample["x"][0, 0]) % 2 else None
 
+def other(sample, origin):
+    return {"x": sample["x"], "y": 1} if origin.key.endswith("7.npy") else sample
+
 def forgets(sample):
     sample["x"] += 1
 """
@@ -125,6 +128,23 @@ def test_a_transform_may_pass_over_samples(tmp_path: Path, url: str) -> None:
     found = status(tmp_path / "c")
     assert (found.population, found.samples, found.holes) == (20, 10, 0)
     assert (found.complete, found.coverage) == (True, 1.0)
+
+
+def test_another_schema_is_a_hole_that_names_object_and_function(
+    tmp_path: Path, url: str
+) -> None:
+    made = config(
+        tmp_path / "c.yaml",
+        url,
+        sampling={"transform": "user_service_code:other", "max_skipped": 0},
+    )
+    code, errors = run(made, "--until-full")
+    assert code == 1
+    assert "user_service_code:other on " in errors
+    assert (
+        "7.npy: expected a sample with x: float32[6, 8], found x: float32[6, 8], y:" in errors
+    )
+    assert len(errors.strip().splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
