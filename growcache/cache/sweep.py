@@ -69,9 +69,15 @@ def shard_files(layout: Layout) -> dict[str, Found]:
 
 
 def _directory(path: Path) -> Found:
-    with os.scandir(path) as entries:
-        size = sum(e.stat().st_size for e in entries if e.is_file(follow_symlinks=False))
-    return Found(size, allocated_tree(path))
+    size, blocks = 0, path.lstat().st_blocks
+    with os.scandir(path) as entries:  # one look at each, for there may be very many
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return Found(-1, allocated_tree(path))  # no shard's
+            status = entry.stat(follow_symlinks=False)
+            size += status.st_size
+            blocks += status.st_blocks
+    return Found(size, blocks * 512)
 
 
 def match_rows(layout: Layout, rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:

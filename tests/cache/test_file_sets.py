@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,14 @@ def test_what_is_not_ours_stays(root: Path, kind: Identity) -> None:
         used = cache.bytes_used - cache.budget_bytes - cache.totals().bytes
         assert used == foreign
         assert live(root) == [0]
+
+
+def test_a_start_takes_no_time_in_a_cache_of_many_files(root: Path) -> None:
+    kind = KINDS["npy-ragged"]
+    with opened(root, kind, max_bytes=300_000_000) as cache:
+        for first in range(0, 300, 50):
+            numbers = range(first, first + 50)
+            cache.commit("p", [write(cache.layout, "p", n, 1, kind) for n in numbers])
+    began = time.monotonic()
+    opened(root, kind, max_bytes=300_000_000).close()
+    assert time.monotonic() - began < 2
