@@ -242,11 +242,15 @@ def export(
         int | None,
         typer.Option(min=1, help="The newest shards that hold so many, instead of all."),
     ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="tfrecord or npy; else as it is."),
+    ] = None,
 ) -> None:
     """Copy what a cache holds now: to keep, to share, or to read without growcache."""
     from growcache.service.export import export_cache
 
-    typer.echo(export_cache(cache, out, samples=samples))
+    typer.echo(export_cache(cache, out, samples=samples, cache_format=format_))
 
 
 @app.command(epilog=epilog("clear"))

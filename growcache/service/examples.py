@@ -10,7 +10,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": (
         "growcache init",
         "growcache init growcache.yaml --url 's3://bucket/recordings/**/*.npy'",
-        "growcache init --yes --url 's3://b/*.jpg' --endpoint-url http://nas:9000",
+        "growcache init --yes --url 's3://b/*.jpg' --anon",
         "growcache init - --format raw",
     ),
     "run": (
@@ -31,7 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "export": (
         "growcache export ./cache ./copy",
-        "growcache export ./cache ./copy --samples 10000",
+        "growcache export ./cache ./copy --samples 10000 --format npy",
     ),
     "clear": ("growcache clear ./cache", "growcache clear ./cache --yes"),
 }

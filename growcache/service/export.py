@@ -11,18 +11,21 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from growcache.cache.cache import Cache
-from growcache.cache.files import BLOCK_BYTES, Layout, allocated, fsync_directory
+from growcache.cache.files import BLOCK_BYTES, SIDECAR, Layout, allocated, fsync_directory
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats.mapped import Buffer
 from growcache.cache.identity import read_identity, write_identity
 from growcache.cache.index import ShardRow
+from growcache.cache.packing import pack
 from growcache.cache.readers import NO_JOB
 from growcache.config import CacheConfig
 from growcache.errors import CacheError, CacheFullError, ConfigError, CorruptShardError
@@ -46,13 +49,16 @@ class Exported:
     nbytes: int
 
 
-def export_cache(root: Path, out: Path, *, samples: int | None = None) -> str:
+def export_cache(
+    root: Path, out: Path, *, samples: int | None = None, cache_format: str | None = None
+) -> str:
     """Copy a cache's newest snapshot; return what to tell.
 
     Args:
         root: of the cache; a service may run on it, and readers.
         out: a folder that does not exist yet, or is empty.
         samples: about how many: as many whole shards, the newest, as hold so many.
+        cache_format: of the copy; None: as it is.
 
     Raises:
         CacheMissingError: there is no cache, or no sample in it yet.
@@ -61,13 +67,17 @@ def export_cache(root: Path, out: Path, *, samples: int | None = None) -> str:
         CorruptShardError: a shard is damaged; nothing is left behind.
     """
     _refuse_taken(out)
+    if cache_format not in (None, *CACHE_FORMATS):
+        known = " or ".join(sorted(CACHE_FORMATS))
+        raise ConfigError(f"--format: expected {known}, found {cache_format!r}")
     with Snapshot.take(root, job=NO_JOB) as snapshot:
         rows = newest(snapshot.shards, samples)
         total = sum(path.stat().st_size for row in rows for path in _files(snapshot, row))
         _require_room(out.absolute().parent, total + len(rows) * ROW_BYTES)
         with _appearing(out) as folder, _progress(total) as advance:
-            _copy(snapshot, root, rows, folder, advance)
-            write_notes(folder, snapshot, rows)
+            wanted = cache_format or snapshot.view.cache_format
+            _copy(snapshot, root, rows, folder, wanted, advance)
+            write_notes(folder, snapshot, rows, wanted)
     found = Exported(sum(row.samples for row in rows), len(rows), total)
     return (
         f"Copied {plural(found.samples, 'sample')} in {plural(found.shards, 'shard')} "
@@ -132,20 +142,47 @@ def _progress(total: int) -> Iterator[OnBytes]:
 
 
 def _copy(
-    snapshot: Snapshot, root: Path, rows: Sequence[ShardRow], folder: Path, advance: OnBytes
+    snapshot: Snapshot,
+    root: Path,
+    rows: Sequence[ShardRow],
+    folder: Path,
+    cache_format: str,
+    advance: OnBytes,
 ) -> None:
     layout = Layout(folder)
     layout.create()
     identity = read_identity(root)
     assert identity is not None  # it is written before the first shard
-    write_identity(folder, identity)
+    parts = {**identity.parts, "cache.format": cache_format}
+    write_identity(folder, replace(identity, parts=parts))
     for row in rows:
-        for path in _files(snapshot, row):
-            target = layout.shards / path.relative_to(Layout(root).shards)
-            target.parent.mkdir(exist_ok=True)
-            _copy_file(path, target)
-            advance(target.stat().st_size)
+        if cache_format == snapshot.view.cache_format:
+            for path in _files(snapshot, row):
+                target = layout.shards / path.relative_to(Layout(root).shards)
+                target.parent.mkdir(exist_ok=True)
+                _copy_file(path, target)
+        else:
+            _convert(snapshot, row, layout, cache_format)
+        advance(sum(path.stat().st_size for path in _files(snapshot, row)))
     _index(layout, len(rows))
+
+
+def _convert(snapshot: Snapshot, row: ShardRow, layout: Layout, cache_format: str) -> None:
+    """Write a shard in another format; its samples and their origins are the same."""
+    packed = pack(cache_format, snapshot.schema, list(snapshot.mapped(row.number)))
+    sidecar = replace(snapshot.sidecar(row.number), **packed.facts)
+    for file in packed.files:
+        _write(layout.shard(row.number, file.suffix), file.buffers)
+    _write(layout.sidecar(row.number), [sidecar.to_bytes()])
+
+
+def _write(path: Path, buffers: Iterable[Buffer]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as stream:
+        for buffer in buffers:
+            stream.write(buffer if isinstance(buffer, bytes) else buffer.data)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -184,5 +221,5 @@ def _index(layout: Layout, shards: int) -> None:
 
 
 def _files(snapshot: Snapshot, row: ShardRow) -> list[Path]:
-    sidecar = snapshot.file(row.number).with_suffix(".json")
+    sidecar = snapshot.file(row.number).with_suffix(SIDECAR)
     return [*snapshot.files(row.number), sidecar]

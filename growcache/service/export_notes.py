@@ -77,13 +77,19 @@ one dimension does not tell them). Text and bytes are stored as `uint8`.
 """
 
 
-def write_notes(folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow]) -> None:
+def write_notes(
+    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
+) -> None:
     """Write ``manifest.json`` and ``README.md`` into the folder of an export."""
-    (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows))
-    (folder / "README.md").write_text(_readme(folder, snapshot, rows), encoding="utf-8")
+    (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, cache_format))
+    (folder / "README.md").write_text(
+        _readme(folder, snapshot, rows, cache_format), encoding="utf-8"
+    )
 
 
-def _manifest(folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow]) -> bytes:
+def _manifest(
+    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
+) -> bytes:
     shards = [
         {
             "number": row.number,
@@ -99,7 +105,7 @@ def _manifest(folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow]) -> byt
     ]
     value = {
         "growcache": __version__,
-        "format": snapshot.view.cache_format,
+        "format": cache_format,
         "schema": snapshot.schema.to_json(),
         "samples": sum(row.samples for row in rows),
         "source": _source(folder),
@@ -108,14 +114,16 @@ def _manifest(folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow]) -> byt
     return orjson.dumps(value, option=orjson.OPT_INDENT_2)
 
 
-def _readme(folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow]) -> str:
-    tfrecord = snapshot.view.cache_format == "tfrecord"
+def _readme(
+    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
+) -> str:
+    tfrecord = cache_format == "tfrecord"
     return README.format(
         samples=plural(sum(row.samples for row in rows), "sample"),
         shards=plural(len(rows), "shard"),
         schema="\n".join(f"- `{field}`" for field in snapshot.schema.fields),
         source=", ".join(_source(folder)),
-        format=snapshot.view.cache_format,
+        format=cache_format,
         reading=tfrecord_code(snapshot.schema) if tfrecord else npy_code(snapshot.schema),
         out=folder.name.removeprefix(".").rsplit(".", 2)[0],
     )

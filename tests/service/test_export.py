@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from growcache.service.cli import main
 from growcache.service.export import export_cache
 from growcache.service.export_notes import tfrecord_code
 from tests.filled import Filled
+from tests.ragged import SCHEMAS, ragged_cache
 from tests.service.terminals import terminal
 
 
@@ -125,6 +127,43 @@ def test_the_program_casts_and_shapes_every_field() -> None:
         'tf.reshape(tf.cast(tf.io.decode_raw(found["a b"], tf.uint8), tf.bool), [2, 0])' in code
     )
     assert 'tf.reshape(tf.io.decode_raw(found["z"], tf.float64), [3])' in code
+
+
+@pytest.mark.parametrize("target", ["tfrecord", "npy"])
+@pytest.mark.parametrize("kept", ["tfrecord", "npy"])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_kind_of_sample_goes_into_every_format(
+    kind: str, kept: str, target: str, tmp_path: Path
+) -> None:
+    with ragged_cache(tmp_path / "cache", SCHEMAS[kind], kept) as made:
+        made.add(0, 3)
+    export_cache(tmp_path / "cache", tmp_path / "copy", cache_format=target)
+    with Snapshot.take(tmp_path / "cache") as old, Snapshot.take(tmp_path / "copy") as new:
+        assert new.view.cache_format == target
+        assert [new.origin(i) for i in range(20)] == [old.origin(i) for i in range(20)]
+        for i in range(20):
+            np.testing.assert_equal(new[i], old[i])
+    assert main(["check", str(tmp_path / "copy")]) == 0
+
+
+def test_the_npy_program_in_the_readme_reads_ragged_samples(tmp_path: Path) -> None:
+    with ragged_cache(tmp_path / "cache", SCHEMAS["rows"]) as made:
+        made.add(4)
+        expected = made.samples(4, 10)
+    export_cache(tmp_path / "cache", tmp_path / "copy", cache_format="npy")
+    code = (tmp_path / "copy" / "README.md").read_text().split("```python\n")[1]
+    program = code.split("```")[0].replace('Path("shards")', f'Path("{tmp_path}/copy/shards")')
+    names: dict[str, Any] = {}
+    exec(program, names)
+    arrays = names["arrays"]
+    for i, sample in enumerate(expected):
+        start, stop = arrays["x.offsets"][i : i + 2]
+        np.testing.assert_array_equal(arrays["x"][start:stop], sample["x"])
+
+
+def test_a_format_that_is_none(filled: Filled, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected npy or tfrecord, found 'zarr'"):
+        export_cache(filled.root, tmp_path / "copy", cache_format="zarr")
 
 
 def test_an_empty_folder_is_taken_and_any_other_left_alone(
