@@ -88,10 +88,12 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self.log = log
+        # A machine that keeps no bytecode would have every start compile all modules anew.
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         self.began = time.perf_counter()
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment
             )
 
     @classmethod
