@@ -84,5 +84,20 @@ def lengths_of(dims: Integers, unit_bytes: int, most: int) -> Integers | None:
     nominal = np.maximum(dims, 1).astype(np.float64).prod(axis=1) * max(unit_bytes, 1)
     if (nominal >= 2.0**62).any():
         return None
-    lengths = dims.prod(axis=1) * unit_bytes
+    lengths = _products(dims, unit_bytes)
     return None if (lengths > most).any() else lengths
+
+
+def _products(dims: Integers, unit_bytes: int) -> Integers:
+    """Return the lengths, where that can be without memory of their own.
+
+    A reader keeps all shards of its snapshot open: bytes per sample are gigabytes in all.
+    """
+    if not dims.shape[1]:
+        return np.broadcast_to(np.int64(unit_bytes), (len(dims),))
+    lengths: Integers
+    if dims.shape[1] == 1 and unit_bytes == 1:
+        lengths = dims[:, 0]
+    else:
+        lengths = dims.prod(axis=1) * unit_bytes
+    return lengths

@@ -27,7 +27,7 @@ class RaggedColumn:
     """The values of one field, each of its own size.
 
     Attributes:
-        memory: uint8 [k], the map that they lie in.
+        memory: uint8 [k], the map that they lie in, or a part of it.
         starts: int64 [samples], the first byte of each value in ``memory``.
         lengths: int64 [samples], in bytes.
         dims: int64 [samples, k], the sizes of the field's ragged dimensions.

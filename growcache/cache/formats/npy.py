@@ -185,7 +185,7 @@ def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Memory], 
     row_shape = _row_shape(field)
     values_map, data = open_array(_with(stem, VALUES), field.item.str, (total, *row_shape))
     row_bytes = math.prod(row_shape) * field.item.itemsize
-    maps, lengths = [values_map, offsets_map], rows * row_bytes
+    maps, lengths = [values_map, offsets_map], _scaled(rows, row_bytes)
     if _has_shapes(field):
         path = _with(stem, SHAPES)
         shapes_map, shapes = open_table(path, (samples, len(field.dims)))
@@ -193,9 +193,12 @@ def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Memory], 
         dims = _checked(path, field, shapes, lengths)
     else:
         dims = _dims(_with(stem, OFFSETS), field, rows, lengths)
-    memory = np.frombuffer(values_map, np.uint8)
-    starts = len(memory) - len(data) + offsets[:-1] * row_bytes
-    return maps, RaggedColumn(memory, starts, lengths, dims)
+    return maps, RaggedColumn(data, _scaled(offsets[:-1], row_bytes), lengths, dims)
+
+
+def _scaled(rows: Integers, row_bytes: int) -> Integers:
+    """Return rows in bytes; of bytes and text the same array, which takes no more memory."""
+    return rows if row_bytes == 1 else rows * row_bytes
 
 
 def _dims(path: Path, field: Field, rows: Integers, lengths: Integers) -> Integers:
