@@ -11,7 +11,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list
             stack.enter_context(tempfile.TemporaryDirectory(prefix="growcache-demo-"))
         )
         _introduce(console, folder, trains=trains)
-        with console.status("making the recordings, loading PyTorch …"):
+        with _spinner(console, "making the recordings, loading PyTorch …"):
             write_recordings(folder / "remote", RECORDINGS)
             training = _new_training() if trains else None
         screen = stack.enter_context(_screen(console, folder / "cache"))
@@ -152,10 +152,14 @@ class _Screen:
             )
 
 
+def _spinner(console: Console, words: str) -> AbstractContextManager[object]:
+    return console.status(words) if redraws(console.file) else nullcontext()
+
+
 @contextmanager
 def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
     screen = _Screen(console, cache)
-    if not (console.is_terminal and redraws(console.file)):
+    if not redraws(console.file):
         yield screen
         return
     with Live(console=console, auto_refresh=False, transient=True) as screen.live:
