@@ -147,7 +147,7 @@ def measure(directory: Path, paths: list[Path], rounds: int) -> dict[str, list[f
 def main() -> int:
     arguments = parser(__doc__)
     given = arguments.parse_args()
-    count = 384 if given.quick else 3200
+    count = 768 if given.quick else 3200
     with tempfile.TemporaryDirectory(dir=given.directory, prefix="images-") as place:
         paths = prepare(Path(place), count)
         size = sum(path.stat().st_size for path in paths) / count

@@ -136,13 +136,12 @@ class Decode:
     def _pixels(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         from PIL.Image import Resampling, Transpose
 
-        made = image
         if self._size is None:
-            made = made.convert(self._mode)
+            made = _in_mode(image, self._mode)
         else:
             box = self._box(image.size, rng)
             box = _drafted(image, self._mode, box, self._size)
-            made = made.convert(self._mode).resize(
+            made = _in_mode(image, self._mode).resize(
                 self._size[::-1], Resampling.BILINEAR, box=box, reducing_gap=2.0
             )
         if self._flip and rng.random() < 0.5:
@@ -192,6 +191,11 @@ def random_box(
             left, top = rng.uniform(0, width - wide), rng.uniform(0, height - high)
             return Box(left, top, left + wide, top + high)
     return center_box(size, aspect)
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    image.load()  # decodes
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _refuse_bomb(size: tuple[int, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -13,14 +14,13 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.loading.buffers import BufferPool
 from growcache.loading.calls import blamed
-from growcache.loading.framework import Integers
 from growcache.loading.gather import Column, typed
 from growcache.loading.ragged import of_values
 from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator
 
 MAX_THREADS = 8
-CHUNKS = 4  # per thread and block, so that none waits long for the last one
+SPARE_THREADS = 2  # beside one per core: some wait for the GIL, and one more makes up for it
 BY_NAME = ("rng", "origin")
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Transform:
         self._seed = seed
         self._rows = rows
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
-        self._threads = min(MAX_THREADS, os.cpu_count() or 1)
+        self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
         self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
         self._schema: Schema | None = None
         self._pools: dict[str, BufferPool] = {}
@@ -136,14 +136,17 @@ class Transform:
             return self._function(sample, **keywords)
 
     def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
-        """Return what the calls of 0 to n - 1 return; the threads share them."""
-        chunks = np.array_split(np.arange(n), min(n, CHUNKS * self._threads))
+        """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
+        left = deque(range(n))
+        results: dict[int, T] = {}
 
-        def some(indices: Integers) -> list[T]:
-            return [call(i) for i in indices.tolist()]
+        def some() -> None:
+            while (i := _popped(left)) is not None:
+                results[i] = call(i)
 
-        parts = [self._executor.submit(some, chunk) for chunk in chunks]
-        return [result for part in parts for result in part.result()]
+        for done in [self._executor.submit(some) for _ in range(min(n, self._threads))]:
+            done.result()
+        return [results[i] for i in range(n)]
 
     def _decide(self, results: Sequence[Any]) -> None:
         if not isinstance(results[0], Mapping) or not results[0]:
@@ -199,6 +202,14 @@ class Transform:
             return values
         assert self._schema is not None
         return of_values(self._schema[name], values, self._pools[name])
+
+
+def _popped(left: deque[int]) -> int | None:
+    """Return the next one; None where another thread took the last."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
 
 
 def _shape(value: Any) -> tuple[int, ...]:
