@@ -16,7 +16,7 @@ from growcache.loading.snapshot import Snapshot
 from tests.sampling.services import run, write_config
 
 OBJECTS = 60
-HUGE = 7  # the object that no group has room for
+HUGE = 55  # the object that no group has room for
 
 
 def make_objects(folder: Path) -> str:
@@ -24,7 +24,7 @@ def make_objects(folder: Path) -> str:
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i in range(OBJECTS):
-        nbytes = 5_000 if i < 5 else int(rng.integers(0, 10_000))
+        nbytes = 5_000 if i < 30 else int(rng.integers(0, 10_000))
         name = f"{i:03d} ä#%.bin"
         (folder / name).write_bytes(rng.bytes(500_000 if i == HUGE else nbytes))
     return f"{folder}/*.bin"
