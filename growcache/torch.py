@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from growcache.errors import FormatError
-from growcache.loading.framework import Bytes, Framework, Integers
+from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Framework, Integers
 from growcache.loading.loader import Loader
 
 __all__ = ["EpochLoader", "take_rows"]
@@ -57,8 +58,16 @@ def _chunk_bytes(nbytes: int) -> int:
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
-    """Copy the parts one behind the other, in one operation that releases the GIL once."""
-    torch.cat([*map(torch.from_numpy, parts)], out=torch.from_numpy(out))
+    """Copy the parts one behind the other; long ones without holding the GIL in between.
+
+    Where they are short, to make tensors of them would take as long as the copying. Empty
+    ones cost `torch.cat` its fast path.
+    """
+    if len(out) < LONG_ROW_BYTES * len(parts):
+        np.concatenate(parts, out=out)
+        return
+    tensors = [torch.from_numpy(part) for part in parts if len(part)]
+    torch.cat(tensors, out=torch.from_numpy(out))
 
 
 def _copy_in_this_thread_alone() -> None:

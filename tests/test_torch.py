@@ -16,9 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from growcache.errors import ConfigError, FormatError  # noqa: E402
-from growcache.loading.framework import Take, take_rows  # noqa: E402
+from growcache.loading.framework import Join, Take, join_parts, take_rows  # noqa: E402
 from growcache.schema import Sample  # noqa: E402
 from growcache.torch import EpochLoader, _copy_in_this_thread_alone  # noqa: E402
+from growcache.torch import join_parts as torch_join  # noqa: E402
 from growcache.torch import take_rows as torch_take  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
@@ -180,3 +181,13 @@ def test_preparing_a_thread_twice_is_harmless() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize("sizes", [[0, 3, 0], [5], [40_000, 0, 70_001, 1], [100] * 50])
+@pytest.mark.parametrize("join", [join_parts, torch_join])
+def test_parts_of_any_size_are_joined(join: Join, sizes: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+    out: Any = np.zeros(sum(sizes), np.uint8)
+    join(parts, out)
+    np.testing.assert_array_equal(out, np.concatenate(parts))

@@ -7,7 +7,6 @@ the thin shell that gathers what they need and does what they say.
 from __future__ import annotations
 
 import math
-import signal
 import time
 import uuid
 from collections import deque
@@ -27,9 +26,9 @@ from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
 from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
+from growcache.sampling.roster import MOST_SUSPICION, suspicion_of
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
-MOST_SUSPICION = 15  # of a group: so many samplers killed on it, or three that crashed
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
@@ -339,9 +338,7 @@ class Dispatcher:
             SamplingError: it has cost too many samplers to be chance.
         """
         if flight := self._land(permit):
-            # A SIGKILL may be the kernel's, for want of memory, or just somebody's; any
-            # other end is most likely of the group's own making.
-            suspicion = 1 if code == -signal.SIGKILL else MOST_SUSPICION // 3
+            suspicion = suspicion_of(code)
             if self._book.abandoned(flight.permit.group, suspicion) >= MOST_SUSPICION:
                 first = flight.permit.stops[0].entry.key
                 raise SamplingError(

@@ -1,4 +1,4 @@
-"""Finding out what a cache is of: from what it holds, or from a first readable object."""
+"""Finding out what a cache is of: from what it holds, or from the first readable objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import Message
-from growcache.sampling.roster import Slot
+from growcache.sampling.roster import MOST_SUSPICION, Slot, suspicion_of
 from growcache.sampling.sizing import (
     group_limit_bytes,
     measure_sizing,
@@ -49,6 +49,7 @@ class Identification:
         self._cache = cache
         self._catalog = catalog
         self._unreadable = 0  # objects, from the first one on
+        self._suspicion = 0  # that it is the objects that kill who looks at them
         self._prober: Slot | None = None
         self._not_before = 0.0
         self.waiting_for = "samplers to start"
@@ -66,13 +67,16 @@ class Identification:
         return self._found(stored.schema, sizing, introduction, stored.sizes)
 
     def probe(self, ready: Sequence[Slot]) -> None:
-        """Let a sampler measure the first object that can be read, if none does so now."""
+        """Let a sampler look at the first objects that can be read, if none does so now."""
         now = time.monotonic()
         if self._prober is not None or not ready or now < self._not_before:
             return
         if self._cache.identity is not None and self._cache.totals().drawn_shards:
             return
-        last = min(len(self._catalog), self._unreadable + PROBED)
+        # Where one of them may have killed a sampler, the first one alone decides: the others
+        # belong to permits, which know how to say which object kills.
+        probed = 1 if self._suspicion else PROBED
+        last = min(len(self._catalog), self._unreadable + probed)
         entries = [self._catalog.entry(i) for i in range(self._unreadable, last)]
         if not entries:
             self.waiting_for = "the listing to show an object that can be read"
@@ -85,10 +89,22 @@ class Identification:
             {"type": "probe", "entries": [[*asdict(entry).values()] for entry in entries]}
         )
 
-    def lost(self, slot: Slot) -> None:
-        """Note that a sampler died; what it was asked is asked again."""
-        if slot is self._prober:
-            self._prober = None
+    def lost(self, slot: Slot, code: int) -> None:
+        """Note that a sampler died; what it was asked is asked again.
+
+        Raises:
+            SamplingError: that has cost too many samplers to be chance.
+        """
+        if slot is not self._prober:
+            return
+        self._prober = None
+        self._suspicion += suspicion_of(code)
+        if self._suspicion >= MOST_SUSPICION:
+            first = self._catalog.entry(self._unreadable).key
+            raise SamplingError(
+                f"sampler after sampler died while it looked at {first}, the last with exit "
+                f"code {code}; does the transform crash, or is there too little memory?"
+            )
 
     def answered(
         self, slot: Slot, message: Message, introduction: Message, *, listed: bool
@@ -96,7 +112,7 @@ class Identification:
         """Return what was measured; None where the search goes on.
 
         Raises:
-            SamplingError: no object of the source can be read.
+            SamplingError: no object of the source can be read, or no two are alike.
         """
         if slot is not self._prober:
             return None
@@ -105,6 +121,8 @@ class Identification:
             self._not_before = time.monotonic() + AGAIN_SECONDS
             self.waiting_for = f"the store to answer ({message['transient']})"
             return None
+        if "mixed" in message:
+            raise SamplingError(message["mixed"])
         if "errors" in message:
             self._unreadable += len(message["errors"])
             if listed and self._unreadable >= len(self._catalog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,17 @@ from growcache.sampling.messages import Message
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 HEALTHY_SECONDS = 10.0  # a sampler that lived so long starts again without delay
+MOST_SUSPICION = 15  # of one piece of work: so many samplers killed on it, or three crashes
 PERMITS_EACH = 2  # one is fetched while the other is encoded and written
+
+
+def suspicion_of(code: int) -> int:
+    """Return how much the death of a sampler with this exit code says against its work.
+
+    A SIGKILL may be the kernel's, for want of memory, or just somebody's; any other end is
+    most likely of the work's own making.
+    """
+    return 1 if code == -signal.SIGKILL else MOST_SUSPICION // 3
 
 
 @dataclass(slots=True)

@@ -326,7 +326,7 @@ class Supervisor:
         self._woken.set()
 
     def _bury(self, slot: Slot, permits: list[str], code: int) -> None:
-        self._identification.lost(slot)
+        self._identification.lost(slot, code)
         for permit in permits:
             if self._dispatcher is not None:
                 self._dispatcher.abandoned(permit, code)

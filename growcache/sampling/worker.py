@@ -24,20 +24,19 @@ from growcache.cache.locks import FileLock
 from growcache.config import Config
 from growcache.errors import (
     ConfigError,
-    FormatError,
     GrowcacheError,
-    StoreError,
     TransientStoreError,
 )
-from growcache.remote.formats import ObjectFormat, Visit, open_format
-from growcache.remote.store import Entry, Store, StoreReader, open_store
+from growcache.remote.formats import ObjectFormat, open_format
+from growcache.remote.store import Entry, Store, open_store
 from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import Filled, Filler, encode_group
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
-from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
+from growcache.sampling.messages import Message, Permit, pack, unpack
 from growcache.sampling.pace import Pace
+from growcache.sampling.probing import Prober
 from growcache.sampling.transforms import Transform, load_transform
-from growcache.schema import Schema, sample_bytes
+from growcache.schema import Schema
 
 PROGRESS_SECONDS = 0.2
 LOCK_SECONDS = 30.0
@@ -147,6 +146,8 @@ class Sampler:
             sampling.concurrency,
             self._pace,
         )
+        wish = None if sampling.schema == "auto" else Schema.declared(sampling.schema)
+        self._prober = Prober(self._store, self._format, self._filler, sampling.seed, wish)
         self._schema: Schema | None = None
         self._fingerprint = ""
         self._limits: Limits | None = None
@@ -244,38 +245,7 @@ class Sampler:
         self._line.send({"type": "failed", "id": permit.id, "error": error, "disk": disk})
 
     async def _probe(self, entries: list[Entry]) -> None:
-        """Measure the first of these objects that can be read."""
-        errors = []
-        for entry in entries:
-            try:
-                self._line.send(await self._measured(entry))
-            except TransientStoreError as error:
-                # Not the object's fault: another one might give another schema.
-                self._line.send({"type": "probed", "transient": str(error)})
-                return
-            except (StoreError, FormatError) as error:
-                errors.append(f"{entry.key}: {error}")
-            else:
-                return
-        self._line.send({"type": "probed", "errors": errors})
-
-    async def _measured(self, entry: Entry) -> Message:
-        measure = await self._format.measure(StoreReader(self._store, entry))
-        stop = Stop(entry, 0, max(1, measure.samples))
-        visit = Visit(0, stop.parts, 0, self._seed, None)
-        found = await self._format.read(StoreReader(self._store, entry), visit)
-        if not found:
-            raise FormatError("it holds no sample")
-        permit = Permit("probe", 0, 0, 0, (0,), (stop,))
-        visited = self._filler.prepared(permit, stop, found[:1], None)
-        if not visited.samples:
-            raise FormatError("sampling.transform returned None for its first sample")
-        return {
-            "type": "probed",
-            "measure": asdict(measure),
-            "schema": Schema.of(visited.samples[0]).to_json(),
-            "sample_bytes": sample_bytes(visited.samples[0]),
-        }
+        self._line.send(await self._prober.probe(entries))
 
     async def _report_progress(self) -> None:
         last = time.monotonic()

@@ -112,6 +112,7 @@ def test_complete_without_a_sample_is_an_error(cache: Any) -> None:
 
 def test_more_than_the_bound_can_hold_is_refused(cache: Any) -> None:
     cache.add(0)
+    cache.population(500)
     write_status(cache.root, Status(max_bytes=1000))
     with pytest.raises(ConfigError, match="max_bytes is 1,000"):
         wait_for_samples(cache.root, 500)

@@ -12,7 +12,7 @@ import pytest
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
 from growcache.config import load_config
-from growcache.errors import ConfigError
+from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
@@ -54,6 +54,7 @@ def search(tmp_path: Path, url: str) -> Identification:
 
 
 READY = {"ranged": False, "digests": {}}
+KILLED, CRASHED = -9, 11
 
 
 def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification) -> None:
@@ -62,12 +63,23 @@ def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification
     assert (first.probing, second.probing) == (True, False)
     search.probe([second])  # one at a time
     assert not second.probing
-    search.lost(second)
+    search.lost(second, KILLED)
     search.probe([second])
     assert not second.probing
-    search.lost(first)
+    search.lost(first, KILLED)
     search.probe([second])
     assert second.probing
+
+
+def test_an_object_whose_look_kills_is_named_in_the_end(search: Identification) -> None:
+    asked = Slot(0)
+    for _ in range(2):
+        search.probe([asked])
+        search.lost(Slot(1), CRASHED)  # not the one who looked
+        search.lost(asked, CRASHED)
+    search.probe([asked])
+    with pytest.raises(SamplingError, match=r"looked at k000.*exit code 11"):
+        search.lost(asked, CRASHED)
 
 
 def test_only_the_one_who_was_asked_is_believed(search: Identification) -> None:
