@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import typer.main
 
+from growcache import Snapshot
 from growcache.config import load_config
 from growcache.remote.formats import open_format
 from growcache.service.cli import app, main
@@ -77,7 +78,7 @@ def test_the_python_blocks_run_on_a_real_cache(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "growcache.yaml", "--url", url]) == 0
     monkeypatch.setenv("GROWCACHE_CACHE__MAX_BYTES", "20MB")
-    train, serve, label, _ = blocks("python")
+    train, serve, label, _, _ = blocks("python")
     loop = train.replace("range(90)", "range(2)").replace("batch_size=64", "batch_size=16")
     body = "\n".join("    " + line for line in f"{loop}\nloader.close()".splitlines())
     script = serve.replace("    ...  # the loop above", body)
@@ -96,6 +97,34 @@ def test_the_python_blocks_run_on_a_real_cache(
     exec(label, names)
     origin = type("Origin", (), {"key": "study/patient/7.npy"})
     assert names["label"]({"x": 0}, origin)["y"] == 1  # type: ignore[operator]
+
+
+def test_the_format_in_the_readme_is_a_format(tmp_path: Path) -> None:
+    """The block about formats, through the service."""
+    (tmp_path / "formats.py").write_text(blocks("python")[3])
+    (tmp_path / "data").mkdir()
+    for i in range(6):
+        np.savez(tmp_path / "data" / f"{i}.npz", x=np.full(4, i, "<f4"), y=np.int64(i))
+    done = subprocess.run(
+        [sys.executable, "-m", "growcache", "run", "--until-full", write_read_config(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    with Snapshot.take(tmp_path / "cache") as snapshot:
+        samples = [snapshot[i] for i in range(len(snapshot))]
+    assert sorted(int(sample["y"]) for sample in samples) == list(range(6))
+    assert all((sample["x"] == sample["y"]).all() for sample in samples)
+
+
+def write_read_config(folder: Path) -> str:
+    (folder / "c.yaml").write_text(
+        "source: {url: data/*.npz, format: 'formats:read'}\ncache: {max_bytes: 20MB}\n"
+    )
+    return "c.yaml"
 
 
 def test_the_tensorflow_block_compiles() -> None:
