@@ -58,6 +58,7 @@ def main() -> None:
             endless.map(with_mean),
             steps_per_epoch=arguments.steps_per_epoch,
             epochs=arguments.epochs,
+            shuffle=False,  # it is shuffled
             verbose=2,
         )
 

@@ -53,7 +53,7 @@ def main() -> None:
                 loss = nn.functional.mse_loss(model(x)[:, 0], x.flatten(1).mean(1))
                 optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-3)
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
                 total += loss.item() * len(x)
             mean = total / max(1, loader.report.samples)
