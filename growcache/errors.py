@@ -5,6 +5,7 @@
     ├── CacheError
     │   ├── CacheMissingError(FileNotFoundError)   no cache at that path               exit 2
     │   ├── CacheBusyError                 another supervisor owns the directory      exit 2
+    │   ├── CachePathError(ConfigError)    no cache can be made at that path          exit 2
     │   ├── FingerprintError(ConfigError)  the cache was filled by another config     exit 2
     │   ├── CacheFullError(OSError)        the disk, not the bound, has no room       exit 1
     │   └── CorruptShardError              a shard's bytes are not what was written   exit 1
@@ -47,6 +48,12 @@ class CacheMissingError(CacheError, FileNotFoundError):
 
 class CacheBusyError(CacheError):
     """Another supervisor owns the cache directory."""
+
+    exit_code = 2
+
+
+class CachePathError(CacheError, ConfigError):
+    """No cache can be made at the path: a file, no permission, a network file system."""
 
     exit_code = 2
 

@@ -13,6 +13,8 @@ import hashlib
 import importlib
 import inspect
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +30,37 @@ from growcache.schema import Sample
 _LONGEST_KEY = 80  # characters of an object's key in a reason; the hole has all of it
 _LONGEST_WORDS = 160  # characters of what an exception says
 
+
+class Calls:
+    """Which calls of the user's code run now, by thread, and how many have ended.
+
+    Written by the threads that make them, read by one that watches.
+    """
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._running: dict[int, tuple[float, UserCode, str]] = {}
+
+    def begin(self, code: UserCode, key: str) -> None:
+        """Note that this thread calls the code for an object."""
+        self._running[threading.get_ident()] = (time.monotonic(), code, key)
+
+    def end(self) -> None:
+        """Note that this thread's call ended."""
+        del self._running[threading.get_ident()]
+        self.ended += 1  # a lost count does no harm: others follow
+
+    def longest(self) -> tuple[float, str] | None:
+        """Return seconds and words of the call that runs for longest; None where none does."""
+        running = list(self._running.values())
+        if not running:
+            return None
+        began, code, key = min(running, key=lambda call: call[0])
+        return time.monotonic() - began, f"{code.role} {code.name} on {short(key)}"
+
+
+CALLS = Calls()
+
 # What a user's code may raise, beside every Exception: it must not end the sampler.
 _ANYTHING = (Exception, SystemExit)
 
@@ -38,6 +71,7 @@ class UserCode:
 
     Attributes:
         name: ``package.module:function``.
+        role: the key of the configuration that names it.
         digest: of its module's source; a part of the cache's fingerprint.
         home: the file, or the folder of the package, that holds the user's own lines.
         function: what is called, by keyword.
@@ -45,6 +79,7 @@ class UserCode:
     """
 
     name: str
+    role: str
     digest: str
     home: str
     function: Callable[..., Any]
@@ -60,10 +95,13 @@ class UserCode:
         Raises:
             FormatError: it raised; the message names object, exception, file and line.
         """
+        CALLS.begin(self, key)
         try:
             return self.function(**{name: values[name] for name in self.parameters})
         except _ANYTHING as error:
             raise self.failure(key, error) from error
+        finally:
+            CALLS.end()
 
     def items(self, key: str, result: Iterable[Any]) -> Iterator[Any]:
         """Yield what a generator or list of the user's holds.
@@ -71,10 +109,19 @@ class UserCode:
         Raises:
             FormatError: the generator raised.
         """
-        try:
-            yield from result
-        except _ANYTHING as error:
-            raise self.failure(key, error) from error
+        found: Iterator[Any] | None = None
+        while True:
+            CALLS.begin(self, key)
+            try:
+                found = found or iter(result)
+                item = next(found)
+            except StopIteration:
+                return
+            except _ANYTHING as error:
+                raise self.failure(key, error) from error
+            finally:
+                CALLS.end()
+            yield item
 
     def failure(self, key: str, error: BaseException) -> FormatError:
         """Return what an exception of the user's code means to the cache: a hole."""
@@ -134,12 +181,25 @@ def load_code(
         raise ConfigError(f"{key}: {name} is not callable")
     parameters = _parameters(function, options, known, name, where)
     bound = functools.partial(function, **options) if options else function
-    return UserCode(name, _digest(module), _home(module), bound, parameters)
+    return UserCode(name, key, _digest(module), _home(module), bound, parameters)
 
 
 def short(key: str) -> str:
-    """Return an object's key for a message: its end, if it is long."""
-    return key if len(key) <= _LONGEST_KEY else "…" + key[1 - _LONGEST_KEY :]
+    """Return an object's key for a message: its end, if it is long; printable in any case."""
+    return printable(key if len(key) <= _LONGEST_KEY else "…" + key[1 - _LONGEST_KEY :])
+
+
+def printable(text: str) -> str:
+    r"""Return the text without what a terminal would obey, or could not show.
+
+    Keys may hold line breaks and escape sequences, names of files any bytes.
+
+    >>> printable("caf\u00e9 \x1b[31m\udcff")
+    'café \\x1b[31m\\udcff'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _imported(module_name: str, name: str, key: str) -> ModuleType:

@@ -81,7 +81,7 @@ class Cache:
 
         Raises:
             CacheBusyError: another service, or what is left of one, owns it.
-            CacheError: a network file system, or a path that cannot be written.
+            CachePathError: a network file system, or a path that cannot be written.
             CacheFullError: the disk has no room for an index.
         """
         layout = Layout(root)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from growcache.errors import CacheError, CacheMissingError
+from growcache.errors import CacheMissingError, CachePathError
 
 BLOCK_BYTES = 4096
 DIRECTORY_MODE = 0o700
@@ -76,18 +76,18 @@ class Layout:
         """Make the directories that are missing.
 
         Raises:
-            CacheError: the path is a file, or may not be written.
+            CachePathError: the path is a file, or may not be written.
         """
         for directory in (self.root, self.shards, self.incoming, self.leases):
             try:
                 directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             except OSError as error:
-                raise CacheError(
+                raise CachePathError(
                     f"cannot make the cache directory {directory}: {error.strerror}; "
                     "choose another cache.path"
                 ) from None
             if not os.access(directory, os.W_OK | os.X_OK):
-                raise CacheError(
+                raise CachePathError(
                     f"may not write into the cache directory {directory}; change its "
                     "permissions, or choose another cache.path"
                 )
@@ -251,11 +251,11 @@ def refuse_network(path: Path) -> None:
     """Refuse a directory on a network file system.
 
     Raises:
-        CacheError: flock and SQLite cannot be relied on there.
+        CachePathError: flock and SQLite cannot be relied on there.
     """
     kind = file_system_of(path)
     if kind in NETWORK_FILE_SYSTEMS:
-        raise CacheError(
+        raise CachePathError(
             f"{path} lies on a network file system ({kind}), where locks are not reliable; "
             "choose a local disk, or set cache.allow_network_filesystem: true at your risk"
         )

@@ -26,7 +26,9 @@ from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
 from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
-from growcache.sampling.roster import MOST_SUSPICION, suspicion_of
+from growcache.sampling.reasons import culprits, reason
+from growcache.sampling.roster import MOST_SUSPICION, Death
+from growcache.usercode import short
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
@@ -285,25 +287,27 @@ class Dispatcher:
             flight.need_bytes, flight.asked_at = nbytes, time.monotonic()
             self._bytes_per_part = nbytes / len(flight.permit.stops)
 
-    def written(self, permit: str) -> None:
-        """Commit a group that is on disk.
+    def written(self, permit: str) -> list[str]:
+        """Commit a group that is on disk; return the reasons of its holes.
 
         Raises:
             SamplingError: too many objects of the source cannot be used.
         """
         flight = self.flights.pop(permit, None)
         if flight is None:
-            return  # of a permit that was taken back
+            return []  # of a permit that was taken back
         shards = [self._sidecar(permit, number) for number in flight.permit.shards]
         try:
             self._cache.commit(permit, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
             self._fail(flight.permit.group, str(error))
-            return
+            return []
         self._book.done(flight.permit.group)
         self._drawn.pop(flight.permit.group, None)
-        self._reasons.extend(hole.reason for shard in shards for hole in shard.holes)
+        reasons = [reason(hole.key, hole.reason) for shard in shards for hole in shard.holes]
+        self._reasons.extend(reasons)
         self._check_holes()
+        return reasons
 
     def _sidecar(self, permit: str, number: int) -> Sidecar:
         path = self._cache.incoming_path(permit, number, ".json")
@@ -327,24 +331,23 @@ class Dispatcher:
         self.last_error = error
         self._book.failed(group, time.monotonic())
 
-    def abandoned(self, permit: str, code: int) -> None:
+    def abandoned(self, permit: str, death: Death) -> None:
         """Note that the sampler of a group died: the group is filled again at once.
 
         Args:
             permit: of the group.
-            code: the sampler's exit code.
+            death: the sampler's.
 
         Raises:
             SamplingError: it has cost too many samplers to be chance.
         """
         if flight := self._land(permit):
-            suspicion = suspicion_of(code)
-            if self._book.abandoned(flight.permit.group, suspicion) >= MOST_SUSPICION:
-                first = flight.permit.stops[0].entry.key
+            group = flight.permit.group
+            if self._book.abandoned(group, death.suspicion) >= MOST_SUSPICION:
+                first = short(flight.permit.stops[0].entry.key)
                 raise SamplingError(
-                    f"sampler after sampler died on group {flight.permit.group} (its first "
-                    f"object is {first}), the last with exit code {code}; does the transform "
-                    "crash, or is there too little memory?"
+                    f"sampler after sampler died on group {group} (its first object is "
+                    f"{first}), the last {death}; " + culprits(self._config)
                 )
 
     def ground(self) -> None:
@@ -366,6 +369,6 @@ class Dispatcher:
             return
         raise SamplingError(
             f"{totals.holes} of {totals.drawn_parts} visits yielded nothing, more than "
-            f"sampling.max_skipped ({self._config.sampling.max_skipped:g}) allows; the last: "
-            + "; ".join(self._reasons)
+            f"sampling.max_skipped ({self._config.sampling.max_skipped:g}) allows; raise it to "
+            "leave them out. The last: " + "; ".join(self._reasons)
         )

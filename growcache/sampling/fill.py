@@ -21,11 +21,10 @@ from growcache.remote.store import Store, StoreReader
 from growcache.sampling.allowance import Allowance, Limits, Visited
 from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.pace import Pace
+from growcache.sampling.reasons import reason
 from growcache.sampling.transforms import Transform
 from growcache.schema import Origin, Sample, Schema
 from growcache.usercode import short
-
-MAX_REASON = 300  # characters of a hole's reason; it is kept in the index
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Filler:
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
-            return Visited(hole=str(error)[:MAX_REASON])
+            return Visited(hole=reason(stop.entry.key, error))
 
     def prepared(
         self,

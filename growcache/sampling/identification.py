@@ -16,7 +16,8 @@ from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import Message
-from growcache.sampling.roster import MOST_SUSPICION, Slot, suspicion_of
+from growcache.sampling.reasons import culprits
+from growcache.sampling.roster import MOST_SUSPICION, Death, Slot
 from growcache.sampling.sizing import (
     group_limit_bytes,
     measure_sizing,
@@ -24,8 +25,11 @@ from growcache.sampling.sizing import (
     with_wishes,
 )
 from growcache.schema import Schema
+from growcache.usercode import short
 
 PROBED = 16  # objects tried at once, in order, in search of a readable one
+MOST_UNREADABLE = 1000  # in a row, before max_skipped decides whether the search goes on
+CRASH = Death(1).suspicion  # of one; as much as that of many a SIGKILL
 AGAIN_SECONDS = 1.0  # after a store that did not answer
 
 
@@ -66,21 +70,25 @@ class Identification:
         sizing = with_wishes(self._config, stored_sizing(stored.sizes), ranged=ranged)
         return self._found(stored.schema, sizing, introduction, stored.sizes)
 
-    def probe(self, ready: Sequence[Slot]) -> None:
-        """Let a sampler look at the first objects that can be read, if none does so now."""
+    def probe(self, ready: Sequence[Slot], *, listed: bool) -> None:
+        """Let a sampler look at the first objects that can be read, if none does so now.
+
+        Which ones they are depends on the listing alone, not on how far it is by now: what
+        they show is the schema of the cache.
+        """
         now = time.monotonic()
         if self._prober is not None or not ready or now < self._not_before:
             return
         if self._cache.identity is not None and self._cache.totals().drawn_shards:
             return
-        # Where one of them may have killed a sampler, the first one alone decides: the others
-        # belong to permits, which know how to say which object kills.
-        probed = 1 if self._suspicion else PROBED
-        last = min(len(self._catalog), self._unreadable + probed)
-        entries = [self._catalog.entry(i) for i in range(self._unreadable, last)]
-        if not entries:
+        first, found = self._unreadable, len(self._catalog)
+        if found <= first or not (listed or found >= first + PROBED):
             self.waiting_for = "the listing to show an object that can be read"
             return
+        # Where one of them crashes samplers, the first one alone decides: the others belong to
+        # permits, which know how to say which object it is.
+        probed = 1 if self._suspicion >= CRASH else PROBED
+        entries = [self._catalog.entry(i) for i in range(first, min(found, first + probed))]
         self.waiting_for = "a first object to be read"
         self._prober = ready[0]
         self._prober.probing = True
@@ -89,7 +97,7 @@ class Identification:
             {"type": "probe", "entries": [[*asdict(entry).values()] for entry in entries]}
         )
 
-    def lost(self, slot: Slot, code: int) -> None:
+    def lost(self, slot: Slot, death: Death) -> None:
         """Note that a sampler died; what it was asked is asked again.
 
         Raises:
@@ -98,12 +106,12 @@ class Identification:
         if slot is not self._prober:
             return
         self._prober = None
-        self._suspicion += suspicion_of(code)
+        self._suspicion += death.suspicion
         if self._suspicion >= MOST_SUSPICION:
-            first = self._catalog.entry(self._unreadable).key
+            first = short(self._catalog.entry(self._unreadable).key)
             raise SamplingError(
-                f"sampler after sampler died while it looked at {first}, the last with exit "
-                f"code {code}; does the transform crash, or is there too little memory?"
+                f"sampler after sampler died while it looked at {first}, the last {death}; "
+                + culprits(self._config)
             )
 
     def answered(
@@ -125,13 +133,22 @@ class Identification:
             raise SamplingError(message["mixed"])
         if "errors" in message:
             self._unreadable += len(message["errors"])
-            if listed and self._unreadable >= len(self._catalog):
-                raise SamplingError(
-                    "no object of the source can be read as source.format "
-                    f"{self._config.source.format}: {message['errors'][0]}"
-                )
+            self._suspicion = 0  # of those that were looked at
+            self._give_up_early(message["errors"][0], listed=listed)
             return None
         return self._measured(message, introduction)
+
+    def _give_up_early(self, error: str, *, listed: bool) -> None:
+        objects, skipped = len(self._catalog), self._config.sampling.max_skipped
+        which = "no object of the source"
+        if not (listed and self._unreadable >= objects):
+            if self._unreadable < max(MOST_UNREADABLE, skipped * objects):
+                return
+            which = f"none of the first {self._unreadable:,} objects of the source"
+        form = self._config.source.format
+        raise SamplingError(
+            f"{which} yields a sample with source.format {form}; the first: {error}"
+        )
 
     def _measured(self, message: Message, introduction: Message) -> Found:
         schema = Schema.from_json(message["schema"])

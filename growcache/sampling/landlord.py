@@ -100,7 +100,9 @@ class Landlord:
             return ""
         oldest = min(leases, key=lambda lease: lease.created)
         age = max(0, time.time() - oldest.created)
+        who = f"for {age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
+        if len(leases) == 1:
+            return f"readers to let go of shards: a snapshot is held {who}"
         return (
-            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest for "
-            f"{age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
+            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest {who}"
         )

@@ -1,7 +1,7 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
     supervisor → sampler   setup · probe · permit · grant
-    sampler → supervisor   ready · refused · probed · progress · need · written · failed
+    sampler → supervisor   ready · refused · probed · progress · called · need · written · failed
 
 The end of the pipe is a message too: whoever reads it stops.
 """

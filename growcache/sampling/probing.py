@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from statistics import fmean
 
 from growcache.errors import FormatError, StoreError, TransientStoreError
@@ -13,9 +14,13 @@ from growcache.remote.formats import Measure, ObjectFormat, Visit
 from growcache.remote.store import Entry, Store, StoreReader
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Message, Permit, Stop
+from growcache.sampling.reasons import reason
 from growcache.schema import Sample, Schema, sample_bytes
+from growcache.usercode import short
 
 PROBE_OBJECTS = 8  # looked at together
+LOOKS = 8  # at samples, of all of these objects together
+MOST_LOOKS = 256  # at samples of one object, where the user's code passes over the first ones
 PROBE_BYTES = 16_000_000  # of the objects looked at, after the first; a slow link shows them
 AGREEING = 0.75  # of the samples make a schema; the others will be holes
 
@@ -24,6 +29,7 @@ AGREEING = 0.75  # of the samples make a schema; the others will be holes
 class Probed:
     """What one object showed."""
 
+    key: str
     measure: Measure
     samples: Sequence[Sample]
 
@@ -74,8 +80,21 @@ def chunk(entries: Sequence[Entry], *, ranged: bool) -> Sequence[Entry]:
     return entries[:together]
 
 
+def ordinals(count: int, first: int) -> Iterator[list[int]]:
+    """Yield which of so many to look at: ``first`` of them, spread evenly, then others.
+
+    >>> list(ordinals(5, 2))
+    [[0, 4], [1, 2], [3]]
+    """
+    spread = sorted({i * (count - 1) // max(1, first - 1) for i in range(first)})
+    yield spread
+    others = (i for i in range(min(count, MOST_LOOKS)) if i not in spread)
+    while batch := list(islice(others, first)):
+        yield batch
+
+
 class Prober:
-    """Reads objects as a permit would, but for one sample or two of each.
+    """Reads objects as a permit would, but for a few samples of each.
 
     Args:
         store: what is read from.
@@ -101,11 +120,10 @@ class Prober:
 
     async def probe(self, entries: Sequence[Entry]) -> Message:
         """Return what the first of these objects show, or why none of them can be read."""
-        if self._wish is None:
-            entries = chunk(entries, ranged=self._format.ranged)
-        else:
-            entries = entries[:1]
-        looks = [self._look(entry) for entry in entries]
+        entries = chunk(entries, ranged=self._format.ranged)
+        wanted = -(-LOOKS // len(entries))
+        look = self._look_at_parts if self._format.ranged else self._look_at_whole
+        looks = [look(entry, wanted) for entry in entries]
         found = await asyncio.gather(*looks, return_exceptions=True)
         for result in found:
             if isinstance(result, TransientStoreError):
@@ -119,14 +137,16 @@ class Prober:
         if probed:
             return self._message(probed)
         reasons = zip(entries, found, strict=True)
-        return {"type": "probed", "errors": [f"{entry.key}: {why}" for entry, why in reasons]}
+        return {"type": "probed", "errors": [reason(entry.key, why) for entry, why in reasons]}
 
     def _message(self, probed: Sequence[Probed]) -> Message:
         samples = [sample for one in probed for sample in one.samples]
+        schemas = [Schema.of(sample) for sample in samples]
         try:
-            schema = self._wish or settle([Schema.of(sample) for sample in samples])
+            schema = self._wish or settle(schemas)
         except FormatError as error:
-            return {"type": "probed", "mixed": str(error)}
+            keys = [one.key for one in probed for _ in one.samples]
+            return {"type": "probed", "mixed": f"{error}{_examples(schemas, keys)}"}
         return {
             "type": "probed",
             "measure": asdict(probed[0].measure),
@@ -134,16 +154,49 @@ class Prober:
             "sample_bytes": fmean(map(sample_bytes, samples)),
         }
 
-    async def _look(self, entry: Entry) -> Probed:
-        reader = StoreReader(self._store, entry)
-        measure = await self._format.measure(reader)
-        stop = Stop(entry, 0, max(1, measure.samples))
-        found = await self._format.read(reader, Visit(0, stop.parts, 0, self._seed, None))
-        if not found:
-            raise FormatError("it holds no sample")
-        permit = Permit("probe", 0, 0, 0, (0,), (stop,))
-        ends = found[:1] + found[1:][-1:]  # those of one object may differ, too
-        visited = self._filler.prepared(permit, stop, ends, self._wish)
-        if not visited.samples:
-            raise FormatError("sampling.transform returned None for its first sample")
-        return Probed(measure, visited.samples)
+    async def _look_at_parts(self, entry: Entry, wanted: int) -> Probed:
+        """Look at parts of an object, each of which is one sample."""
+        measure = await self._format.measure(StoreReader(self._store, entry))
+        parts = max(1, measure.samples)
+        for batch in ordinals(parts, wanted):
+            stops = [Stop(entry, part, parts) for part in batch]
+            visits = [self._filler.visit(_permit(stop), stop, self._wish) for stop in stops]
+            visited = await asyncio.gather(*visits)
+            if samples := [sample for one in visited for sample in one.samples]:
+                return Probed(entry.key, measure, samples)
+            holes = [one.hole for one in visited if one.hole is not None]
+            if holes and self._format.listed:  # else the next draw may be better
+                raise FormatError(holes[0])
+        raise FormatError(holes[0] if holes else _nothing(measure.samples, self._format))
+
+    async def _look_at_whole(self, entry: Entry, wanted: int) -> Probed:
+        """Look at some samples of an object, of which those of one may differ, too."""
+        reader, stop = StoreReader(self._store, entry), Stop(entry, 0, 1)
+        found = await self._format.read(reader, Visit(0, 1, 0, self._seed, None))
+        for batch in ordinals(len(found), max(2, wanted)) if found else ():
+            some = [found[i] for i in batch]
+            visited = self._filler.prepared(_permit(stop), stop, some, self._wish)
+            if visited.samples:
+                measure = await self._format.measure(reader)
+                return Probed(entry.key, measure, visited.samples)
+        raise FormatError(_nothing(len(found), self._format))
+
+
+def _permit(stop: Stop) -> Permit:
+    return Permit("probe", 0, 0, 0, (0,), (stop,))
+
+
+def _nothing(samples: int, form: ObjectFormat) -> str:
+    if not samples:
+        return "it holds no sample"
+    who = "sampling.transform" if form.listed else "source.format or sampling.transform"
+    return f"{who} returned None for each of {min(samples, MOST_LOOKS)} samples looked at"
+
+
+def _examples(schemas: Sequence[Schema], keys: Sequence[str]) -> str:
+    """Name two objects whose samples cannot be in one cache, if that is what is wrong."""
+    first = _kind(schemas[0])
+    for schema, key in zip(schemas, keys, strict=True):
+        if _kind(schema) != first:
+            return f" (found in {short(keys[0])} and in {short(key)})"
+    return ""

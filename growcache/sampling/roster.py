@@ -15,18 +15,37 @@ from growcache.sampling.messages import Message
 
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
+HEARD_SECONDS = 3.0  # samplers tell of a long call every second, unless it keeps the GIL
 HEALTHY_SECONDS = 10.0  # a sampler that lived so long starts again without delay
 MOST_SUSPICION = 15  # of one piece of work: so many samplers killed on it, or three crashes
 PERMITS_EACH = 2  # one is fetched while the other is encoded and written
 
 
-def suspicion_of(code: int) -> int:
-    """Return how much the death of a sampler with this exit code says against its work.
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a sampler ended.
 
-    A SIGKILL may be the kernel's, for want of memory, or just somebody's; any other end is
-    most likely of the work's own making.
+    Attributes:
+        code: its exit code.
+        stalled: what it was doing when it was killed for doing nothing else, in words; None
+            where it ended otherwise.
     """
-    return 1 if code == -signal.SIGKILL else MOST_SUSPICION // 3
+
+    code: int
+    stalled: str | None = None
+
+    @property
+    def suspicion(self) -> int:
+        """How much it says against the work of the sampler.
+
+        A SIGKILL may be the kernel's, for want of memory, or just somebody's; any other end
+        is most likely of the work's own making.
+        """
+        somebodys = self.code == -signal.SIGKILL and self.stalled is None
+        return 1 if somebodys else MOST_SUSPICION // 3
+
+    def __str__(self) -> str:
+        return self.stalled or f"with exit code {self.code}"
 
 
 @dataclass(slots=True)
@@ -40,6 +59,9 @@ class Slot:
         permits: what it works on, by permit id, with the visits done.
         paused: permits that wait for the supervisor, which is no lack of progress.
         moved_at: when it last made progress, monotonic seconds.
+        calls: of the user's code that ended in its process, and
+        call: the one that it said last to be in, with the time when it said so.
+        stalled: see `Death`.
         restarts: how often a new process was needed.
         probing: whether it measures a first object.
         stillborn: how many of its processes in a row ended before they were ready.
@@ -51,6 +73,9 @@ class Slot:
     permits: dict[str, int] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
     moved_at: float = 0.0
+    calls: int = 0
+    call: tuple[float, str] = (0.0, "")
+    stalled: str | None = None
     restarts: int = 0
     probing: bool = False
     stillborn: int = 0
@@ -69,10 +94,30 @@ class Slot:
         """Note progress."""
         self.moved_at = time.monotonic()
 
-    def stalled(self, now: float, timeout_seconds: float) -> bool:
+    def called(self, ended: int, call: str) -> None:
+        """Note what it says about the user's code: calls that end are progress."""
+        if ended != self.calls:
+            self.moved()
+        self.calls, self.call = ended, (time.monotonic(), call)
+
+    def idles(self, now: float, timeout_seconds: float) -> bool:
         """Whether it should have made progress for longer than it is allowed."""
         busy = len(self.permits) > len(self.paused) or not self.ready or self.probing
         return self.process is not None and busy and now - self.moved_at > timeout_seconds
+
+    def give_up(self, now: float) -> str:
+        """Kill it for its idleness; return that in words."""
+        assert self.process is not None
+        said_at, call = self.call
+        heard = call and now - said_at < HEARD_SECONDS
+        self.stalled = f"after {now - self.moved_at:.0f} s " + (
+            f"in one call of {call}; make it faster, or raise sampling.timeout_seconds"
+            if heard
+            else "without progress"
+        )
+        self.process.kill()
+        self.moved()
+        return self.stalled
 
     def status(self) -> WorkerStatus:
         """Return what ``growcache status`` shows of it."""
@@ -95,7 +140,7 @@ class Roster:
         count: how many samplers.
         setup: the message that every new process gets first.
         on_message: told (slot, message).
-        on_death: told (slot, permits, exit code) when a process is gone and reaped.
+        on_death: told (slot, permits, how it ended) when a process is gone and reaped.
         on_failure: told what keeps processes from being started at all.
     """
 
@@ -104,7 +149,7 @@ class Roster:
         count: int,
         setup: Message,
         on_message: Callable[[Slot, Message], None],
-        on_death: Callable[[Slot, list[str], int], None],
+        on_death: Callable[[Slot, list[str], Death], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self.slots = [Slot(number) for number in range(count)]
@@ -133,15 +178,14 @@ class Roster:
             if slot.ready:
                 slot.send(message)
 
-    def kill_stalled(self, timeout_seconds: float) -> list[int]:
-        """Kill samplers without progress; return their places."""
+    def kill_idle(self, timeout_seconds: float) -> list[str]:
+        """Kill samplers without progress; return what there is to say about each."""
         now = time.monotonic()
-        stalled = [slot for slot in self.slots if slot.stalled(now, timeout_seconds)]
-        for slot in stalled:
-            assert slot.process is not None
-            slot.process.kill()
-            slot.moved()
-        return [slot.id for slot in stalled]
+        return [
+            f"sampler {slot.id} was restarted {slot.give_up(now)}"
+            for slot in self.slots
+            if slot.idles(now, timeout_seconds)
+        ]
 
     async def stop(self) -> None:
         """End all samplers, at the same time, and wait for them."""
@@ -182,8 +226,10 @@ class Roster:
     def _bury(self, slot: Slot, code: int) -> None:
         permits = list(slot.permits)
         slot.stillborn = 0 if slot.ready else slot.stillborn + 1
+        death = Death(code, slot.stalled)
         slot.process, slot.ready, slot.probing = None, False, False
+        slot.stalled, slot.calls, slot.call = None, 0, (0.0, "")
         slot.permits.clear()
         slot.paused.clear()
         if not self._stopping:
-            self._on_death(slot, permits, code)
+            self._on_death(slot, permits, death)

@@ -29,7 +29,7 @@ from growcache.sampling.identification import Found, Identification
 from growcache.sampling.listing import Listing
 from growcache.sampling.messages import Message
 from growcache.sampling.overview import Overview
-from growcache.sampling.roster import Roster, Slot
+from growcache.sampling.roster import Death, Roster, Slot
 from growcache.sampling.sizing import check_bound
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
@@ -240,7 +240,9 @@ class Supervisor:
         return False
 
     def _fail(self, error: Exception) -> None:
-        self._error = self._error or error
+        if self._error is None:
+            self._error = error
+            self._last_errors.append(str(error))
         self._woken.set()
 
     def _guard(self, step: Callable[[], object]) -> None:
@@ -261,9 +263,13 @@ class Supervisor:
         self._woken.set()
 
     def _react(self, slot: Slot, message: Message) -> None:
-        if message["type"] == "progress":
-            self._progressed(slot, message)
-            return
+        match message["type"]:
+            case "progress":
+                self._progressed(slot, message)
+                return
+            case "called":
+                slot.called(message["ended"], message["call"])
+                return
         slot.moved()
         permit = message.get("id", "")
         dispatcher = self._dispatcher
@@ -280,7 +286,7 @@ class Supervisor:
                 dispatcher.need(permit, message["bytes"])
             case "written" if dispatcher and permit in slot.permits:
                 self._landed(slot, permit)
-                dispatcher.written(permit)
+                self._last_errors.extend(dispatcher.written(permit))
             case "failed" if dispatcher and permit in slot.permits:
                 self._landed(slot, permit)
                 self._last_errors.append(message["error"])
@@ -320,20 +326,21 @@ class Supervisor:
         if found is not None and self._dispatcher is None:
             self._establish(found)
 
-    def _died(self, slot: Slot, permits: list[str], code: int) -> None:
-        self._last_errors.append(f"sampler {slot.id} ended with exit code {code}")
-        self._guard(lambda: self._bury(slot, permits, code))
+    def _died(self, slot: Slot, permits: list[str], death: Death) -> None:
+        if death.stalled is None:  # else that was said when it was killed
+            self._last_errors.append(f"sampler {slot.id} ended {death}")
+        self._guard(lambda: self._bury(slot, permits, death))
         self._woken.set()
 
-    def _bury(self, slot: Slot, permits: list[str], code: int) -> None:
-        self._identification.lost(slot, code)
+    def _bury(self, slot: Slot, permits: list[str], death: Death) -> None:
+        self._identification.lost(slot, death)
         for permit in permits:
             if self._dispatcher is not None:
-                self._dispatcher.abandoned(permit, code)
+                self._dispatcher.abandoned(permit, death)
         if slot.stillborn >= MOST_STILLBORN:
             raise SamplingError(
-                f"sampler processes end at their start, {slot.stillborn} times in a row; what "
-                "they print above says why"
+                f"sampler processes end at their start, {slot.stillborn} times in a row, the "
+                f"last {death}; what they print above says why"
             )
 
     # --------------------------------------------------------------- beginnings
@@ -345,7 +352,8 @@ class Supervisor:
         if found is not None:
             self._establish(found)
         else:
-            self._identification.probe([slot for slot in self._roster.slots if slot.ready])
+            ready = [slot for slot in self._roster.slots if slot.ready]
+            self._identification.probe(ready, listed=self._listed)
 
     def _establish(self, found: Found) -> None:
         self._cache.set_identity(found.identity)
@@ -416,8 +424,7 @@ class Supervisor:
     def _upkeep(self) -> None:
         self._cache.maintain()
         patience = PATIENCE * self._config.sampling.timeout_seconds + GRACE_SECONDS
-        for place in self._roster.kill_stalled(patience):
-            self._last_errors.append(f"sampler {place} made no progress and was restarted")
+        self._last_errors.extend(self._roster.kill_idle(patience))
         self._warn_of_holders()
 
         if self._due("history", time.monotonic(), HISTORY_SECONDS):

@@ -37,8 +37,10 @@ from growcache.sampling.pace import Pace
 from growcache.sampling.probing import Prober
 from growcache.sampling.transforms import Transform, load_transform
 from growcache.schema import Schema
+from growcache.usercode import CALLS
 
 PROGRESS_SECONDS = 0.2
+CALLS_SECONDS = 1.0  # between looks at what the user's code does
 LOCK_SECONDS = 30.0
 
 
@@ -66,6 +68,7 @@ async def _serve(messages: int) -> None:
     # The reader must neither wait for the loop nor the loop for it: a busy transform shall
     # not keep a sampler alive whose supervisor is gone.
     threading.Thread(target=_listen, args=(loop, inbox), daemon=True).start()
+    threading.Thread(target=_watch, args=(line,), daemon=True).start()
     line.send(sampler.introduction())
     try:
         await sampler.serve(inbox)
@@ -81,19 +84,33 @@ def _listen(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Message]) -> N
 
 
 class Line:
-    """The way back to the supervisor."""
+    """The way back to the supervisor, for all threads."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
         """Send one message, whole; the supervisor's death ends this process."""
         data = memoryview(pack(message))
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            with self._lock:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
         except BrokenPipeError:
             os._exit(0)
+
+
+def _watch(line: Line) -> None:
+    """Tell what the user's code does, also while it keeps the event loop."""
+    ended = 0
+    while True:
+        time.sleep(CALLS_SECONDS)
+        longest = CALLS.longest()
+        call = longest[1] if longest and longest[0] >= CALLS_SECONDS else ""
+        if call or CALLS.ended != ended:
+            ended = CALLS.ended
+            line.send({"type": "called", "ended": ended, "call": call})
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from growcache.loading.waiting import wait_for_samples
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
 from growcache.sampling.identification import PROBED, Identification
-from growcache.sampling.roster import Slot
+from growcache.sampling.roster import Death, Slot
 from tests.sampling.services import (
     drawn,
     make_source,
@@ -54,37 +54,37 @@ def search(tmp_path: Path, url: str) -> Identification:
 
 
 READY = {"ranged": False, "digests": {}}
-KILLED, CRASHED = -9, 11
+KILLED, CRASHED = Death(-9), Death(11)
 
 
 def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification) -> None:
     first, second = Slot(0), Slot(1)
-    search.probe([first, second])
+    search.probe([first, second], listed=True)
     assert (first.probing, second.probing) == (True, False)
-    search.probe([second])  # one at a time
+    search.probe([second], listed=True)  # one at a time
     assert not second.probing
     search.lost(second, KILLED)
-    search.probe([second])
+    search.probe([second], listed=True)
     assert not second.probing
     search.lost(first, KILLED)
-    search.probe([second])
+    search.probe([second], listed=True)
     assert second.probing
 
 
 def test_an_object_whose_look_kills_is_named_in_the_end(search: Identification) -> None:
     asked = Slot(0)
     for _ in range(2):
-        search.probe([asked])
+        search.probe([asked], listed=True)
         search.lost(Slot(1), CRASHED)  # not the one who looked
         search.lost(asked, CRASHED)
-    search.probe([asked])
+    search.probe([asked], listed=True)
     with pytest.raises(SamplingError, match=r"looked at k000.*exit code 11"):
         search.lost(asked, CRASHED)
 
 
 def test_only_the_one_who_was_asked_is_believed(search: Identification) -> None:
     first, second = Slot(0), Slot(1)
-    search.probe([first])
+    search.probe([first], listed=True)
     nonsense = {"type": "probed", "schema": "not looked at"}
     assert search.answered(second, nonsense, READY, listed=True) is None
     assert first.probing
@@ -92,11 +92,11 @@ def test_only_the_one_who_was_asked_is_believed(search: Identification) -> None:
 
 def test_a_store_that_does_not_answer_is_no_unreadable_object(search: Identification) -> None:
     slot = Slot(0)
-    search.probe([slot])
+    search.probe([slot], listed=True)
     found = search.answered(slot, {"transient": "503 SlowDown"}, READY, listed=True)
     assert found is None
     assert "503 SlowDown" in search.waiting_for
-    search.probe([slot])
+    search.probe([slot], listed=True)
     assert not slot.probing  # not at once
 
 
