@@ -71,7 +71,7 @@ class Status:
         bytes: allocated bytes of the cache directory that count against ``max_bytes``.
         max_bytes: the bound in force.
         drawn: samples ever drawn into this cache.
-        population: parts of the source; None while it is being listed.
+        population: parts of the source; None while it is being listed, or endless.
         population_samples: estimated samples of the source.
         coverage: distinct samples drawn over the population, 0..1.
         evicted_samples: samples that were drawn and have been evicted.
@@ -92,6 +92,8 @@ class Status:
         full: whether eviction, or its absence, keeps the cache at its bound.
         complete: whether the whole population is cached.
         ramping: whether shards are still smaller than later ones will be.
+        endless: whether the user's function draws the samples, so that nobody knows how many
+            there are.
     """
 
     state: State = "stopped"
@@ -139,6 +141,7 @@ class Status:
     full: bool = False
     complete: bool = False
     ramping: bool = False
+    endless: bool = False
 
     def to_json(self) -> builtins.bytes:
         """Return the status as one JSON object."""

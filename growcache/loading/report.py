@@ -181,8 +181,8 @@ class Tally:
             coverage_samples=min(1.0, self._distinct / population) if population else None,
             coverage_objects=(
                 min(1.0, self._objects() / editions[-1].objects)
-                if editions and editions[-1].objects
-                else None
+                if population and editions and editions[-1].objects
+                else None  # not listed to the end, or no list of objects at all
             ),
             ess_samples=float((sizes * uses).sum()) ** 2 / squares if squares else 0.0,
             age_seconds_mean=mean,

@@ -74,6 +74,7 @@ class Overview:
         fingerprint: str | None,
         last_errors: list[str],
         listed: bool,
+        endless: bool,
         complete: bool,
         beginning: str,
         stopped: bool,
@@ -123,7 +124,7 @@ class Overview:
             reserved_bytes=cache.bytes_reserved,
             egress_bytes=self.egress_bytes,
             delivered=totals.delivered,
-            objects=len(self._catalog),
+            objects=0 if endless else len(self._catalog),
             retries=self.failures,
             restarts=roster.restarts,
             last_errors=last_errors,
@@ -132,6 +133,7 @@ class Overview:
             full=dispatcher is not None and dispatcher.verdict.mood == "full",
             complete=complete,
             ramping=dispatcher is not None and dispatcher.ramping,
+            endless=endless,
         )
 
     def _state(

@@ -461,11 +461,10 @@ class Supervisor:
             write_status(self._config.cache.path, status)
 
     def _status(self, *, stopped: bool = False) -> Status:
+        endless = self._introduction is not None and not self._introduction["listed"]
         if self._dispatcher is not None:
             population = self._dispatcher.population
-            introduction = self._introduction or {"listed": True}
-            countable = self._listed and introduction["listed"]
-            self._overview.measure_population(population, listed=countable)
+            self._overview.measure_population(population, listed=self._listed and not endless)
         return self._overview.status(
             self._dispatcher,
             self._roster,
@@ -473,6 +472,7 @@ class Supervisor:
             fingerprint=self._identity.fingerprint if self._identity else None,
             last_errors=list(self._last_errors),
             listed=self._listed,
+            endless=endless,
             complete=self._cache.complete,
             beginning=self._identification.waiting_for,
             stopped=stopped,

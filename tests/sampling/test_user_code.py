@@ -101,6 +101,7 @@ def test_samples_that_the_user_draws_have_no_known_number(tmp_path: Path, url: s
     assert found.samples >= 200
     assert (found.population, found.population_samples, found.coverage) == (None, None, None)
     assert (found.complete, found.holes, found.listing_complete) == (False, 0, True)
+    assert (found.endless, found.objects) == (True, 0)
     one, three = digests(tmp_path / "c1"), digests(tmp_path / "c3")
     common = one.keys() & three.keys()
     assert len(common) > 10
