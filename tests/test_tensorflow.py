@@ -407,6 +407,19 @@ def test_endless_over_a_tiny_cache(cache: Filled, samples: int) -> None:
     assert sum(seen.values()) == 80
 
 
+def test_endless_over_fewer_shards_than_are_read_at_a_time_does_not_dawdle(
+    cache: Filled,
+) -> None:
+    cache.add(0, samples=200)
+    dataset = gtf.dataset(cache.root, batch_size=20, min_samples=1, endless=True)
+    batches = iter(dataset)
+    next(batches)
+    began = time.monotonic()
+    for _ in range(40):
+        next(batches)
+    assert time.monotonic() - began < 8  # 0.5 s; with a pause at each turn 30 s
+
+
 # Damage
 
 

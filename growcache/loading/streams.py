@@ -372,8 +372,14 @@ class ShardStream:
                     self._ahead = None
                     self._enter(ahead.result())
                     return
-            self._news.wait(PAUSE_SECONDS)
+            if not self._is_reading():
+                self._news.wait(PAUSE_SECONDS)
             yield "", NOTHING
+
+    def _is_reading(self) -> bool:
+        """Whether the reader is in the middle of a shard; to wait would hold that up as well."""
+        with self._lock:
+            return not all(shard.read for shard in self._given.values())
 
     def _enter(self, begun: Pass) -> None:
         self._checked.keep(begun.rows)
