@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 
 from growcache.cache.status import Status, read_status
 from growcache.errors import CacheMissingError
 from growcache.sampling.serve import serve
 from growcache.service.demo_data import WINDOW, WINDOWS_PER_RECORDING, write_recordings
+from growcache.service.history import History
+from growcache.service.redrawn import Redrawn
 from growcache.service.terminal import redraws
-from growcache.service.view import History, view
+from growcache.service.view import view
 from growcache.service.words import in_bytes, in_count, in_percent
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ MIN_SAMPLES = 256
 SAMPLES_PER_SECOND = 550
 LAST_EPOCH_STARTS_SECONDS = 40.0
 REFRESH_SECONDS = 0.2
+TABLE_LINES = 3  # its head, and what goes on below it
+LEAST_EPOCHS = 3  # that are shown, at the cost of rows of the cache's picture
 NO_TORCH = (
     "PyTorch is not installed, so the cache grows but nothing is trained; "
     "for the whole demo: pip install 'growcache[torch]'"
@@ -117,7 +120,7 @@ class _Screen:
         self.console = console
         self.status = Status(path=str(cache))
         self.rows: list[Epoch] = []
-        self.live: Live | None = None
+        self.redrawn: Redrawn | None = None
         self._cache = cache
         self._history = History()
         self._next = 0.0
@@ -131,20 +134,20 @@ class _Screen:
         with suppress(CacheMissingError):  # the service has only just been started
             self.status = read_status(self._cache)
         self._history.add(at, self.status)
-        if self.live is not None:
-            self.live.update(self.picture(now), refresh=True)
+        if self.redrawn is not None:
+            self.redrawn.draw(self.picture(now, self.redrawn.height))
 
-    def picture(self, now: str = "") -> RenderableType:
+    def picture(self, now: str, height: int) -> RenderableType:
         """Return the cache's picture, and as many of the last epochs as there is room for."""
-        cache = view(self.status, self._history)
-        lines = len(self.console.render_lines(cache, pad=False))
-        room = max(1, self.console.height - lines - 5)
-        return Group(cache, epoch_table(self.rows[-room:], now))
+        wanted = min(len(self.rows), LEAST_EPOCHS)
+        cache = view(self.status, self._history, height - TABLE_LINES - wanted)
+        room = height - TABLE_LINES - len(self.console.render_lines(cache, pad=False))
+        return Group(cache, epoch_table(self.rows[-max(1, room) :], now))
 
     def add(self, row: Epoch) -> None:
         """Take up a finished epoch."""
         self.rows.append(row)
-        if self.live is None:
+        if self.redrawn is None:
             self.console.print(
                 f"epoch {row.number}: {in_count(row.cached)} samples in the cache, loss {row.loss:.3f}, "
                 f"held-out accuracy {in_percent(row.held_out)}",
@@ -162,7 +165,7 @@ def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
     if not redraws(console.file):
         yield screen
         return
-    with Live(console=console, auto_refresh=False, transient=True) as screen.live:
+    with Redrawn(console, transient=True) as screen.redrawn:
         yield screen
 
 
@@ -284,7 +287,7 @@ def _conclude(console: Console, screen: _Screen, rows: list[Epoch], kept: Path |
         )
     console.print(
         f"{in_count(status.drawn)} samples were drawn, {in_count(status.evicted_samples)} "
-        "evicted again. Now with your own data: growcache init",
+        "evicted again.\nNow with your own data: growcache init",
         highlight=False,
     )
     if kept is not None:

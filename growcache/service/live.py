@@ -8,11 +8,12 @@ import time
 from typing import IO, Self, TextIO
 
 from rich.console import Console
-from rich.live import Live
 
 from growcache.cache.status import Status
+from growcache.service.history import History
+from growcache.service.redrawn import Redrawn
 from growcache.service.terminal import redraws
-from growcache.service.view import History, line, view
+from growcache.service.view import line, view
 
 JSON_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
@@ -36,25 +37,24 @@ class LiveView(Reporter):
     """The picture of the newest status, redrawn in place; warnings scroll by above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+        console = console or Console()
         self._history = History()
-        # No refresh thread: the picture changes when a status comes, and only then.
-        self._live = Live(console=self._console, auto_refresh=False)
-        self._warnings = _ConsoleLog(self._console)
+        self._redrawn = Redrawn(console)
+        self._warnings = _ConsoleLog(console)
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._redrawn.__enter__()
         logging.getLogger("growcache").addHandler(self._warnings)
         return self
 
     def __exit__(self, *exception: object) -> None:
         logging.getLogger("growcache").removeHandler(self._warnings)
-        self._live.stop()
+        self._redrawn.__exit__(*exception)
 
     def show(self, status: Status) -> None:
         """Draw the status."""
         self._history.add(time.monotonic(), status)
-        self._live.update(view(status, self._history), refresh=True)
+        self._redrawn.draw(view(status, self._history, self._redrawn.height))
 
 
 class _Lines(Reporter):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.constrain import Constrain
-from rich.measure import Measurement
 from rich.panel import Panel
 from rich.segment import Segment
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from growcache.cache.status import LeaseStatus, Status, WorkerStatus
+from growcache.service.drawing import FREE, Bar, Curve, OneLine, Pieces, Steady
+from growcache.service.history import History
 from growcache.service.words import in_bytes, in_count, in_percent, in_time, plural
 
 STATE_STYLES = {
@@ -25,147 +24,54 @@ STATE_STYLES = {
     "full": "bold cyan",
     "waiting": "bold yellow",
     "shrinking": "bold yellow",
-    "stopped": "bold red",
+    "stopped": "bold",
 }
-# Parts of the cache's bar: how they are called, and drawn with and without Unicode.
+# Parts of the cache's bar: how they are called and drawn, also where there are no colours.
 PARTS = (
-    ("samples", "green", "█", "#"),
-    ("leaving", "yellow", "▓", "%"),
-    ("writing", "cyan", "▒", "+"),
-    ("index", "blue", "█", "="),
+    ("samples", "green", "█"),
+    ("leaving", "yellow", "▓"),
+    ("writing", "cyan", "▒"),
+    ("index", "blue", "▌"),
 )
-FREE = ("bright_black", "░", ".")
-SPARKS = "▁▂▃▄▅▆▇█"
-ASCII_SPARKS = "._-=+*#@"
-CURVE_WIDTH = 60
 MOST_WIDTH = 120  # a wider picture is harder to read, not easier
 LISTED_WORKERS = 4
 LISTED_READERS = 4
-RATE_SECONDS = 30.0
+# Rows that go where there are not lines enough, first those that are missed least.
+DISPENSABLE = ("samplers", "readers", "growth", "training", "coverage", "rate", "trouble")
+STARVED_SECONDS = 10.0  # twice as long as rates look back
 
 
-@dataclass
-class History:
-    """The recent past of a cache, for its curve and its growth rate.
+@dataclass(frozen=True)
+class Picture:
+    """A status as a frame with a row for each question one may have.
 
-    Points are thinned as the time they span grows, so that it never holds many.
+    Attributes:
+        status: what it shows.
+        history: if there is one, the growth is shown, too.
+        height: lines there are; rows that matter least go where all of them are too many.
     """
 
-    capacity: int = 240
-    points: list[tuple[float, int, int]] = field(default_factory=list)
-    spacing: float = 0.25
-
-    def add(self, at: float, status: Status) -> None:
-        """Remember (time, samples, bytes), unless the last point is close."""
-        if self.points and at - self.points[-1][0] < self.spacing:
-            return
-        self.points.append((at, status.samples, status.bytes))
-        if len(self.points) > self.capacity:
-            self.points = self.points[::2]
-            self.spacing *= 2
-
-    def seconds(self) -> float:
-        """Return how far back it goes."""
-        return self.points[-1][0] - self.points[0][0] if self.points else 0.0
-
-    def growth(self) -> float:
-        """Return bytes per second by which the cache grew lately."""
-        if not self.points:
-            return 0.0
-        end, _, size = self.points[-1]
-        start, _, before = next(p for p in self.points if p[0] >= end - RATE_SECONDS)
-        return (size - before) / (end - start) if end > start else 0.0
-
-    def samples(self, width: int) -> list[int]:
-        """Return the number of cached samples at ``width`` evenly spaced times."""
-        if len(self.points) < 2:
-            return []
-        start, end = self.points[0][0], self.points[-1][0]
-        curve, position = [], 0
-        for column in range(width):
-            at = start + (end - start) * column / max(1, width - 1)
-            while position + 1 < len(self.points) and self.points[position + 1][0] <= at:
-                position += 1
-            curve.append(self.points[position][1])
-        return curve
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar of coloured parts over a total, as wide as there is room."""
-
-    parts: Sequence[tuple[float, str, str, str]]  # amount, colour, character, ASCII character
-    total: float
-    width: int | None = None
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(self.width or options.max_width, options.max_width)
-        scale = width / max(self.total, sum(part[0] for part in self.parts), 1e-9)
-        ends = [0.0]
-        for amount, *_rest in self.parts:
-            ends.append(ends[-1] + max(0.0, amount))
-        cells = [round(end * scale) for end in ends]
-        for (start, stop), (_amount, colour, full, plain) in zip(
-            pairwise(cells), self.parts, strict=True
-        ):
-            character = plain if options.ascii_only else full
-            yield Segment(character * (stop - start), Style(color=colour))
-        colour, empty, plain = FREE
-        rest = width - cells[-1]
-        yield Segment((plain if options.ascii_only else empty) * rest, Style(color=colour))
-        yield Segment.line()
-
-    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        width = min(self.width or options.max_width, options.max_width)
-        return Measurement(width, width)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """How the number of cached samples went, and over how long."""
-
-    history: History
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        words = f"  in {in_time(self.history.seconds())}"
-        values = self.history.samples(min(options.max_width - len(words), CURVE_WIDTH))
-        top = max(values, default=0)
-        sparks = ASCII_SPARKS if options.ascii_only else SPARKS
-        line = (sparks[value * len(sparks) // (top + 1)] for value in values)
-        yield Segment("".join(line), Style(color="green"))
-        yield Segment(words)
-        yield Segment.line()
-
-
-@dataclass(frozen=True)
-class Steady:
-    """A text that always takes two lines, for it may need them: nothing below it jumps."""
-
-    text: Text
+    status: Status
+    history: History | None = None
+    height: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = self.text.wrap(console, options.max_width)
-        yield from lines
-        if len(lines) < 2:
-            yield Text("")
+        wide = options.update(width=min(options.max_width, MOST_WIDTH), height=None)
+        rows = list(_rows(self.status, self.history))
+        for dispensable in ("", *DISPENSABLE):
+            rows = [row for row in rows if row[0] != dispensable]
+            lines = console.render_lines(_frame(rows, self.status), wide, pad=False)
+            if self.height is None or len(lines) <= self.height:
+                for drawn in lines:
+                    yield from drawn
+                    yield Segment.line()
+                return
+        yield Text(line(self.status))
 
 
-def view(status: Status, history: History | None = None) -> Constrain:
-    """Return the picture of a status; with a history it shows the growth, too."""
-    rows = Table.grid(padding=(0, 2), expand=True)
-    rows.add_column(style="bold", no_wrap=True)
-    rows.add_column(ratio=1)
-    for label, content in _rows(status, history):
-        rows.add_row(label, content)
-    picture = Panel(
-        rows,
-        title=Text.assemble("growcache  ", (_tail(status.path, 48), "bold")),
-        subtitle=Text(_age(status), style="dim"),
-        title_align="left",
-        subtitle_align="right",
-        border_style="bright_black",
-    )
-    return Constrain(picture, MOST_WIDTH)
+def view(status: Status, history: History | None = None, height: int | None = None) -> Picture:
+    """Return the picture of a status; see `Picture`."""
+    return Picture(status, history, height)
 
 
 def line(status: Status) -> str:
@@ -173,10 +79,29 @@ def line(status: Status) -> str:
     return " · ".join(
         (
             f"{status.state}: {_meaning(status, None)}",
-            f"{in_count(status.samples)} samples in {plural(status.shards, 'shard')}",
+            f"{plural(status.samples, 'sample')} in {plural(status.shards, 'shard')}",
             f"{in_bytes(status.bytes)} of {in_bytes(status.max_bytes)}",
             f"{in_count(status.drawn)} drawn",
         )
+    )
+
+
+def _frame(rows: Sequence[tuple[str, RenderableType]], status: Status) -> Panel:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(style="bold", no_wrap=True, min_width=8)
+    grid.add_column(ratio=1)
+    for label, content in rows:
+        grid.add_row(label, content)
+    return Panel(
+        grid,
+        # "default": a frame's own colour is too faint to be read on a light terminal.
+        title=Text.assemble(
+            ("growcache  ", "default"), (_tail(status.path, 48), "default bold")
+        ),
+        subtitle=Text(_age(status), style="default"),
+        title_align="left",
+        subtitle_align="right",
+        border_style="bright_black",
     )
 
 
@@ -188,8 +113,8 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     yield "cache", Group(_cache_bar(status), _cache_words(status))
     yield "samples", _samples(status)
     if status.delivered:
-        delivered = f"{in_count(status.delivered)} samples delivered"
-        yield "training", Text(f"{delivered} (each {status.reuse:.1f} times)")
+        delivered = plural(status.delivered, "sample")
+        yield "training", Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
     if history is not None:
         yield "growth", Curve(history)
     if status.state != "stopped":
@@ -197,7 +122,7 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     yield "coverage", _coverage(status)
     yield "trouble", _trouble(status)
     if status.worker_states:
-        yield "samplers", _workers(status.worker_states)
+        yield "samplers", _workers(_renamed(status))
     yield "readers", _readers(status.leases)
 
 
@@ -208,16 +133,28 @@ def _meaning(status: Status, history: History | None) -> str:
     if status.state == "stopped":
         if status.complete:
             return "no service runs, and none is needed: all there is has been cached"
-        return "no service runs on this cache; start one with: growcache run CONFIG"
+        return "no service runs on this cache; start one: growcache run CONFIG"
     if status.state == "complete":
         return "all there is has been cached; nothing more is drawn"
     if status.state == "shrinking":
         return "max_bytes was lowered; shards leave as their readers finish"
     if status.waiting_for:
         return f"samplers wait for {status.waiting_for}"
+    if _starved(status):
+        return "nothing has come from the store lately; samplers keep trying"
     if status.state == "full" or status.evicted_samples:
         return "at its bound; " + _turning_over(status)
     return _filling(status, history)
+
+
+def _starved(status: Status) -> bool:
+    """Whether samplers read, and have got nothing for some time."""
+    return (
+        status.uptime_seconds > STARVED_SECONDS
+        and not status.bytes_per_second
+        and not status.samples_per_second
+        and any(worker.state == "reading" for worker in status.worker_states)
+    )
 
 
 def _turning_over(status: Status) -> str:
@@ -229,77 +166,104 @@ def _turning_over(status: Status) -> str:
 
 def _filling(status: Status, history: History | None) -> str:
     if history is not None and history.seconds() >= 3 and history.growth() > 0:
-        left = status.max_bytes - status.bytes - status.reserved_bytes
-        return f"filling; full in about {in_time(max(1, left / history.growth()))}"
+        full = (status.max_bytes - status.bytes - status.reserved_bytes) / history.growth()
+        whole = _samples_left(status) / max(1e-9, history.sample_growth())
+        end = "all of it cached" if whole < full else "full"
+        return f"filling; {end} in about {in_time(max(1, min(whole, full)))}"
     return "filling; the first shards are small, to start soon" if status.ramping else "filling"
+
+
+def _samples_left(status: Status) -> float:
+    """Return how many samples were never drawn; infinity where nobody knows."""
+    if status.coverage is None or not status.population_samples:
+        return math.inf
+    return status.population_samples * (1 - status.coverage)
 
 
 def _cache_parts(status: Status) -> tuple[float, float, float, float]:
     """Return bytes of samples, of shards on their way out, being written, of all else."""
     overhead = status.budget_bytes + status.catalog_bytes
     if status.state == "stopped":  # nothing is set aside: all but the samples is overhead
-        known = status.samples * (status.sample_bytes or 0)
-        overhead = status.bytes - status.retired_bytes - known
-        overhead = max(overhead, status.catalog_bytes) if known else status.bytes
+        overhead = _overhead(status)
     samples = max(0, status.bytes - overhead - status.retired_bytes)
     return samples, status.retired_bytes, status.reserved_bytes, max(0, overhead)
+
+
+def _overhead(status: Status) -> int:
+    if not status.samples:
+        return status.bytes
+    if status.sample_bytes is None:
+        return 0  # nobody says how large samples are, so all of it is called samples
+    held = status.samples * status.sample_bytes + status.retired_bytes
+    return max(status.bytes - held, status.catalog_bytes)
 
 
 def _cache_bar(status: Status) -> Bar:
     amounts = _cache_parts(status)
     parts = [
-        (amount, colour, character, plain)
-        for amount, (_, colour, character, plain) in zip(amounts, PARTS, strict=True)
+        (amount, colour, character)
+        for amount, (_, colour, character) in zip(amounts, PARTS, strict=True)
     ]
     return Bar(parts, status.max_bytes)
 
 
-def _cache_words(status: Status) -> Text:
+def _cache_words(status: Status) -> Group | Text:
+    if not status.max_bytes:
+        return Text(f"{in_bytes(status.bytes)} on disk; it has no bound before a service runs")
     used = status.bytes + status.reserved_bytes
-    share = in_percent(used / status.max_bytes) if status.max_bytes else "0 %"
-    words = Text(f"{share} of {in_bytes(status.max_bytes)}")
-    words.append(f" · free {in_bytes(max(0, status.max_bytes - used))}\n", style="dim")
-    parts = [
-        Text(f"{name} {in_bytes(amount)}", style=colour)
-        for amount, (name, colour, _, _) in zip(_cache_parts(status), PARTS, strict=True)
-        if amount or name == "samples"
-    ]
-    return words.append(Text(" · ").join(parts))
+    share = in_percent(used / status.max_bytes)
+    *held, index = (
+        _of_bar(amount, *part)
+        for amount, part in zip(_cache_parts(status), PARTS, strict=True)
+        if amount or part[0] in ("samples", "index")
+    )
+    free = _of_bar(max(0, status.max_bytes - used), "free", *FREE)
+    whole = Text(f"{share} of {in_bytes(status.max_bytes)}")
+    return Group(Pieces([whole, free, index]), Pieces(held))
 
 
-def _samples(status: Status) -> Text:
-    return Text.assemble(
-        (in_count(status.samples), "bold green"),
-        f" cached in {plural(status.shards, 'shard')} · ",
-        f"{in_count(status.drawn)} drawn · {in_count(status.evicted_samples)} evicted",
+def _of_bar(amount: float, name: str, colour: str, character: str) -> Text:
+    # Only the sign is coloured: blue letters cannot be read on a dark terminal.
+    return Text.assemble((character, colour), f" {name} {in_bytes(amount)}")
+
+
+def _samples(status: Status) -> Pieces:
+    cached = Text(f"{in_count(status.samples)} cached in {plural(status.shards, 'shard')}")
+    cached.stylize("bold green", 0, len(in_count(status.samples)))
+    drawn, evicted = in_count(status.drawn), in_count(status.evicted_samples)
+    return Pieces([cached, Text(f"{drawn} drawn"), Text(f"{evicted} evicted")])
+
+
+def _rate(status: Status) -> Pieces:
+    return Pieces(
+        [
+            Text(f"{in_count(status.samples_per_second)} samples/s", style="bold"),
+            Text(f"{in_bytes(status.bytes_per_second)}/s from the store"),
+            Text(f"{in_bytes(status.egress_bytes)} in this run"),
+        ]
     )
 
 
-def _rate(status: Status) -> Text:
-    return Text.assemble(
-        (f"{in_count(status.samples_per_second)} samples/s", "bold"),
-        f" · {in_bytes(status.bytes_per_second)}/s from the store · "
-        f"{in_bytes(status.egress_bytes)} in this run",
-    )
-
-
-def _coverage(status: Status) -> Text | Group:
+def _coverage(status: Status) -> Text | Pieces:
     objects = plural(status.objects, "object")
+    if status.endless:
+        return Text("unknown: your function draws, from as many samples as it likes")
     if not status.listing_complete:
+        if status.state == "stopped":
+            seen = f"; {objects} so far" if status.objects else ""
+            return Text(f"not known, for no listing came to its end{seen}")
         return Text(f"known when the listing is complete; {objects} so far")
     if status.coverage is None or not status.population_samples:
         return Text(f"not known yet; {objects}")
     words = (
-        f" {in_percent(status.coverage)} of about "
+        f"{in_percent(status.coverage)} of about "
         f"{in_count(status.population_samples)} samples in {objects}"
     )
-    grid = Table.grid()
-    bar = Bar([(status.coverage, "magenta", "█", "#")], 1.0, width=20)
-    grid.add_row(bar, words)
-    return Group(grid)
+    bar = Bar([(status.coverage, "magenta", "█")], 1.0, width=20)
+    return Pieces([Text(words)], before=bar)
 
 
-def _trouble(status: Status) -> Text | Group:
+def _trouble(status: Status) -> Text | Pieces | Group:
     found = [
         text
         for number, text in (
@@ -311,11 +275,20 @@ def _trouble(status: Status) -> Text | Group:
     ]
     if not found:
         return Text("none", style="dim")
-    words = Text(" · ".join(found), style="yellow")
+    words = Pieces([Text(text, style="yellow") for text in found])
     if not status.last_errors:
         return words
-    last = Text(f"last: {status.last_errors[-1]}", "dim", no_wrap=True, overflow="ellipsis")
-    return Group(words, last)
+    return Group(words, OneLine(f"last: {status.last_errors[-1]}", "dim"))
+
+
+def _renamed(status: Status) -> list[WorkerStatus]:
+    """Return the samplers; before any of them has ended, none is being *re*started."""
+    if status.restarts:
+        return status.worker_states
+    return [
+        replace(worker, state="starting") if worker.state == "restarting" else worker
+        for worker in status.worker_states
+    ]
 
 
 def _workers(workers: Sequence[WorkerStatus]) -> Text | Group:
@@ -324,11 +297,14 @@ def _workers(workers: Sequence[WorkerStatus]) -> Text | Group:
         counts = {state: states.count(state) for state in dict.fromkeys(states)}
         return Text(" · ".join(f"{number} {state}" for state, number in counts.items()))
     grid = Table.grid(padding=(0, 1))
+    for column in range(4):
+        grid.add_column(no_wrap=column != 2)
     for worker in workers:
-        progress = (
-            f"{worker.parts_done} of {plural(worker.parts, 'read')}" if worker.parts else ""
-        )
-        bar = Bar([(worker.parts_done, "cyan", "█", "#")], max(1, worker.parts), width=20)
+        bar: RenderableType = ""
+        progress = ""
+        if worker.parts:
+            bar = Bar([(worker.parts_done, "cyan", "█")], worker.parts, width=20)
+            progress = f"{worker.parts_done} of {plural(worker.parts, 'read')}"
         grid.add_row(f"{worker.id}", f"{worker.state:<10}", bar, progress)
     return Group(grid)
 

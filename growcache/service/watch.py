@@ -18,9 +18,10 @@ from rich.console import Console
 
 from growcache.cache.status import Status, read_status
 from growcache.errors import CacheMissingError
+from growcache.service.history import History
 from growcache.service.live import LiveView, PlainLines, Reporter
 from growcache.service.terminal import redraws
-from growcache.service.view import History, view
+from growcache.service.view import view
 
 SECONDS = 1.0
 WIDTH = 100  # of a picture in a notebook

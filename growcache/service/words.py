@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_OBJECT = re.compile(r"[^\s(]*/.*?(?=: )")  # a URL or key that a reason follows
+SHORTEST_NAME = 16
 
 
 def in_bytes(number: float) -> str:
@@ -68,6 +72,27 @@ def plural(number: float, one: str, many: str | None = None) -> str:
     ('1 shard', '1,200 shards', '2 parts were')
     """
     return f"{in_count(number)} {one if number == 1 else many or one + 's'}"
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text of at most so many characters, which keeps what it says of an object.
+
+    Whoever reads it wants the end of the object's name and the reason after it, not the way
+    to the object.
+
+    >>> shortened("s3://bucket/a/long/way/to/7.npy: 503 SlowDown", 32)
+    '…long/way/to/7.npy: 503 SlowDown'
+    >>> shortened("no object is named here", 12)
+    'no object i…'
+    """
+    if len(text) <= length:
+        return text
+    named = _OBJECT.search(text)
+    if named:
+        kept = max(SHORTEST_NAME, len(named[0]) - (len(text) - length))
+        if kept < len(named[0]):
+            text = f"{text[: named.start()]}…{named[0][-kept + 1 :]}{text[named.end() :]}"
+    return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"
 
 
 def _three_digits(value: float) -> str:

@@ -1,14 +1,18 @@
 """The picture of a status: what a person must be able to read off it."""
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
 from growcache.cache.status import LeaseStatus, Status, WorkerStatus
-from growcache.service.view import MOST_WIDTH, Bar, Curve, History, view
+from growcache.service.drawing import Bar, Curve
+from growcache.service.history import History
+from growcache.service.view import MOST_WIDTH, line, view
 
 MB = 1_000_000
 
@@ -77,8 +81,8 @@ def test_everything_that_matters_is_there() -> None:
         "120,000 samples delivered (each 3.9 times)",
         "412 samples/s · 108 MB/s",
         "8.10 GB in this run",
-        "56 % of 1.00 GB · free 436 MB",
-        "samples 350 MB · leaving 100 MB · writing 64.0 MB · index 50.0 MB",
+        "56 % of 1.00 GB · ░ free 436 MB · ▌ index 50.0 MB",
+        "█ samples 350 MB · ▓ leaving 100 MB · ▒ writing 64.0 MB",
         "3.1 % of about 1.02 million samples in 10,000 objects",
         "pid 42 on gpu7",
         "/nvme/cache",
@@ -156,7 +160,7 @@ def test_an_unlisted_or_unknowable_population_has_no_coverage() -> None:
 
 
 def test_without_unicode_it_is_drawn_in_ascii() -> None:
-    bar = drawn(Bar([(1, "green", "█", "#")], 4, width=8), encoding="ascii")
+    bar = drawn(Bar([(1, "green", "█")], 4, width=8), encoding="ascii")
     assert bar == "##......\n"
 
 
@@ -166,7 +170,7 @@ def test_without_unicode_it_is_drawn_in_ascii() -> None:
     st.integers(1, 200),
 )
 def test_a_bar_is_exactly_as_wide_as_told(amounts: list[int], total: int, width: int) -> None:
-    parts = [(amount, "red", "█", "#") for amount in amounts]
+    parts = [(amount, "red", "█") for amount in amounts]
     assert len(drawn(Bar(parts, total, width=width), width=200).rstrip("\n")) == width
 
 
@@ -186,6 +190,93 @@ def test_a_long_history_stays_small_and_keeps_its_ends(counts: list[int], width:
 def test_no_width_breaks_the_frame(width: int) -> None:
     text = drawn(view(status(leases=[reader()], failures=1, last_errors=["x" * 300])), width)
     assert {len(line) for line in text.splitlines()} == {min(width, MOST_WIDTH)}
+
+
+@settings(max_examples=30)
+@given(st.integers(30, 130), st.integers(1, 40))
+def test_a_picture_is_no_higher_than_there_are_lines(width: int, height: int) -> None:
+    leases = [reader(job=name) for name in "abcd"]
+    shown = status(leases=leases, failures=1, last_errors=["x" * 300], delivered=1)
+    lines = drawn(view(shown, History(), height), width).splitlines()
+    assert len(lines) <= max(height, 5)
+    assert "running" in lines[0] + lines[1]  # the state goes last
+
+
+def test_what_matters_least_goes_first() -> None:
+    text = drawn(view(status(worker_states=[WorkerStatus(0)], failures=1), History(), 11), 80)
+    assert "samplers" not in text
+    assert "growth" not in text
+    assert "1 failed attempt" in text
+
+
+def test_no_row_ends_within_a_figure() -> None:
+    lines = drawn(view(status(egress_bytes=8100 * MB)), 50).splitlines()
+    assert any("31,004 drawn · 6,694 evicted" in line for line in lines)
+    assert any("8.10 GB in this run" in line for line in lines)
+    assert not any(line.rstrip("│ ").endswith("·") for line in lines)
+
+
+def test_a_long_reason_is_shortened_where_it_names_the_object() -> None:
+    key = "s3://lab/" + "a very long name " * 9 + "7.npy"
+    why = f"{key}: 503 SlowDown; given up after 6 tries"
+    text = drawn(view(status(failures=1, last_errors=[why])), 80)
+    assert "7.npy: 503 SlowDown; given up after 6 tries" in line_of("last:", text)
+    waiting = status(state="waiting", waiting_for=f"the store to answer ({why})")
+    for width in (60, 80, 120):
+        shown = drawn(view(waiting, History()), width).splitlines()
+        assert "cache" in shown[3]  # the state took two lines
+        assert "503 SlowDown" in " ".join(shown)
+
+
+STARVED: dict[str, object] = {
+    "uptime_seconds": 60.0,
+    "worker_states": [WorkerStatus(0, 7, "reading", "p", 0, 64)],
+    "evicted_samples": 0,
+}
+
+
+def test_no_end_is_foretold_while_nothing_comes() -> None:
+    history = History()
+    for second in range(11):
+        history.add(float(second), status(bytes=(400 + second) * MB))
+    assert "nothing has come from the store" in drawn(view(status(**STARVED), history))
+    for coming in ({"bytes_per_second": 1.0}, {"samples_per_second": 1.0}):
+        assert "full in about" in drawn(view(status(**STARVED, **coming), history))
+
+
+def test_a_source_that_fits_in_is_cached_before_the_bound_is_reached() -> None:
+    history = History()
+    for second in range(11):
+        held = {"bytes": (400 + second) * MB, "samples": 20_000 + 100 * second}
+        history.add(float(second), status(**held))
+    few = status(evicted_samples=0, population_samples=25_000.0, coverage=0.92)
+    assert "all of it cached in about 20 s" in drawn(view(few, history))
+    assert "full in about" in drawn(view(status(evicted_samples=0), history))
+
+
+def test_a_source_that_nobody_can_count_is_said_to_be_one() -> None:
+    endless = status(coverage=None, population_samples=None, objects=0, endless=True)
+    assert "unknown: your function draws" in line_of("coverage", drawn(view(endless)))
+    unfinished = status(state="stopped", listing_complete=False, coverage=None)
+    assert "no listing came to its end" in line_of("coverage", drawn(view(unfinished)))
+
+
+def test_samplers_are_started_before_they_are_restarted() -> None:
+    ended = [WorkerStatus(0, None, "restarting")]
+    assert "0 starting" in drawn(view(status(worker_states=ended)))
+    assert "0 restarting" in drawn(view(status(worker_states=ended, restarts=1)))
+
+
+def test_parts_of_the_bar_differ_without_colours() -> None:
+    text = drawn(view(status(retired_bytes=100 * MB, reserved_bytes=64 * MB)), 120)
+    bar = line_of("cache", text).strip("│ ").split()[-1]
+    assert sorted(set(bar)) == sorted("█▓▒▌░")
+
+
+def test_one_is_singular() -> None:
+    one = status(samples=1, shards=1, drawn=1, delivered=1, failures=1, holes=1, restarts=1)
+    for text in (drawn(view(replace(one, objects=1)), 120), line(one)):
+        assert not re.search(r"\b1 (samples|shards|objects|attempts|holes|restarts)\b", text)
 
 
 def line_of(label: str, text: str) -> str:
@@ -218,3 +309,11 @@ def test_a_stopped_cache_that_is_empty_holds_no_bytes_of_samples() -> None:
     assert "samples 0 B" in text
     some = drawn(view(status(state="stopped", samples=1000, sample_bytes=4096)))
     assert "samples 4.10 MB" in some
+
+
+def test_a_cache_that_no_service_ever_filled_has_no_bound() -> None:
+    copied = Status(state="stopped", path="/copy", samples=30, shards=3, bytes=9 * MB)
+    text = drawn(view(copied))
+    assert "9.00 MB on disk" in text
+    assert " 0 B" not in text
+    assert "not known" in line_of("coverage", text)
