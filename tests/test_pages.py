@@ -1,0 +1,526 @@
+"""What the pages of docs/ say is true: their code runs, and their tables are computed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import itertools
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.main
+
+from growcache.cache import direct
+from growcache.cache.budget import fixed_budget, minimum_bytes
+from growcache.cache.eviction import Candidate, choose
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats.wire import MAX_PAYLOAD_BYTES
+from growcache.cache.leases import read_leases
+from growcache.config import PLANNED, CacheConfig, load_config
+from growcache.errors import ConfigError
+from growcache.loading.loader import Loader
+from growcache.loading.plan import plan_pass, window_samples
+from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
+from growcache.loading.snapshot import Snapshot
+from growcache.numpy import EpochLoader
+from growcache.remote.formats import FORMATS, Measure, Visit, open_format
+from growcache.remote.formats.rows import Grid, Rows, read_samples
+from growcache.remote.store import Entry
+from growcache.sampling import draws, roster
+from growcache.sampling.sizing import measure_sizing
+from growcache.schema import Sample, Schema
+from growcache.service.cli import app, main
+from tests.filled import Filled
+from tests.ragged import ragged_cache
+from tests.sampling.services import run, status, wait_until
+
+ROOT = Path(__file__).parent.parent
+NAMES = ["epochs", "choosing", "tensorflow", "not_offered"]
+PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
+GB, MB, KIB = 10**9, 10**6, 1024
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+def rows_below(page: str, mark: str) -> list[list[str]]:
+    """The cells of the table that follows a text, without its heading."""
+    _, found, rest = PAGES[page].partition(mark)
+    assert found, mark
+    lines = itertools.dropwhile(lambda line: not line.startswith("|"), rest.splitlines())
+    table = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
+
+
+def computed(page: str, name: str) -> list[list[str]]:
+    return rows_below(page, f"<!-- computed: {name} -->")
+
+
+def labelled(name: int) -> Sample:
+    x = np.random.default_rng(name).random(16).astype("<f4")
+    return {"x": x, "y": x.mean()}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the caches that the pages name; the current one."""
+    monkeypatch.chdir(tmp_path)
+    with (
+        Filled(tmp_path / "cache", labelled) as cache,
+        Filled(tmp_path / "validation", labelled, eviction="none") as validation,
+        ragged_cache(tmp_path / "ragged", {"x": ["float32", None, 4]}) as ragged,
+    ):
+        cache.add(*range(20), samples=64)
+        cache.population(1280)
+        validation.add(*range(3), samples=100)
+        ragged.add(0, 1, samples=20)
+        for filled in (cache, validation, ragged):
+            filled.complete()
+        yield tmp_path
+
+
+def run_blocks(page: str, *flags: str) -> None:
+    """Run the Python of a page as one program, as it stands."""
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", "\n".join(blocks(page, "python"))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# ------------------------------------------------------------------------ blocks
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    for page, text in PAGES.items():
+        fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)
+        assert set(fences[::2]) <= {"python", "yaml", "sh"}, page
+        assert set(fences[1::2]) <= {""}, page
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", ["epochs", "not_offered"])
+def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
+    pytest.importorskip("torch")
+    run_blocks(page, "-W", "error")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(180)
+def test_the_code_for_tensorflow_runs(home: Path) -> None:
+    pytest.importorskip("tensorflow")
+    (export,) = blocks("tensorflow", "sh")
+    assert main(export.split()[1:]) == 0
+    run_blocks("tensorflow")
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_the_configs_load(page: str, tmp_path: Path) -> None:
+    for block in blocks(page, "yaml"):
+        (tmp_path / "growcache.yaml").write_text(block)
+        config = load_config(tmp_path / "growcache.yaml")
+        open_format(config.source.format, config.source.options)
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_the_commands_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines += re.findall(r"`(growcache [a-z][^`]*)`", PAGES[page])
+    for line in lines:
+        _, command, *arguments = line.split()
+        assert command in commands, line
+        main([command, "--help"])
+        shown = capsys.readouterr().out
+        for option in (word for word in arguments if word.startswith("--")):
+            assert option in shown, line
+            if option == "--set":
+                load_config({"source": {"url": "x"}}, [arguments[arguments.index(option) + 1]])
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    config = load_config({"source": {"url": "x"}})
+    for page, text in PAGES.items():
+        for section, key in re.findall(r"`(source|sampling|cache)\.(\w+)", text):
+            known = hasattr(getattr(config, section), key) or f"{section}.{key}" in PLANNED
+            assert known, f"{page}: {section}.{key}"
+
+
+# ------------------------------------------------------------------------ epochs
+
+
+def test_how_epochs_grow() -> None:
+    consumption, ratio, room = 500, Fraction(1, 2), 10_000
+    samples = new = Fraction(1000)
+    begins = Fraction(0)
+    rows = computed("epochs", "growth")
+    for epoch, row in enumerate(rows):
+        assert row == [
+            str(epoch),
+            f"{round(samples):,}",
+            f"{round(new):,}",
+            f"{round(begins)} s",
+        ]
+        begins += samples / consumption
+        new = min(ratio * samples, Fraction(room))
+        samples = min(samples + new, Fraction(room))
+    assert len(rows) == 8
+
+
+def test_a_cache_of_one_window_grows_by_what_came_one_epoch_before(tmp_path: Path) -> None:
+    """As many samples come as are consumed, so the ratio is 1."""
+    with Filled(tmp_path / "cache") as cache:
+        cache.add(*range(4))
+        numbers, sizes = itertools.count(4), []
+        with EpochLoader(cache.root, batch_size=10, min_samples=1) as loader:
+            for epoch in range(7):
+                steps = 0
+                for _ in loader:
+                    steps += 1
+                    if steps == 1:  # the snapshot of the next epoch is taken now
+                        wait_for_leases(cache, epoch + 2)
+                    cache.add(next(numbers))
+                sizes.append(steps)
+    assert sizes == [4, 4, 8, 12, 20, 32, 52]
+
+
+def wait_for_leases(cache: Filled, count: int) -> None:
+    """Wait until so many were ever made: nobody removes the files of those that ended."""
+    wait_until(lambda: len(read_leases(cache.root)) >= count, 10)
+
+
+def test_where_the_second_window_begins() -> None:
+    shard = 244  # 64 MB of samples of 256 KiB
+    counts = {
+        shards: len(
+            plan_pass(
+                [(number, shard) for number in range(shards)],
+                seed=0,
+                pass_number=0,
+                target_samples=window_samples(256 * KIB),
+            )
+        )
+        for shards in (6, 8, 40)
+    }
+    assert counts == {6: 1, 8: 2, 40: 10}
+
+
+def test_a_loader_without_a_length_says_so(home: Path) -> None:
+    with pytest.raises(TypeError):
+        len(EpochLoader("cache", batch_size=64))
+
+
+def test_every_field_of_the_report_is_explained() -> None:
+    named = [
+        name
+        for row in rows_below("epochs", "`loader.report` is a value")
+        for name in re.findall(r"`(\w+)`", row[0])
+    ]
+    assert named == [field.name for field in dataclasses.fields(Report)]
+    assert WARN_REUSE == 4
+    assert WAIT_SHARE == 0.1
+
+
+# ---------------------------------------------------------------------- choosing
+
+
+def test_the_turnover_of_a_cache() -> None:
+    cache, dataset, link, consumption = 100 * GB, 5000 * GB, 100 * MB, 300 * MB
+    seconds = 12 * 3600
+    assert [row[2] for row in computed("choosing", "turnover")] == [
+        f"{cache / link:,.0f} s",
+        f"{cache / consumption:,.0f} s",
+        f"{consumption / link:.1f}",
+        f"{cache / (2 * link):,.0f} s",
+        f"{100 * cache / dataset:.0f} %",
+        f"{link * seconds / 1e12:.1f} TB",
+        f"{100 * link * seconds / dataset:.0f} %",
+    ]
+    assert fixed_budget(100 * GB).total == 20 * MB
+    assert fixed_budget(40 * MB).total == 5 * MB
+
+
+def test_the_worth_of_samples_that_are_alike() -> None:
+    for row in computed("choosing", "effective"):
+        k = int(row[0])
+        worth = [1 / (1 + (k - 1) * rho) for rho in (0.1, 0.5)]
+        assert row[1:] == [
+            f"{1 / k:.3f}",
+            *(f"{one:.2f}" for one in worth),
+            *(f"{k * one:.1f}" for one in worth),
+        ]
+
+
+def test_what_so_many_reads_in_flight_can_bring() -> None:
+    for sample, reads, latency, k, most in computed("choosing", "requests"):
+        workers, concurrency = map(int, reads.split()[::2])
+        per_second = workers * concurrency / (int(latency.removesuffix(" ms")) / 1000)
+        rate = per_second * int(k) * int(sample.removesuffix(" KiB")) * KIB / MB
+        assert most == (f"{rate:.1f} MB/s" if rate < 10 else f"{rate:.0f} MB/s")
+
+
+class Recorded:
+    """An object of zeros that notes what is read of it."""
+
+    def __init__(self, size: int) -> None:
+        self.entry = Entry("recording", size, None, None)
+        self.source = load_config({"source": {"url": "x"}}).source
+        self.reads: list[int] = []
+
+    async def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        assert stop is not None
+        self.reads.append(stop - start)
+        return bytes(stop - start)
+
+    async def find(self, key: str) -> Recorded:
+        raise AssertionError(key)
+
+
+def test_read_amplification() -> None:
+    rows = Rows(0, 400_000, (64,), np.dtype("<i2"))
+    assert rows.row_bytes == 128
+    for window, stride, k, channels, fetched, requests in computed("choosing", "amplification"):
+        chosen = None if channels == "all" else tuple(range(int(channels)))
+        grid = Grid(int(window), int(stride), channels=chosen)
+        parts = math.ceil(len(grid.starts(rows.count, 0)) / int(k))
+        reader = Recorded(rows.count * rows.row_bytes)
+        found = asyncio.run(read_samples(reader, rows, grid, Visit(1, parts, 0, 0)))
+        assert len(found) == int(k)
+        cached = sum(sample["x"].nbytes for sample, _, _ in found)
+        assert fetched == f"{sum(reader.reads) / cached:.2f}"
+        assert requests == f"{len(reader.reads) / len(found):.2f}"
+
+
+def test_the_sizes_of_shards_and_samplers() -> None:
+    schema = Schema.of({"x": np.zeros(64 * KIB, "<f4")})
+    for bound, k, shard, shards, memory, least in computed("choosing", "shards"):
+        visit = int(k.split()[0])
+        values = {
+            "source": {"url": "x"},
+            "sampling": {"samples_per_object": visit},
+            "cache": {"max_bytes": bound},
+        }
+        measure = Measure(256 * KIB, 0, 1000)
+        sizing = measure_sizing(load_config(values), measure, schema, ranged=True)
+        nbytes = sizing.shard_samples * schema.nbytes
+        group = nbytes * sizing.group_shards
+        assert shards == str(sizing.group_shards)
+        assert [shard, memory, least] == [
+            f"{value / MB:,.0f} MB"
+            for value in (nbytes, roster.PERMITS_EACH * group, minimum_bytes(2, group))
+        ]
+    assert 2**draws.RAMP_DOUBLINGS == 32
+    assert f"{math.ceil(100 * GB / (64 * MB)):,} files" in PAGES["choosing"]
+
+
+@pytest.mark.parametrize(("cache_format", "files"), [("tfrecord", 1), ("npy", 2)])
+def test_a_loader_holds_a_descriptor_per_file(
+    tmp_path: Path, cache_format: str, files: int
+) -> None:
+    with Filled(tmp_path / "cache", labelled, cache_format=cache_format) as cache:
+        cache.add(*range(8))
+        with EpochLoader(cache.root, batch_size=8, min_samples=1) as loader:
+            assert sum(1 for _ in loader) == 10
+            next(iter(loader))
+            assert len(open_files(cache.root / "shards")) == 8 * files
+
+
+def open_files(folder: Path) -> list[str]:
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(link.readlink()))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return [path for path in found if path.startswith(str(folder.resolve()))]
+
+
+def test_what_eviction_does_to_the_uses() -> None:
+    rows = {row[0].strip("`"): row[2] for row in computed("choosing", "eviction")}
+    assert rows == {
+        policy: "" if policy == "none" else f"{100 * effective_share(policy):.0f} %"
+        for policy in rows
+    }
+    assert set(rows) == {"fifo", "random", "most_used", "none"}
+
+
+def effective_share(policy: str, shards: int = 64, new: int = 8, epochs: int = 2000) -> float:
+    """(Σu)²/mΣu² of the shards that left a cache that is read once per epoch."""
+    uses: dict[int, int] = {}
+    gone: list[int] = []
+    for epoch in range(epochs):
+        seen = [Candidate(n, n, 1, u, u, leased=False) for n, u in uses.items()]
+        gone += [
+            uses.pop(n)
+            for n in choose(policy, seen, len(uses) + new - shards, 1, seed=epoch).evict
+        ]
+        uses |= dict.fromkeys(range(epoch * new, (epoch + 1) * new), 0)
+        uses = {number: count + 1 for number, count in uses.items()}
+    u = np.array(gone[len(gone) // 10 :], np.float64)  # without those of the beginning
+    return float(u.sum() ** 2 / (len(u) * (u**2).sum()))
+
+
+def test_what_the_page_says_of_direct_writes_and_of_formats() -> None:
+    assert direct.SHARE_OF_MEMORY == 0.5
+    assert direct.LEAST_BYTES == 1 << 20
+    assert MAX_PAYLOAD_BYTES == 2**31 - 1
+    assert sorted(CACHE_FORMATS) == ["npy", "tfrecord"]
+    ragged = Schema.declared({"x": ["float32", None], "y": ["float32", None, None]})
+    one, several = (
+        [name for name in CACHE_FORMATS["npy"].suffixes(ragged) if f"/{field}." in name]
+        for field in "xy"
+    )
+    assert (len(one), len(several)) == (2, 3)
+    assert len(CACHE_FORMATS["tfrecord"].suffixes(ragged)) == 2
+
+
+@pytest.mark.timeout(120)
+def test_bounds_may_differ_from_run_to_run_and_contents_may_not(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        np.save(tmp_path / f"data/{number:03d}.npy", np.full((64, 64), number, "<f4"))
+    config, cache = tmp_path / "growcache.yaml", tmp_path / "cache"
+    config.write_text(
+        f"source: {{url: '{tmp_path}/data/*.npy'}}\n"
+        "sampling: {workers: 1, shard_samples: 8}\n"
+        f"cache: {{path: '{cache}', max_bytes: 4MB, min_free: 0}}\n"
+    )
+    assert run(config, "--until-full")[0] == 0
+    assert status(cache).bytes > 3 * MB
+    changed = [
+        f"--set={text}"
+        for text in (
+            "cache.max_bytes=3MB",
+            "cache.min_uses=0",
+            "cache.eviction=random",
+            "sampling.workers=2",
+            "sampling.concurrency=4",
+        )
+    ]
+    before = status(cache).drawn
+    assert run(config, *changed, "--samples", "16")[0] == 0
+    assert status(cache).bytes <= 3 * MB
+    assert status(cache).drawn > before
+    code, errors = run(config, "--set=sampling.shard_samples=9")
+    assert code == 2
+    assert "sampling.shard_samples" in errors
+
+
+# -------------------------------------------------------------------- tensorflow
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(180)
+def test_what_tensorflow_makes_of_growth(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    gtf = importlib.import_module("growcache.tensorflow")
+    assert (gtf.SHUFFLE_BYTES, gtf.SHUFFLE_SAMPLES, gtf.CYCLE_SHARDS) == (64 * MB, 16_384, 4)
+    with Filled(tmp_path / "cache", labelled) as cache:
+        numbers = itertools.count(4)
+
+        class Growth(tf.keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+            steps: list[int] = []  # noqa: RUF012
+            running = 0
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.running += 1
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.steps.append(self.running)
+                self.running = 0
+                cache.add(*itertools.islice(numbers, 4))
+
+        cache.add(*range(4))
+        dataset = gtf.dataset(cache.root, batch_size=10, min_samples=1, as_tuple=("x", "y"))
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(loss="mse")
+        with pytest.warns(UserWarning, match="ran out of data"):
+            model.fit(dataset, epochs=4, verbose=0, shuffle=False, callbacks=[Growth()])
+        assert Growth.steps[1:] == [5, 5, 5]  # the cache had 8, 12 and 16 batches then
+        assert sum(1 for _ in dataset) == 20
+        assert sum(1 for _ in dataset.repeat(2)) == 40
+        first, second = (next(iter(dataset.take(1)))[0] for _ in range(2))
+        assert not np.array_equal(first, second)
+
+        kept = dataset.cache()
+        listed = tf.data.TFRecordDataset(
+            tf.data.Dataset.list_files(str(cache.root / "shards/*.tfrecord"))
+        )
+        assert sum(1 for _ in kept) == 20
+        cache.add(next(numbers))
+        assert sum(1 for _ in kept) == 20
+        cache.retire(0)
+        cache.poll()
+        with pytest.raises(tf.errors.NotFoundError):
+            sum(1 for _ in listed)
+
+
+# ------------------------------------------------------------------- not_offered
+
+
+def test_what_is_not_offered_is_not_there() -> None:
+    page = PAGES["not_offered"]
+    assert set(re.findall(r"`((?:source|sampling|cache)\.\w+|split)`", page)) >= set(PLANNED)
+    for dotted in PLANNED:
+        section, _, key = dotted.partition(".")
+        values: dict[str, Any] = {"source": {"url": "x"}}
+        values.setdefault(section, {})[key or "use"] = 1
+        with pytest.raises(
+            ConfigError, match=rf"^{re.escape(dotted)}: .* not available in this"
+        ):
+            load_config(values)
+    with pytest.raises(ConfigError, match="limits on reuse are not available in this version"):
+        load_config({"source": {"url": "x"}, "cache": {"max_reuse": 4}})
+    with pytest.raises(ConfigError, match="several sources"):
+        load_config({"source": [{"url": "x"}]})
+    taken = set(inspect.signature(Loader.__init__).parameters)
+    assert not taken & {"rank", "world_size", "num_workers", "device"}
+    assert not hasattr(Loader, "state_dict")
+    assert sorted(FORMATS) == ["bytes", "image", "npy", "raw"]
+    assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert CacheConfig().allow_network_filesystem is False
+
+
+@pytest.mark.timeout(120)
+def test_the_subsets_share_no_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for subject in range(12):
+        folder = tmp_path / f"data/sub-{subject:02d}"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            np.save(folder / f"{number}.npy", np.full(8, subject, "<f4"))
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/splits.py").write_text(
+        next(code for code in blocks("not_offered", "python") if "def subset" in code)
+    )
+    (block,) = blocks("not_offered", "yaml")
+    Path("growcache.yaml").write_text(block)
+    found = {}
+    for use in ("validation", "train"):
+        changed = [
+            f"--set=source.url={tmp_path}/data/**/*.npy",
+            f"--set=sampling.transform_options={{use: {use}}}",
+            f"--set=cache.path={use}",
+        ]
+        code, errors = run(Path("growcache.yaml"), *changed, "--until-full")
+        assert code == 0, errors
+        with Snapshot.take(use) as snapshot:
+            found[use] = [int(snapshot[i]["x"][0]) for i in range(len(snapshot))]
+    assert not set(found["train"]) & set(found["validation"])
+    assert sorted(found["train"] + found["validation"]) == sorted([*range(12)] * 4)
