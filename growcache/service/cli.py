@@ -16,7 +16,7 @@ from growcache import __version__
 from growcache.errors import ConfigError, GrowcacheError
 from growcache.service.completion import complete_cache, complete_config, complete_setting
 from growcache.service.examples import epilog
-from growcache.service.terminal import NO_COLOR, without_no_color
+from growcache.service.terminal import NO_COLOR, folded, without_no_color
 
 app = typer.Typer(
     name="growcache",
@@ -133,7 +133,7 @@ def init(
         return
     write_config(file, choices, force=force)
     edit = "set source.url in it, then " if choices.url == EXAMPLE_URL else ""
-    typer.echo(f"Wrote {file}; {edit}start the service: growcache run {file}")
+    _say(f"Wrote {file}; {edit}start the service: growcache run {file}")
 
 
 @app.command(epilog=epilog("run"))
@@ -250,7 +250,7 @@ def export(
     """Copy what a cache holds now: to keep, to share, or to read without growcache."""
     from growcache.service.export import export_cache
 
-    typer.echo(export_cache(cache, out, samples=samples, cache_format=format_))
+    _say(export_cache(cache, out, samples=samples, cache_format=format_))
 
 
 @app.command(epilog=epilog("clear"))
@@ -262,8 +262,8 @@ def clear(
     from growcache.service.clear import clear_cache, describe
 
     if not yes:
-        typer.confirm(describe(cache), abort=True)
-    typer.echo(clear_cache(cache))
+        typer.confirm(folded(describe(cache), sys.stdout), abort=True)
+    _say(clear_cache(cache))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -285,6 +285,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _say(text: str) -> None:
+    typer.echo(folded(text, sys.stdout))
+
+
 def _plainly(error: Any) -> str:
     """Return what is wrong as a sentence, with the nearest word that would be right."""
     message = error.format_message().rstrip(".")
@@ -299,5 +303,5 @@ def _command(error: Any) -> str:
 
 def _fail(message: str, code: int) -> int:
     lines = [line for line in message.splitlines() if line.strip()][:2]
-    typer.echo("growcache: " + "\n".join(lines), err=True)
+    typer.echo(folded("growcache: " + "\n".join(lines), sys.stderr), err=True)
     return code

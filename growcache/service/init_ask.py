@@ -12,6 +12,7 @@ from typing import Any
 import typer
 import yaml
 from rich.console import Console
+from rich.text import Text
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, StoreError
@@ -19,7 +20,7 @@ from growcache.remote.formats import check_format
 from growcache.service.init import EXAMPLE_URL, Choices
 from growcache.service.look import SECONDS, Look, look_at
 from growcache.service.proposal import propose_bound
-from growcache.service.terminal import redraws
+from growcache.service.terminal import folded, redraws
 from growcache.service.words import in_bytes, in_count, plural
 
 RAW_GUESS = {"dtype": "<f4", "window": 4096}
@@ -210,10 +211,11 @@ def look_with_spinner(given: Given) -> Look:
     source = SourceConfig(url=(given.url or "",), storage_options=given.storage_options)
     if not redraws(sys.stderr):
         return look_at(source)
-    with Console(stderr=True).status(f"looking at {given.url} (at most {SECONDS:g} s) …"):
+    words = Text(f"looking at {given.url} (at most {SECONDS:g} s) …", no_wrap=True)
+    with Console(stderr=True).status(words):
         return look_at(source)
 
 
 def say(text: str) -> None:
     """Tell the person; the standard output may be the config."""
-    typer.echo(text, err=True)
+    typer.echo(folded(text, sys.stderr), err=True)

@@ -10,12 +10,15 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from growcache.cache.identity import Identity, describe_differences, read_identity
 from growcache.cache.sidecar import Sidecar
@@ -25,6 +28,7 @@ from growcache.errors import (
     FingerprintError,
     ObjectChangedError,
     ObjectMissingError,
+    StoreError,
 )
 from growcache.remote.formats import Visit, open_format
 from growcache.remote.store import Entry, StoreReader, open_store
@@ -35,7 +39,9 @@ from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import load_transform
 from growcache.schema import Sample, Value
-from growcache.service.peek import Peeked, sample_at
+from growcache.service.peeked import Peeked, sample_at
+from growcache.service.terminal import folded, redraws
+from growcache.usercode import short
 
 SOURCE_OF_TRANSFORM = "the transform's source"
 
@@ -62,9 +68,25 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
     settings = (
         load_config(config, environment=os.environ) if config else config_of(identity, root)
     )
-    verdict, why = _verdict(peeked, settings, identity)
+    try:
+        with _waiting(peeked.origin.key):
+            verdict, why = _verdict(peeked, settings, identity)
+    except StoreError as error:
+        if config is not None:
+            raise
+        raise type(error)(
+            f"{error}; the cache tells of no endpoint and no credentials: add --config CONFIG"
+        ) from None
     _tell(peeked, verdict, why, json=json)
     return 0 if verdict == "equal" else 1
+
+
+def _waiting(key: str) -> AbstractContextManager[object]:
+    """Say at a terminal what is waited for."""
+    if not redraws(sys.stderr):
+        return nullcontext()
+    words = f"reading {short(key)} …"
+    return Console(stderr=True).status(Text(words, no_wrap=True, overflow="ellipsis"))
 
 
 def config_of(identity: Identity, root: Path) -> Config:
@@ -182,7 +204,8 @@ def _by(a: Value, b: Value | None) -> str:
 
 def _tell(peeked: Peeked, verdict: str, why: str, *, json: bool) -> None:
     if not json:
-        typer.echo(f"sample {peeked.shard}:{peeked.i} is {verdict}: {why}")
+        told = f"sample {peeked.shard}:{peeked.i} is {verdict}: {why}"
+        typer.echo(folded(told, sys.stdout))
         return
     value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": why}
     value |= {"key": peeked.origin.key}

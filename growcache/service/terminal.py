@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from typing import IO
 
 NO_COLOR = "--no-color"
@@ -18,6 +19,20 @@ DUMB = ("dumb", "unknown")
 def redraws(stream: IO[str]) -> bool:
     """Return whether a picture can be redrawn in place on the stream."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
+
+
+def folded(text: str, stream: IO[str]) -> str:
+    """Return a text whose lines end between words where the stream is a terminal."""
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # no terminal of the system's
+        width = 0
+    if not width:
+        return text
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
 
 
 def is_asked() -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from growcache.service.cli import main
-from growcache.service.peek import sample_at
+from growcache.service.peeked import sample_at
 from growcache.service.refetch import differences
 from tests.servers import Bucket
 
