@@ -470,6 +470,13 @@ def test_what_tensorflow_makes_of_growth(tmp_path: Path) -> None:
         with pytest.raises(tf.errors.NotFoundError):
             sum(1 for _ in listed)
 
+        Growth.steps.clear()
+        equal = gtf.dataset(
+            cache.root, batch_size=10, samples_per_epoch=60, min_samples=1, as_tuple=("x", "y")
+        )
+        model.fit(equal, epochs=3, verbose=0, shuffle=False, callbacks=[Growth()])
+        assert Growth.steps == [6, 6, 6]
+
 
 # ------------------------------------------------------------------- not_offered
 
