@@ -10,10 +10,13 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
 
 from growcache.cache.check import Finding, check
 from growcache.service.terminal import redraws
 from growcache.service.words import plural
+from growcache.usercode import printable
 
 
 def show_check(cache: Path, *, json: bool) -> int:
@@ -50,10 +53,26 @@ def _with_progress(cache: Path) -> tuple[list[Finding], int]:
 
 def _print(findings: Sequence[Finding], errors: Sequence[Finding], shards: int) -> None:
     console = Console()
-    for finding in findings:
-        style = "bold red" if finding.severity == "error" else "dim"
-        where = "" if finding.shard is None else f"shard {finding.shard}: "
-        console.print(finding.severity, style=style, end="  ")
-        console.print(f"{where}{finding.message}", markup=False, highlight=False)
+    if console.is_terminal:
+        console.print(_grid(findings))
+    else:  # a line each, for grep
+        for finding in findings:
+            sys.stdout.write(f"{finding.severity}  {_words(finding)}\n")
+        sys.stdout.flush()
     verdict = f"{plural(len(errors), 'error')} in " if errors else "all is well with "
     console.print(f"{verdict}{plural(shards, 'shard')}", style="bold")
+
+
+def _grid(findings: Sequence[Finding]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for finding in findings:
+        style = "bold red" if finding.severity == "error" else "dim"
+        grid.add_row(Text(finding.severity, style), Text(_words(finding)))
+    return grid
+
+
+def _words(finding: Finding) -> str:
+    where = "" if finding.shard is None else f"shard {finding.shard}: "
+    return printable(f"{where}{finding.message}")

@@ -23,9 +23,9 @@ class History:
     spacing: float = 0.25
 
     def add(self, at: float, status: Status) -> None:
-        """Remember (time, samples, bytes), unless the last point is close."""
+        """Remember a status, in place of the last one if that was but a moment ago."""
         if self.points and at - self.points[-1][0] < self.spacing:
-            return
+            at = self.points.pop()[0]
         self.points.append((at, status.samples, status.bytes))
         if len(self.points) > self.capacity:
             self.points = self.points[::2]

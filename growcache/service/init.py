@@ -129,6 +129,7 @@ cache:
   # Stop at so many samples: a fixed set, for validation. Needs `eviction: none`.
   max_samples: null
   # tfrecord: shards that TensorFlow reads natively and PyTorch through a memory map
+  # npy: a folder of .npy files for each shard, which anything reads that reads NumPy's files
   format: tfrecord
   # What leaves a full cache first:
   # fifo: the oldest | random | most_used | none: the cache fills up and stays

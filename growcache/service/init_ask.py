@@ -21,7 +21,7 @@ from growcache.service.init import EXAMPLE_URL, Choices
 from growcache.service.look import SECONDS, Look, look_at
 from growcache.service.proposal import propose_bound
 from growcache.service.terminal import folded, redraws
-from growcache.service.words import in_bytes, in_count, plural
+from growcache.service.words import as_size, in_bytes, in_count, plural
 
 RAW_GUESS = {"dtype": "<f4", "window": 4096}
 RAW_GUESSED = "A guess: set dtype, shape and window to what was recorded."
@@ -176,16 +176,7 @@ def choices_of(given: Given, look: Look | None) -> Choices:
         return known
     nbytes = look.nbytes if look and look.all else None
     bound, why = propose_bound(free_bytes(Path(known.path)), nbytes)
-    return replace(known, max_bytes=size_text(bound), bounded=why)
-
-
-def size_text(number: int) -> str:
-    """Return a size as a config has it.
-
-    >>> size_text(50_000_000_000), size_text(2_000_000)
-    ('50GB', '2MB')
-    """
-    return in_bytes(number).replace(" ", "").replace(".00", "").replace(".0", "")
+    return replace(known, max_bytes=as_size(bound), bounded=why)
 
 
 def free_bytes(path: Path) -> int:

@@ -132,7 +132,7 @@ def _meaning(status: Status, history: History | None) -> str:
         return f"for {status.waiting_for}" if status.waiting_for else "for the next report"
     if status.state == "stopped":
         if status.complete:
-            return "no service runs, and none is needed: all there is has been cached"
+            return "no service runs, and none is needed: everything is cached"
         return "no service runs on this cache; start one: growcache run CONFIG"
     if status.state == "complete":
         return "all there is has been cached; nothing more is drawn"

@@ -23,6 +23,15 @@ def in_bytes(number: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
 
 
+def as_size(number: int) -> str:
+    """Return bytes as a config has them.
+
+    >>> as_size(50_000_000_000), as_size(2_000_000)
+    ('50GB', '2MB')
+    """
+    return in_bytes(number).replace(" ", "").replace(".00", "").replace(".0", "")
+
+
 def in_count(number: float) -> str:
     """Return a count: exact below a million, rounded above.
 

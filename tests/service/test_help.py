@@ -77,9 +77,12 @@ def test_every_example_that_can_be_is_executed(
     [
         ("growcache sta", ["status"]),
         ("growcache status ca", ["cache"]),
-        ("growcache status ./s", ["./some/"]),
+        ("growcache status ./s", ["./some/", "./some/cache/"]),
         ("growcache run ", ["growcache.yaml", "cache/", "some/"]),
-        ("growcache run growcache.yaml --set cache.max_b", ["cache.max_bytes="]),
+        (
+            "growcache run growcache.yaml --set cache.max_b",
+            ["cache.max_bytes=", "cache.max_bytes=10GB"],
+        ),
         ("growcache check cache --js", ["--json"]),
         ("growcache status nowhere/", []),
     ],
@@ -87,7 +90,7 @@ def test_every_example_that_can_be_is_executed(
 def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
     with Filled(tmp_path / "cache"):
         pass
-    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "cache").mkdir(parents=True)
     (tmp_path / "growcache.yaml").touch()
     (tmp_path / "notes.txt").touch()
     words = typed.split(" ")

@@ -279,6 +279,14 @@ def test_one_is_singular() -> None:
         assert not re.search(r"\b1 (samples|shards|objects|attempts|holes|restarts)\b", text)
 
 
+def test_the_curve_ends_with_what_there_is_now() -> None:
+    history = History()
+    history.add(0.0, status(samples=0))
+    history.add(1.0, status(samples=7))
+    history.add(1.1, status(samples=9))
+    assert history.samples(3) == [0, 0, 9]
+
+
 def line_of(label: str, text: str) -> str:
     return next(line for line in text.splitlines() if f" {label} " in line)
 
