@@ -92,7 +92,8 @@ class Landlord:
         if not jobs:
             return f"a reader: nobody reads the cache, and cache.min_uses is {least}"
         names = ", ".join(jobs)
-        return f"job {names} to read more shards {least} times each (cache.min_uses)"
+        often = "once" if least == 1 else f"{least} times"
+        return f"job {names} to read more shards {often} each (cache.min_uses)"
 
     def _holders(self) -> str:
         leases = [lease for lease in self._cache.leases if lease.holding()]

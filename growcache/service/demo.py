@@ -278,11 +278,12 @@ def _conclude(console: Console, screen: _Screen, rows: list[Epoch], kept: Path |
     status = screen.status
     if rows:
         console.print(epoch_table(rows))
+    if len(rows) > 1:
+        first, most = rows[0].cached, max(row.cached for row in rows)
         console.print(
             f"Held-out accuracy went from {in_percent(rows[0].held_out)} to "
-            f"{in_percent(rows[-1].held_out)} while the cache grew from "
-            f"{in_count(rows[0].cached)} to {in_count(max(row.cached for row in rows))} samples and "
-            f"never took more than {in_bytes(MAX_BYTES)} of disk.",
+            f"{in_percent(rows[-1].held_out)} while the cache grew from {in_count(first)} to "
+            f"{in_count(most)} samples and never took more than {in_bytes(MAX_BYTES)} of disk.",
             highlight=False,
         )
     console.print(

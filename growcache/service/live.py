@@ -12,7 +12,7 @@ from rich.console import Console
 from growcache.cache.status import Status
 from growcache.service.history import History
 from growcache.service.redrawn import Redrawn
-from growcache.service.terminal import redraws
+from growcache.service.terminal import folded, redraws
 from growcache.service.view import line, view
 
 JSON_SECONDS = 1.0
@@ -113,7 +113,7 @@ class PlainLines(_Lines):
 
     def write(self, status: Status) -> None:
         """Write one line."""
-        self._stream.write(line(status) + "\n")
+        self._stream.write(folded(line(status), self._stream) + "\n")
         self._stream.flush()
 
 

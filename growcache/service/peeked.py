@@ -90,8 +90,8 @@ def one(root: Path, view: IndexView, place: str) -> Peeked:
 
 
 def some(root: Path, view: IndexView) -> Iterator[Peeked]:
-    """Yield the first samples of shards that are evenly spread over the cache, oldest first."""
-    rows = [row for row in view.shards if row.samples]
+    """Yield the first samples of shards that are evenly spread over the cache, by their numbers."""
+    rows = sorted((r for r in view.shards if r.samples), key=lambda row: row.number)
     for k in range(min(EXAMPLES, len(rows))):
         row = rows[k * len(rows) // min(EXAMPLES, len(rows))]
         try:

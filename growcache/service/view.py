@@ -66,7 +66,7 @@ class Picture:
                     yield from drawn
                     yield Segment.line()
                 return
-        yield Text(line(self.status))
+        yield from Text(line(self.status)).wrap(console, options.max_width)[: self.height]
 
 
 def view(status: Status, history: History | None = None, height: int | None = None) -> Picture:
@@ -76,14 +76,19 @@ def view(status: Status, history: History | None = None, height: int | None = No
 
 def line(status: Status) -> str:
     """Return a status in one line of plain text."""
-    return " · ".join(
-        (
-            f"{status.state}: {_meaning(status, None)}",
-            f"{plural(status.samples, 'sample')} in {plural(status.shards, 'shard')}",
-            f"{in_bytes(status.bytes)} of {in_bytes(status.max_bytes)}",
-            f"{in_count(status.drawn)} drawn",
-        )
-    )
+    parts = [
+        f"{status.state}: {_meaning(status, None)}",
+        f"{plural(status.samples, 'sample')} in {plural(status.shards, 'shard')}",
+        f"{in_bytes(status.bytes)} of {in_bytes(status.max_bytes)}",
+        f"{in_count(status.drawn)} drawn",
+    ]
+    if status.coverage is not None:
+        parts.append(f"{in_percent(status.coverage)} covered")
+    if status.failures:
+        parts.append(plural(status.failures, "failed attempt"))
+    if status.holes:
+        parts.append(plural(status.holes, "hole"))
+    return " · ".join(parts)
 
 
 def _frame(rows: Sequence[tuple[str, RenderableType]], status: Status) -> Panel:

@@ -198,8 +198,8 @@ def test_a_picture_is_no_higher_than_there_are_lines(width: int, height: int) ->
     leases = [reader(job=name) for name in "abcd"]
     shown = status(leases=leases, failures=1, last_errors=["x" * 300], delivered=1)
     lines = drawn(view(shown, History(), height), width).splitlines()
-    assert len(lines) <= max(height, 5)
-    assert "running" in lines[0] + lines[1]  # the state goes last
+    assert len(lines) <= height
+    assert "running" in "".join(lines[:2])  # the state goes last
 
 
 def test_what_matters_least_goes_first() -> None:
