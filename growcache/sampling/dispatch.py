@@ -26,7 +26,7 @@ from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
 from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
-from growcache.sampling.reasons import culprits, reason
+from growcache.sampling.reasons import reason, suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
 from growcache.usercode import short
 
@@ -347,7 +347,8 @@ class Dispatcher:
                 first = short(flight.permit.stops[0].entry.key)
                 raise SamplingError(
                     f"sampler after sampler died on group {group} (its first object is "
-                    f"{first}), the last {death}; " + culprits(self._config)
+                    f"{first}), the last {death}"
+                    + ("" if death.stalled else suspects(self._config))
                 )
 
     def ground(self) -> None:

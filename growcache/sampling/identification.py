@@ -16,7 +16,7 @@ from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import Message
-from growcache.sampling.reasons import culprits
+from growcache.sampling.reasons import suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death, Slot
 from growcache.sampling.sizing import (
     group_limit_bytes,
@@ -110,8 +110,8 @@ class Identification:
         if self._suspicion >= MOST_SUSPICION:
             first = short(self._catalog.entry(self._unreadable).key)
             raise SamplingError(
-                f"sampler after sampler died while it looked at {first}, the last {death}; "
-                + culprits(self._config)
+                f"sampler after sampler died while it looked at {first}, the last {death}"
+                + ("" if death.stalled else suspects(self._config))
             )
 
     def answered(

@@ -146,7 +146,7 @@ class Prober:
             schema = self._wish or settle(schemas)
         except FormatError as error:
             keys = [one.key for one in probed for _ in one.samples]
-            return {"type": "probed", "mixed": f"{error}{_examples(schemas, keys)}"}
+            return {"type": "probed", "mixed": f"{_examples(schemas, keys)}{error}"}
         return {
             "type": "probed",
             "measure": asdict(probed[0].measure),
@@ -158,39 +158,47 @@ class Prober:
         """Look at parts of an object, each of which is one sample."""
         measure = await self._format.measure(StoreReader(self._store, entry))
         parts = max(1, measure.samples)
+        samples: list[Sample] = []
+        holes: list[str] = []
         for batch in ordinals(parts, wanted):
             stops = [Stop(entry, part, parts) for part in batch]
             visits = [self._filler.visit(_permit(stop), stop, self._wish) for stop in stops]
-            visited = await asyncio.gather(*visits)
-            if samples := [sample for one in visited for sample in one.samples]:
-                return Probed(entry.key, measure, samples)
-            holes = [one.hole for one in visited if one.hole is not None]
-            if holes and self._format.listed:  # else the next draw may be better
-                raise FormatError(holes[0])
-        raise FormatError(holes[0] if holes else _nothing(measure.samples, self._format))
+            for one in await asyncio.gather(*visits):
+                samples += one.samples
+                holes += [one.hole] if one.hole is not None else []
+            # What is wrong with one part of an object is so with the next; draws differ.
+            if len(samples) >= wanted or (holes and self._format.listed):
+                break
+        if samples:
+            return Probed(entry.key, measure, samples)
+        raise FormatError(holes[0] if holes else self._nothing(measure.samples))
 
     async def _look_at_whole(self, entry: Entry, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
         reader, stop = StoreReader(self._store, entry), Stop(entry, 0, 1)
         found = await self._format.read(reader, Visit(0, 1, 0, self._seed, None))
-        for batch in ordinals(len(found), max(2, wanted)) if found else ():
+        wanted = max(2, wanted)
+        samples: list[Sample] = []
+        for batch in ordinals(len(found), wanted) if found else ():
             some = [found[i] for i in batch]
-            visited = self._filler.prepared(_permit(stop), stop, some, self._wish)
-            if visited.samples:
-                measure = await self._format.measure(reader)
-                return Probed(entry.key, measure, visited.samples)
-        raise FormatError(_nothing(len(found), self._format))
+            samples += self._filler.prepared(_permit(stop), stop, some, self._wish).samples
+            if len(samples) >= wanted:
+                break
+        if samples:
+            return Probed(entry.key, await self._format.measure(reader), samples)
+        raise FormatError(self._nothing(len(found)))
+
+    def _nothing(self, samples: int) -> str:
+        if not samples:
+            return "it holds no sample"
+        who = "sampling.transform"
+        if not self._format.listed:
+            who = "source.format or sampling.transform"
+        return f"{who} returned None for every sample looked at"
 
 
 def _permit(stop: Stop) -> Permit:
     return Permit("probe", 0, 0, 0, (0,), (stop,))
-
-
-def _nothing(samples: int, form: ObjectFormat) -> str:
-    if not samples:
-        return "it holds no sample"
-    who = "sampling.transform" if form.listed else "source.format or sampling.transform"
-    return f"{who} returned None for each of {min(samples, MOST_LOOKS)} samples looked at"
 
 
 def _examples(schemas: Sequence[Schema], keys: Sequence[str]) -> str:
@@ -198,5 +206,5 @@ def _examples(schemas: Sequence[Schema], keys: Sequence[str]) -> str:
     first = _kind(schemas[0])
     for schema, key in zip(schemas, keys, strict=True):
         if _kind(schema) != first:
-            return f" (found in {short(keys[0])} and in {short(key)})"
+            return f"{short(keys[0])} and {short(key)}: "
     return ""

@@ -28,11 +28,11 @@ def reason(key: str, why: object) -> str:
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
 
 
-def culprits(config: Config) -> str:
+def suspects(config: Config) -> str:
     """Ask what may have ended a sampler: the user's code, as far as there is any."""
     source = config.source
     named = [config.sampling.transform, source.options.get("decode")]
     if is_user_format(source.format):
         named.append(source.format)
     code = " or ".join(name for name in named if isinstance(name, str))
-    return (f"does {code} crash, or " if code else "") + "is there too little memory?"
+    return "; " + (f"does {code} crash, or " if code else "") + "is there too little memory?"

@@ -45,7 +45,11 @@ class Death:
         return 1 if somebodys else MOST_SUSPICION // 3
 
     def __str__(self) -> str:
-        return self.stalled or f"with exit code {self.code}"
+        if self.stalled is not None:
+            return self.stalled
+        if -self.code in set(signal.Signals):
+            return f"by {signal.Signals(-self.code).name}"
+        return f"with exit code {self.code}"
 
 
 @dataclass(slots=True)

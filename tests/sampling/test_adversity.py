@@ -16,7 +16,9 @@ from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
-from growcache.sampling.identification import PROBED, Identification
+from growcache.sampling.engines.local import SamplerProcess
+from growcache.sampling.identification import MOST_UNREADABLE, PROBED, Identification
+from growcache.sampling.messages import Message
 from growcache.sampling.roster import Death, Slot
 from tests.sampling.services import (
     drawn,
@@ -80,6 +82,82 @@ def test_an_object_whose_look_kills_is_named_in_the_end(search: Identification) 
     search.probe([asked], listed=True)
     with pytest.raises(SamplingError, match=r"looked at k000.*exit code 11"):
         search.lost(asked, CRASHED)
+
+
+def test_a_crash_makes_the_first_object_decide_alone(search: Identification) -> None:
+    looked = Looking()
+    search.probe([looked], listed=True)
+    search.lost(looked, KILLED)  # by somebody, or for want of memory: as if nothing had been
+    search.probe([looked], listed=True)
+    search.lost(looked, CRASHED)
+    search.probe([looked], listed=True)
+    assert looked.asked == [PROBED, PROBED, 1]
+
+
+def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
+    tmp_path: Path, url: str
+) -> None:
+    config = load_config(write_config(tmp_path / "c.yaml", url))
+    looked = Looking()
+    with (
+        Catalog.open(tmp_path / "catalog.bin") as catalog,
+        Cache.open(config.cache.path, config.cache) as cache,
+    ):
+        search = Identification(config, cache, catalog)
+        for number in range(PROBED):
+            search.probe([looked], listed=False)
+            assert not looked.probing
+            catalog.append([Entry(f"k{number}", 100, None, 0.0)])
+        search.probe([looked], listed=False)
+        assert looked.asked == [PROBED]
+
+
+def test_a_search_without_end_is_given_up(search: Identification) -> None:
+    slot = Slot(0)
+    message = {"type": "probed", "errors": ["k000: expected an .npy file"] * MOST_UNREADABLE}
+    search.probe([slot], listed=False)
+    with pytest.raises(SamplingError, match=r"none of the first 1,000 .* the first: k000: exp"):
+        search.answered(slot, message, READY, listed=False)
+
+
+class Looking(Slot):
+    """A sampler's place that notes how many objects it is asked to look at."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked: list[int] = []
+
+    def send(self, message: Message) -> None:
+        self.asked.append(len(message["entries"]))
+
+
+class Unkilled(SamplerProcess):
+    """A process that only notes that it was killed."""
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_only_a_call_that_does_not_end_is_given_up() -> None:
+    slot = Slot(0, process=(process := Unkilled()), ready=True, permits={"p": 0})
+    slot.moved_at = time.monotonic() - 20
+    assert slot.idles(time.monotonic(), 10)
+    slot.called(5, "source.format my:read on k")
+    assert not slot.idles(time.monotonic(), 10)
+    slot.moved_at -= 20
+    slot.called(5, "source.format my:read on k")  # the same five have ended
+    assert slot.idles(time.monotonic(), 10)
+    why = slot.give_up(time.monotonic())
+    assert process.killed
+    assert why.startswith(
+        "after 20 s in one call of source.format my:read on k; make it faster"
+    )
+    assert Death(-9, why).suspicion == Death(11).suspicion > Death(-9).suspicion
+    slot.call = (0.0, "long ago")
+    assert slot.give_up(slot.moved_at + 7) == "after 7 s without progress"
 
 
 def test_only_the_one_who_was_asked_is_believed(search: Identification) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache import Snapshot
 from growcache.cache.index import read_index
 from growcache.config import SourceConfig
 from growcache.remote.catalog import Catalog
@@ -17,6 +18,7 @@ from growcache.remote.formats import Visit, open_format
 from growcache.remote.store import StoreReader, open_store
 from growcache.sampling.draws import Draws, Sizing, Span
 from growcache.sampling.population import Population
+from tests.sampling.outcomes import ODD
 from tests.sampling.services import run, status, write_config
 from tests.servers.imagined import HUGE_ROWS, KEYS, TINY, TINY_ROWS, imagined, size
 
@@ -75,7 +77,7 @@ def test_draws_are_as_the_weights_say(
 
 @pytest.mark.parametrize("weight_by", ["samples", "objects"])
 def test_the_service_takes_both(
-    tmp_path: Path, options: dict[str, Any], weight_by: str
+    tmp_path: Path, options: dict[str, Any], weight_by: str, write_tables: bool
 ) -> None:
     source = {"url": "s3://b/", "storage_options": options, "options": {"axis": 0}}
     sampling = {"weight_by": weight_by, "shard_samples": 200, "concurrency": 8}
@@ -87,3 +89,15 @@ def test_the_service_takes_both(
     view = read_index(tmp_path / "c")
     assert view.schema is not None
     assert np.dtype(view.schema["x"].dtype) == np.int64
+    with Snapshot.take(tmp_path / "c") as snapshot:
+        for i in range(len(snapshot)):
+            origin = snapshot.origin(i)
+            expected = [origin.start] * 2
+            if origin.key != "huge.npy":
+                expected = [int(origin.key[5:11]), -origin.start]
+            assert snapshot[i]["x"].tolist() == expected
+    with ODD.open(writes=write_tables) as table:
+        table.record(
+            "10^5 tiny objects and one of 5 GB in one listing",
+            "`x: int64[2]`, any row as often as any other; with `weight_by: objects` any object",
+        )

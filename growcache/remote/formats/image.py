@@ -109,8 +109,10 @@ def decode_image(data: Buffer, key: str) -> Array:
             return np.array(image.convert("RGB"))
     except FormatError:
         raise
-    except Image.DecompressionBombWarning:
-        raise FormatError(f"{key}: more than {MOST_PIXELS:,} pixels") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise FormatError(
+            f"{key}: expected at most {MOST_PIXELS:,} pixels, found more"
+        ) from None
     except Exception as error:  # Pillow's plugins raise what a broken image makes them raise
         raise FormatError(
             f"{key}: cannot be decoded: {type(error).__name__}: {error}"

@@ -96,6 +96,11 @@ class ArrayRows:
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
         reader, rows = await self._located(reader)
+        if not rows.row_bytes:
+            raise FormatError(
+                f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
+                "how many there are; drop axis and window to take whole arrays"
+            )
         return self._grid.measure(rows, reader.entry.size)
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
