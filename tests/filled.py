@@ -87,8 +87,8 @@ class Filled:
         )
         self.cache.issue(number)
         assert self.cache.reserve(PERMIT, needed_bytes(sidecar))
-        write_incoming(self.layout, PERMIT, sidecar, packed.files)
-        self.cache.commit(PERMIT, [sidecar])
+        sealed = write_incoming(self.layout, PERMIT, sidecar, packed.files)
+        self.cache.commit(PERMIT, [sealed])
 
     def samples(self, number: int, count: int) -> list[Sample]:
         """Return what is written into a shard."""

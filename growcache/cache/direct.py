@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+
+from growcache.cache.formats.mapped import Buffer, Bytes
 
 ALIGNED = 4096  # offset, length and address of a direct write; no device asks for more
 CHUNK_BYTES = 4 << 20
 LEAST_BYTES = 1 << 20  # smaller files are not worth the two calls more
 SHARE_OF_MEMORY = 0.5  # what the page cache can be expected to keep for one cache
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def memory_bytes() -> int:
@@ -59,28 +58,29 @@ def open_direct(path: Path, mode: int) -> int | None:
         return None
 
 
-def write_direct(descriptor: int, views: Iterable[memoryview], size: int) -> None:
-    """Write the views one after the other, in aligned chunks, and cut the file to its size.
+def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
+    """Write the pieces one after the other, in aligned chunks, and cut the file to its size.
 
     Args:
         descriptor: of `open_direct`; its blocks are allocated.
-        views: contiguous bytes, of ``size`` bytes together.
+        pieces: contiguous bytes, of ``size`` bytes together; each is copied before the next
+            is asked for.
         size: bytes of the file.
 
     Raises:
         OSError: as of ``write``.
     """
-    for chunk in _chunks(views):
+    for chunk in _chunks(pieces):
         _write_all(descriptor, chunk)
     os.ftruncate(descriptor, size)
 
 
-def _chunks(views: Iterable[memoryview]) -> Iterator[Bytes]:
+def _chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
     """Yield the same bytes in an aligned block; the last time rounded up, with zeros."""
     block: Bytes = np.frombuffer(mmap.mmap(-1, CHUNK_BYTES), np.uint8)
     filled = 0
-    for view in views:
-        rest: Bytes = np.frombuffer(view, np.uint8)
+    for piece in pieces:
+        rest: Bytes = np.frombuffer(piece, np.uint8)
         while len(rest):
             part = rest[: CHUNK_BYTES - filled]
             block[filled : filled + len(part)] = part

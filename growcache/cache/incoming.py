@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import xxhash
 
 from growcache.cache.direct import LEAST_BYTES, open_direct, write_direct
 from growcache.cache.files import (
@@ -22,19 +20,12 @@ from growcache.cache.files import (
 )
 from growcache.cache.formats.mapped import Buffer
 from growcache.cache.formats.values import EncodedFile
+from growcache.cache.seal import Seal
 from growcache.cache.sidecar import Sidecar
 
+BATCH_BYTES = 4 << 20  # that one call writes
 MAX_BUFFERS = 1000  # IOV_MAX is 1024
 NAME_BYTES = 24  # what a file's name takes in its directory, beside its text
-
-
-def digest_of(files: Iterable[EncodedFile]) -> str:
-    """Return the xxh3_128 of the files, one after the other, in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    for file in files:
-        for buffer in file.buffers:
-            digest.update(_view(buffer))
-    return digest.hexdigest()
 
 
 def needed_bytes(sidecar: Sidecar) -> int:
@@ -57,20 +48,23 @@ def write_incoming(
     files: Sequence[EncodedFile],
     *,
     direct: bool = False,
-) -> None:
+) -> Sidecar:
     """Write the shard (where it has samples) and its sidecar, durably, for `Cache.commit`.
 
     Args:
         layout: of the cache.
         permit: in whose name.
-        sidecar: of the shard.
+        sidecar: of the shard, without the checksums of its files.
         files: of the shard.
         direct: past the page cache; see `growcache.cache.direct`.
+
+    Returns:
+        the whole description, as it was written.
 
     Raises:
         OSError: ENOSPC, EDQUOT and the like; nothing is left behind then.
     """
-    number = sidecar.number
+    number, seal = sidecar.number, Seal()
     directories = set()
     try:
         for file in files:
@@ -78,15 +72,17 @@ def write_incoming(
             if path.parent != layout.incoming:
                 path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
                 directories.add(path.parent)
-            size = sum(map(len, file.buffers))
-            _write(path, file.buffers, size, direct=direct and size >= LEAST_BYTES)
+            past = direct and file.nbytes >= LEAST_BYTES
+            _write(path, seal.passing(file), file.nbytes, direct=past)
         for directory in directories:
             fsync_directory(directory)
-        data = sidecar.to_bytes()
+        sealed = seal.on(sidecar)
+        data = sealed.to_bytes()
         _write(layout.incoming_path(permit, number, SIDECAR), [data], len(data))
     except BaseException:
         discard_incoming(layout, permit, [number])
         raise
+    return sealed
 
 
 def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> None:
@@ -96,7 +92,7 @@ def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> Non
             remove_entry(layout.incoming_path(permit, number, part))
 
 
-def _write(path: Path, buffers: Sequence[Buffer], size: int, *, direct: bool = False) -> None:
+def _write(path: Path, pieces: Iterable[Buffer], size: int, *, direct: bool = False) -> None:
     past = open_direct(path, FILE_MODE) if direct else None
     descriptor = past
     if descriptor is None:
@@ -105,27 +101,34 @@ def _write(path: Path, buffers: Sequence[Buffer], size: int, *, direct: bool = F
         # First all blocks, then the bytes: a full disk shows here, as a clean ENOSPC.
         os.posix_fallocate(descriptor, 0, size)
         if past is not None:
-            write_direct(descriptor, _views(buffers), size)
+            write_direct(descriptor, pieces, size)
         else:
-            for first in range(0, len(buffers), MAX_BUFFERS):
-                _write_all(descriptor, buffers[first : first + MAX_BUFFERS])
+            _write_batches(descriptor, pieces)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+def _write_batches(descriptor: int, pieces: Iterable[Buffer]) -> None:
+    batch: list[Buffer] = []
+    held = 0
+    for piece in pieces:
+        batch.append(piece)
+        held += len(piece)
+        if held >= BATCH_BYTES or len(batch) == MAX_BUFFERS:
+            _write_all(descriptor, batch)
+            batch, held = [], 0
+    _write_all(descriptor, batch)
+
+
 def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
-    views = list(_views(buffers))
+    views = [_view(buffer) for buffer in buffers if len(buffer)]
     while views:
         written = os.writev(descriptor, views)
         while views and written >= len(views[0]):
             written -= len(views.pop(0))
         if written:
             views[0] = views[0][written:]
-
-
-def _views(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
-    return (_view(buffer) for buffer in buffers if len(buffer))
 
 
 def _view(buffer: Buffer) -> memoryview:

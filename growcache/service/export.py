@@ -27,6 +27,7 @@ from growcache.cache.identity import read_identity, write_identity
 from growcache.cache.index import ShardRow
 from growcache.cache.packing import pack
 from growcache.cache.readers import NO_JOB
+from growcache.cache.seal import Seal
 from growcache.config import CacheConfig
 from growcache.errors import CacheError, CacheFullError, ConfigError, CorruptShardError
 from growcache.loading.snapshot import Snapshot
@@ -170,10 +171,10 @@ def _copy(
 def _convert(snapshot: Snapshot, row: ShardRow, layout: Layout, cache_format: str) -> None:
     """Write a shard in another format; its samples and their origins are the same."""
     packed = pack(cache_format, snapshot.schema, list(snapshot.mapped(row.number)))
-    sidecar = replace(snapshot.sidecar(row.number), **packed.facts)
+    sidecar, seal = replace(snapshot.sidecar(row.number), **packed.facts), Seal()
     for file in packed.files:
-        _write(layout.shard(row.number, file.suffix), file.buffers)
-    _write(layout.sidecar(row.number), [sidecar.to_bytes()])
+        _write(layout.shard(row.number, file.suffix), seal.passing(file))
+    _write(layout.sidecar(row.number), [seal.on(sidecar).to_bytes()])
 
 
 def _write(path: Path, buffers: Iterable[Buffer]) -> None:

@@ -113,8 +113,7 @@ def write(
 ) -> Sidecar:
     """What a sampler does once it was granted room."""
     sidecar, files = make(number, count, identity=identity)
-    write_incoming(layout, permit, sidecar, files)
-    return sidecar
+    return write_incoming(layout, permit, sidecar, files)
 
 
 def need(number: int, count: int = 8, identity: Identity = IDENTITY) -> int:

@@ -55,7 +55,7 @@ def test_the_file_is_the_views_one_after_the_other(tmp_path: Path, sizes: list[i
     descriptor = direct.open_direct(tmp_path / "f", 0o600)
     assert descriptor is not None, f"{tmp_path} has no direct writes: choose another TMPDIR"
     try:
-        direct.write_direct(descriptor, map(memoryview, parts), len(whole))
+        direct.write_direct(descriptor, parts, len(whole))
     finally:
         os.close(descriptor)
     assert (tmp_path / "f").read_bytes() == whole

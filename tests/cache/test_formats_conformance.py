@@ -23,6 +23,7 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.formats.values import EncodedFile
 from growcache.cache.identity import Identity
 from growcache.cache.packing import pack
+from growcache.cache.seal import Seal
 from growcache.cache.sidecar import Origins, Sidecar
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
@@ -110,18 +111,19 @@ def conformed(case: Case, count: int = N) -> Case:
     return schema, [schema.conform(sample) for sample in samples[:count]]
 
 
-def put(root: Path, cache_format: str, schema: Schema, samples: list[Sample]) -> dict[str, Any]:
-    """Write shard 1 without a cache around it; return what its description would say."""
-    packed = pack(cache_format, schema, samples)
+def put(root: Path, cache_format: str, schema: Schema, samples: list[Sample]) -> Sidecar:
+    """Write shard 1 without a cache around it; return its description."""
+    packed, seal = pack(cache_format, schema, samples), Seal()
     for file in packed.files:
         path = Layout(root).shard(1, file.suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content(file))
-    return packed.facts
+        path.write_bytes(b"".join(map(bytes, seal.passing(file))))
+        assert path.stat().st_size == file.nbytes
+    return seal.on(Sidecar("f", 0, 0, 1, 1, parts=1, origins=Origins(), **packed.facts))
 
 
 def content(file: EncodedFile) -> bytes:
-    return b"".join(map(bytes, file.buffers))
+    return b"".join(map(bytes, file.pieces))
 
 
 def reopened(root: Path, cache_format: str, schema: Schema, samples: int) -> MappedShard:
@@ -139,8 +141,8 @@ def test_what_was_written_is_read(
     shard = reopened(tmp_path, cache_format, schema, count)
     assert len(shard) == count
     assert all(map(equal, shard, samples))
-    assert shard.nbytes == facts["shard_bytes"]
-    assert not count or shard.digest() == facts["digest"]
+    assert shard.nbytes == facts.shard_bytes
+    assert not count or shard.digest() == facts.digest
     assert CACHE_FORMATS[cache_format].bad_records(shard) == []
     shard.willneed()
     shard.close()
@@ -219,7 +221,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, cache_format: str, case
                 shard = reopened(tmp_path, cache_format, schema, N)
             except CorruptShardError:
                 continue
-            assert shard.digest() != facts["digest"]
+            assert shard.digest() != facts.digest
             for column in shard.ragged.values():
                 assert (column.starts >= 0).all()
                 assert (column.lengths >= 0).all()
@@ -263,7 +265,7 @@ def test_any_samples_come_back(cache_format: str, data: st.DataObject) -> None:
         facts = put(Path(name), cache_format, schema, samples)
         shard = reopened(Path(name), cache_format, schema, len(samples))
         assert all(map(equal, shard, samples))
-        assert shard.digest() == facts["digest"]
+        assert shard.digest() == facts.digest
         shard.close()
 
 
@@ -281,7 +283,7 @@ _characters = st.characters(exclude_categories=["Cs"])
 def test_large_values_are_not_copied(cache_format: str) -> None:
     schema, samples = CASES["large values"]
     files = CACHE_FORMATS[cache_format].encode(schema, samples)
-    buffers = [b for file in files for b in file.buffers if isinstance(b, np.ndarray)]
+    buffers = [b for file in files for b in file.pieces if isinstance(b, np.ndarray)]
     for sample in samples:
         if sample["x"].size:
             assert any(np.shares_memory(buffer, sample["x"]) for buffer in buffers)

@@ -46,7 +46,7 @@ def written(path: Path, schema: Schema, samples: list[Sample]) -> Path:
 
 
 def encoded(schema: Schema, samples: list[Sample]) -> bytes:
-    return b"".join(bytes(b) for file in tfrecord.encode(schema, samples) for b in file.buffers)
+    return b"".join(bytes(b) for file in tfrecord.encode(schema, samples) for b in file.pieces)
 
 
 @given(batches())
@@ -77,7 +77,7 @@ def test_large_arrays_are_not_copied() -> None:
     sample = {"x": np.arange(70_000, dtype="<i4")}
     (file,) = tfrecord.encode(Schema.of(sample), [sample])
     assert any(
-        isinstance(b, np.ndarray) and np.shares_memory(b, sample["x"]) for b in file.buffers
+        isinstance(b, np.ndarray) and np.shares_memory(b, sample["x"]) for b in file.pieces
     )
 
 

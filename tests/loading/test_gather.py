@@ -27,7 +27,7 @@ def samples_of(shape: tuple[int, ...], n: int, seed: int) -> list[Sample]:
 def written(path: Path, samples: Sequence[Sample]) -> MappedShard:
     schema = Schema.of(samples[0])
     path.write_bytes(
-        b"".join(bytes(b) for f in tfrecord.encode(schema, samples) for b in f.buffers)
+        b"".join(bytes(b) for f in tfrecord.encode(schema, samples) for b in f.pieces)
     )
     return tfrecord.open_shard(path, schema, len(samples))
 

@@ -1,7 +1,7 @@
 """Cache formats: samples to shard files and back, one module per format.
 
-A format is a module with ``EXTENSION``, ``GUARDED``, ``suffixes``, ``record_bytes``,
-``largest_sample``, ``encode``, ``open_shard`` and ``bad_records``; adding one is a file and a
+A format is a module with ``EXTENSION``, ``suffixes``, ``record_bytes``, ``largest_sample``,
+ ``encode``, ``open_shard`` and ``bad_records``; adding one is a file and a
 line here.
 """
 

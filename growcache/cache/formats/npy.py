@@ -32,12 +32,11 @@ from growcache.cache.formats.mapped import (
     RaggedColumn,
     empty,
 )
-from growcache.cache.formats.values import EncodedFile, coalesced, stored
+from growcache.cache.formats.values import EncodedFile, coalesced, plain, stored
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
 EXTENSION = ARRAYS
-GUARDED: frozenset[str] = frozenset()  # .npy files carry no checksums
 
 VALUES, OFFSETS, SHAPES = ".npy", ".offsets.npy", ".shapes.npy"
 MOST_NAME_BYTES = 255 - len(OFFSETS)  # of a file name
@@ -117,7 +116,7 @@ def largest_sample(schema: Schema) -> int:
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
     """Return the files of a shard; none where there are no samples.
 
-    Large values are not copied: the buffers share memory with the samples.
+    Large values are not copied: the pieces share memory with the samples.
 
     Raises:
         FormatError: a sample is not what the schema says.
@@ -126,15 +125,14 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
         return []
     found = itertools.chain.from_iterable(_encode(f, samples) for f in schema.fields)
     return [
-        EncodedFile(suffix, buffers)
-        for suffix, buffers in zip(suffixes(schema), found, strict=True)
+        plain(suffix, buffers) for suffix, buffers in zip(suffixes(schema), found, strict=True)
     ]
 
 
 def _encode(field: Field, samples: Sequence[Sample]) -> list[list[Buffer]]:
     name, where = field.name, field.ragged_dims
     pairs = [stored(field, where, sample.get(name)) for sample in samples]
-    values = coalesced(raw for raw, _ in pairs)
+    values = [*coalesced(raw for raw, _ in pairs)]
     if not field.is_ragged:
         return [[header(field.item.str, (len(samples), *field.fixed_shape)), *values]]
     if _by_rows(field):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,12 @@ from growcache.cache.formats.mapped import (
     empty,
     map_file,
 )
-from growcache.cache.formats.values import DIRECT_BYTES, EncodedFile
+from growcache.cache.formats.values import DIRECT_BYTES, PIECE_BYTES, EncodedFile, split
 from growcache.cache.formats.wire import HEAD_BYTES, TAIL_BYTES
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
 EXTENSION = RECORDS
-GUARDED = frozenset({RECORDS})  # every record carries its CRC32C
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def largest_sample(schema: Schema) -> int:
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
     """Return the files of a shard; none where there are no samples.
 
-    Large arrays are not copied: the buffers share memory with the samples.
+    Large arrays are not copied: the pieces share memory with the samples.
 
     Raises:
         FormatError: a sample is not what the schema says.
@@ -122,8 +121,8 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
         return []
     columns = [_column(field, samples) for field in schema.fields]
     direct = schema.nbytes >= DIRECT_BYTES * len(schema.fields)
-    encode_all = _encode_direct if direct else _encode_block
-    return [EncodedFile(RECORDS, encode_all(layout(schema), columns, len(samples)))]
+    records = (_Large if direct else _Small)(layout(schema), columns, len(samples))
+    return [EncodedFile(RECORDS, records.nbytes, records, guarded=True)]
 
 
 def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
@@ -138,33 +137,60 @@ def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
     return column
 
 
-def _encode_block(where: RecordLayout, columns: list[list[Bytes]], count: int) -> list[Buffer]:
-    block: Bytes = np.empty((count, where.record_bytes), np.uint8)
-    block[:] = np.frombuffer(where.template, np.uint8)
-    for (field, offset), column in zip(where.fields, columns, strict=True):
-        if field.nbytes:
-            np.stack(column, out=block[:, offset : offset + field.nbytes])
-    crcs = np.fromiter(map(google_crc32c.value, block[:, HEAD_BYTES:-TAIL_BYTES]), "<u8", count)
-    block[:, -TAIL_BYTES:] = wire.masked(crcs).view(np.uint8).reshape(count, TAIL_BYTES)
-    return [block.reshape(-1)]
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """The records of a shard, made as they are asked for."""
+
+    where: RecordLayout
+    columns: list[list[Bytes]]
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records."""
+        return self.count * self.where.record_bytes
 
 
-def _encode_direct(where: RecordLayout, columns: list[list[Bytes]], count: int) -> list[Buffer]:
-    heads, last = [], 0
-    for field, offset in where.fields:
-        heads.append(where.template[last:offset])
-        last = offset + field.nbytes
-    first_crc = google_crc32c.value(heads[0][HEAD_BYTES:])
-    buffers: list[Buffer] = []
-    for i in range(count):
-        crc = first_crc
-        for place, column in enumerate(columns):
-            if place:
-                crc = google_crc32c.extend(crc, heads[place])
-            crc = google_crc32c.extend(crc, column[i])
-            buffers += (heads[place], column[i])
-        buffers.append(wire.crc_bytes(crc))
-    return buffers
+class _Small(_Records):
+    """Records that are put together in blocks."""
+
+    def __iter__(self) -> Iterator[Buffer]:
+        rows = max(1, PIECE_BYTES // self.where.record_bytes)
+        for start in range(0, self.count, rows):
+            yield self._block(start, min(start + rows, self.count)).reshape(-1)
+
+    def _block(self, start: int, stop: int) -> Bytes:
+        count = stop - start
+        block: Bytes = np.empty((count, self.where.record_bytes), np.uint8)
+        block[:] = np.frombuffer(self.where.template, np.uint8)
+        for (field, offset), column in zip(self.where.fields, self.columns, strict=True):
+            if field.nbytes:
+                np.stack(column[start:stop], out=block[:, offset : offset + field.nbytes])
+        payloads = block[:, HEAD_BYTES:-TAIL_BYTES]
+        crcs = np.fromiter(map(google_crc32c.value, payloads), "<u8", count)
+        block[:, -TAIL_BYTES:] = wire.masked(crcs).view(np.uint8).reshape(count, TAIL_BYTES)
+        return block
+
+
+class _Large(_Records):
+    """Records whose arrays stay where they are, with what goes between them."""
+
+    def __iter__(self) -> Iterator[Buffer]:
+        heads, last = [], 0
+        for field, offset in self.where.fields:
+            heads.append(self.where.template[last:offset])
+            last = offset + field.nbytes
+        first_crc = google_crc32c.value(heads[0][HEAD_BYTES:])
+        for i in range(self.count):
+            crc = first_crc
+            for place, column in enumerate(self.columns):
+                if place:
+                    crc = google_crc32c.extend(crc, heads[place])
+                yield heads[place]
+                for piece in split(column[i]):
+                    crc = google_crc32c.extend(crc, piece)
+                    yield piece
+            yield wire.crc_bytes(crc)
 
 
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:

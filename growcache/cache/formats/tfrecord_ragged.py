@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from growcache.cache.formats.mapped import (
     RaggedColumn,
     map_file,
 )
-from growcache.cache.formats.values import EncodedFile, coalesced, stored
+from growcache.cache.formats.values import EncodedFile, coalesced, plain, split, stored
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
@@ -100,18 +100,28 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
     Raises:
         FormatError: a sample is not what the schema says, or larger than protobuf allows.
     """
-    pieces: list[Buffer] = []
+    records: list[list[Buffer]] = []
     rows: list[list[int]] = []
     position, parts = 0, features(schema)
     for sample in samples:
         record, row = _record(parts, sample, position)
         position = row[0]
-        pieces += record
+        records.append(record)
         rows.append(row)
     if not rows:
         return []
-    offsets = np.array(rows, np.int64)
-    return [EncodedFile(RECORDS, coalesced(pieces)), EncodedFile(OFFSETS, [*table(offsets)])]
+    offsets = plain(OFFSETS, [*table(np.array(rows, np.int64))])
+    return [EncodedFile(RECORDS, position, _Records(records), guarded=True), offsets]
+
+
+class _Records:
+    """The records, their checksums made as they are asked for."""
+
+    def __init__(self, records: list[list[Buffer]]) -> None:
+        self._records = records
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return coalesced(itertools.chain.from_iterable(map(_with_crc, self._records)))
 
 
 def _record(
@@ -141,16 +151,19 @@ def _record(
     row = [position + length + wire.TAIL_BYTES]
     for place, dims in places:
         row += (position + place, *dims)
-    return _with_crc(first, pieces), row
+    return [first, *pieces], row
 
 
-def _with_crc(first: bytes, pieces: list[Buffer]) -> list[Buffer]:
-    record = coalesced([first, *pieces])
-    crc = google_crc32c.value(record[0][wire.HEAD_BYTES :])
-    for piece in record[1:]:
-        crc = google_crc32c.extend(crc, piece)
-    record.append(wire.crc_bytes(crc))
-    return record
+def _with_crc(record: list[Buffer]) -> Iterator[Buffer]:
+    pieces = coalesced(record)
+    first = next(pieces)
+    crc = google_crc32c.value(first[wire.HEAD_BYTES :])
+    yield first
+    for buffer in pieces:
+        for piece in split(buffer):
+            crc = google_crc32c.extend(crc, piece)
+            yield piece
+    yield wire.crc_bytes(crc)
 
 
 def too_large(nbytes: int) -> str:

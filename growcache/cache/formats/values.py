@@ -1,8 +1,13 @@
-"""Single values as bytes, and lists of them as few buffers."""
+"""Single values as bytes, and many of them as the pieces of a file.
+
+A byte on its way to the disk is looked at by checksums and copied. Each of these walks over
+a whole shard would fetch it from memory again, so files are pieces that are made one after
+the other, and all that has to be done with a piece is done while the core's cache has it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +16,12 @@ from growcache.cache.formats.mapped import Buffer
 from growcache.errors import FormatError
 from growcache.schema import BYTES, STR, Field
 
-# From here on a value is handed to writev as it is; below, one copy into a common block
+# From here on a value is written from where it lies; below, one copy into a common block
 # costs less than the Python operations per value would.
 DIRECT_BYTES = 64 * 1024
+PIECE_BYTES = (
+    256 * 1024
+)  # at most: of a core's second cache, which often is no larger than twice that
 
 
 class EncodedFile(NamedTuple):
@@ -21,11 +29,29 @@ class EncodedFile(NamedTuple):
 
     Attributes:
         suffix: what its name has after the shard's number.
-        buffers: that, one after the other, are its bytes.
+        nbytes: its size.
+        pieces: that, one after the other, are its bytes; they may be asked for again.
+        guarded: whether its records carry checksums of their own.
     """
 
     suffix: str
-    buffers: list[Buffer]
+    nbytes: int
+    pieces: Iterable[Buffer]
+    guarded: bool = False
+
+
+def plain(suffix: str, buffers: list[Buffer]) -> EncodedFile:
+    """Return a file of these bytes."""
+    return EncodedFile(suffix, sum(map(len, buffers)), buffers)
+
+
+def split(buffer: Buffer) -> Iterator[Buffer]:
+    """Yield a buffer in pieces of at most `PIECE_BYTES`."""
+    if len(buffer) <= PIECE_BYTES:
+        yield buffer
+        return
+    for start in range(0, len(buffer), PIECE_BYTES):
+        yield buffer[start : start + PIECE_BYTES]
 
 
 def stored(
@@ -60,18 +86,22 @@ def _stored_blob(field: Field, value: object) -> tuple[bytes, list[int]]:
     raise FormatError(f"expected {field}, found {found}")
 
 
-def coalesced(pieces: Iterable[Buffer]) -> list[Buffer]:
-    """Return the same bytes in fewer buffers: neighbours that are small are put together."""
-    buffers: list[Buffer] = []
+def coalesced(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield the same bytes in fewer buffers: neighbours that are small are put together."""
     small: list[Buffer] = []
-    for piece in pieces:
-        if len(piece) < DIRECT_BYTES:
-            small.append(piece)
-            continue
-        buffers += (_joined(small), piece)
-        small = []
-    buffers.append(_joined(small))
-    return [buffer for buffer in buffers if len(buffer)]
+    held = 0
+    for buffer in buffers:
+        is_large = len(buffer) >= DIRECT_BYTES
+        if held and (is_large or held + len(buffer) > PIECE_BYTES):
+            yield _joined(small)
+            small, held = [], 0
+        if is_large:
+            yield buffer
+        elif len(buffer):
+            small.append(buffer)
+            held += len(buffer)
+    if held:
+        yield _joined(small)
 
 
 def _joined(pieces: list[Buffer]) -> bytes:
