@@ -8,6 +8,9 @@ PIP := $(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt
 
 # More arguments, e.g.  make test PYTEST_ARGS="-k lease -x"  or  make bench BENCH_ARGS=--quick
 PYTEST_ARGS ?=
+# One process per core, but few, for each starts servers of its own. A file of tests stays
+# together: what it prepares, it prepares once. With PYTEST_ARGS="-n 0" there is one.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadscope
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -30,14 +33,14 @@ format: venv  ## Put the code into the one format
 	$(BIN)/ruff format .
 
 test: venv  ## Install everything and run the test suite
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: venv  ## Only the tests that `make test` leaves out
 	@# 5 is pytest's word for: none is marked so
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-all: venv  ## Both
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 bench: $(VENV)/bench.installed  ## Measure the figures that the README quotes
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
