@@ -81,10 +81,12 @@ def demo(
     from rich.console import Console
 
     from growcache.service.demo import run_demo
+    from growcache.service.terminal import terminated_as_interrupted
 
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise ConfigError(f"{keep} is not empty; name a folder that is new")
-    run_demo(Console(), epochs=epochs, keep=keep)
+    with terminated_as_interrupted():
+        run_demo(Console(), epochs=epochs, keep=keep)
 
 
 @app.command(epilog=epilog("init"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from growcache.cache.status import read_status
 from growcache.service.live import JsonLines, reporter
+from growcache.service.terminal import terminated_as_interrupted
 from growcache.service.view import view
 
 WATCH_SECONDS = 0.5
@@ -32,13 +34,14 @@ def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> No
     """Show the status again and again, until Ctrl-C (or for so many seconds)."""
     read_status(cache)  # a missing cache is an error at once, not an empty picture
     end = None if seconds is None else time.monotonic() + seconds
-    with JsonLines() if json else reporter() as shown:
-        try:
-            while end is None or time.monotonic() < end:
-                shown.show(read_status(cache))
-                time.sleep(WATCH_SECONDS)
-        except KeyboardInterrupt:
-            return
+    with (
+        suppress(KeyboardInterrupt),
+        terminated_as_interrupted(),
+        JsonLines() if json else reporter() as shown,
+    ):
+        while end is None or time.monotonic() < end:
+            shown.show(read_status(cache))
+            time.sleep(WATCH_SECONDS)
 
 
 def _print_json(line: bytes) -> None:

@@ -8,8 +8,11 @@ is still no place for cursor movements.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 NO_COLOR = "--no-color"
@@ -33,6 +36,20 @@ def folded(text: str, stream: IO[str]) -> str:
         textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
         for line in text.splitlines()
     )
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that the cursor is shown again."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def is_asked() -> bool:

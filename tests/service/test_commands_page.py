@@ -11,11 +11,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import typer.main
 
+from benchmarks.picture import as_svg
 from growcache.cache.leases import Lease
 from growcache.cache.status import LeaseStatus, Status, WorkerStatus
 from growcache.service.cli import app, main
@@ -178,6 +180,16 @@ def test_the_picture_of_a_status(write_tables: bool) -> None:
     shown("status", f"$ growcache status cache --watch\n{picture}", writes=write_tables)
     for row in re.findall(r"^│ (\w+)", picture, re.MULTILINE):
         assert f"\n| {row} | " in section("status")
+
+
+def test_the_picture_of_a_run_is_a_whole_one_of_this_kind() -> None:
+    kept = (DOCS / "run.svg").read_text(encoding="utf-8")
+    made = as_svg(FULL, History())
+    for svg in (kept, made):
+        text = "".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ")
+        for row in ("state", "cache", "samples", "rate", "coverage", "trouble", "readers"):
+            assert row in text
+    assert len(kept) < 40_000
 
 
 FULL = Status(

@@ -7,6 +7,7 @@ import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from growcache.service.redrawn import Redrawn
 from tests.filled import Filled
-from tests.service.terminals import COMMAND, ROOT
+from tests.service.terminals import COMMAND, ROOT, terminal
 
 TITLE = "╭─ growcache"
 
@@ -64,6 +65,19 @@ def test_a_transient_picture_leaves_nothing() -> None:
         redrawn.draw(Text("one"))
         written(shown)
     assert written(shown).endswith("\x1b[1A\x1b[2K")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_however_it_ends_the_cursor_is_shown_again(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Filled(tmp_path / "cache") as made:
+        made.add(0)
+    with terminal("status", tmp_path / "cache", "--watch") as seen:
+        seen.wait_for("readers")
+        seen.process.send_signal(number)
+        assert seen.end() == 0
+        assert "\x1b[?25h" in seen.text[seen.text.rindex("\x1b[?25l") :]
 
 
 class Tmux:
