@@ -1,4 +1,4 @@
-"""What the documentation says is true: commands, code, configs, links, examples."""
+"""What the documentation says is true: commands, code, configs, links."""
 
 import os
 import re
@@ -14,7 +14,6 @@ from growcache import Snapshot
 from growcache.config import load_config
 from growcache.remote.formats import open_format
 from growcache.service.cli import app, main
-from tests.servers import Bucket
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -155,45 +154,3 @@ def test_no_link_leads_nowhere(page: Path) -> None:
 def test_the_examples_are_linked() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert f"examples/{path.name}" in README
-
-
-def run_example(name: str, bucket: Bucket, folder: Path, *more: str) -> str:
-    rng = np.random.default_rng(0)
-    for i in range(96):
-        np.save(folder / "x.npy", rng.normal(size=(16, 16)).astype("<f4"))
-        bucket.put(f"train/{i:03d}.npy", (folder / "x.npy").read_bytes())
-    arguments = ["--url", bucket.url("train/*.npy"), "--endpoint-url", bucket.server.endpoint]
-    arguments += ["--cache", str(folder / "cache"), "--max-bytes", "8MB"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "AWS_ACCESS_KEY_ID": bucket.server.key,
-        "AWS_SECRET_ACCESS_KEY": bucket.server.secret,
-        "AWS_REGION": "us-east-1",
-    }
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name, *arguments, "--min-samples", "64", *more],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-@pytest.mark.torch
-@pytest.mark.timeout(120)
-def test_the_pytorch_example_runs(bucket: Bucket, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    text = run_example("s3_pytorch.py", bucket, tmp_path, "--epochs", "2")
-    assert re.search(r"epoch 1: loss [\d.]+; \d+ samples", text)
-
-
-@pytest.mark.tensorflow
-@pytest.mark.timeout(120)
-def test_the_keras_example_runs(bucket: Bucket, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    more = ["--epochs", "2", "--steps-per-epoch", "4"]
-    text = run_example("s3_keras.py", bucket, tmp_path, *more)
-    assert "Epoch 2/2" in text

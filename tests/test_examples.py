@@ -1,0 +1,353 @@
+"""Examples and configs do what they say: each is run as it stands, on small data of its form."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from growcache.loading.snapshot import Snapshot
+from growcache.numpy import EpochLoader
+from growcache.schema import Field, Sample, Schema
+from tests.filled import Filled
+from tests.sampling.services import run, status
+from tests.servers import REGION, Bucket
+
+ROOT = Path(__file__).parent.parent
+CLASSES = ("healthy", "ill")
+TFRECORD = "read_with_tfrecord.py"
+SMALL = ("--max-bytes", "8MB", "--min-samples", "64", "--epochs", "3")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+# Data of each form
+
+
+def arrays(folder: Path, count: int = 72, shape: tuple[int, ...] = (8, 8)) -> str:
+    """Arrays of normal values around their number's hundredth."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        np.save(folder / f"{i:03d}.npy", rng.normal(i / 100, size=shape).astype("<f4"))
+    return f"{folder}/*.npy"
+
+
+def utterances(folder: Path) -> str:
+    folder.mkdir()
+    for i in range(12):
+        np.save(folder / f"{i}.npy", np.full((5 + i, 64), i, "<f4"))
+    return f"{folder}/*.npy"
+
+
+def raw(folder: Path) -> str:
+    folder.mkdir()
+    rows = np.arange(3 * 8192 * 64).astype(">i2").tobytes()
+    for i in range(2):
+        (folder / f"{i}.dat").write_bytes(bytes(1024) + rows)
+    return f"{folder}/*.dat"
+
+
+def messages(folder: Path) -> str:
+    folder.mkdir()
+    for i in range(12):
+        (folder / f"{i}.bin").write_bytes(b"x" * i)
+    return f"{folder}/*.bin"
+
+
+def photos(folder: Path) -> str:
+    """Red cats and blue dogs."""
+    image = pytest.importorskip("PIL.Image", reason="needs growcache[image]")
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("cat", "dog")):
+        (folder / name).mkdir(parents=True)
+        for i in range(40):
+            pixels = rng.integers(0, 100, (24, 32, 3), np.uint8)
+            pixels[..., 2 * number] += 150
+            image.fromarray(pixels).save(folder / name / f"{i:02d}.jpg")
+    return f"{folder}/*/*.jpg"
+
+
+def recordings(folder: Path) -> str:
+    """Slow waves of the healthy, fast ones of the ill."""
+    times = np.arange(600)[:, None]
+    phases = np.random.default_rng(0).random((2, 12, 3))
+    for name, period, more in zip(CLASSES, (60, 6), phases, strict=True):
+        (folder / name).mkdir(parents=True)
+        for i, phase in enumerate(more):
+            signal = np.sin(2 * np.pi * (times / period + phase)).astype("<f4")
+            np.savez_compressed(folder / name / f"{i:02d}.npz", signal=signal)
+    keys = [str(path.relative_to(folder)) for path in sorted(folder.glob("*/*"))]
+    (folder / "index.txt").write_text("\n".join(keys))
+    return f"{folder}/*/*.npz"
+
+
+def uploaded(bucket: Bucket, url: str) -> str:
+    """Return the URL of the same objects in a bucket."""
+    folder = Path(url[: url.index("*")])
+    pattern = url.removeprefix(f"{folder}/")
+    for path in folder.glob(pattern):
+        bucket.put(f"train/{path.relative_to(folder)}", path.read_bytes())
+    return bucket.url(f"train/{pattern}")
+
+
+# Examples
+
+
+def run_example(name: str, *arguments: str, bucket: Bucket | None = None) -> str:
+    """Run an example to its end; return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GROWCACHE_SAMPLING__WORKERS": "1"}
+    if bucket is not None:
+        arguments += ("--endpoint-url", bucket.server.endpoint)
+        environment |= {
+            "AWS_ACCESS_KEY_ID": bucket.server.key,
+            "AWS_SECRET_ACCESS_KEY": bucket.server.secret,
+            "AWS_REGION": REGION,
+        }
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def figures(text: str, what: str) -> list[float]:
+    """Return the figure of each epoch."""
+    return [float(found) for found in re.findall(rf"^epoch \d: .*{what} ([\d.]+)", text, re.M)]
+
+
+@pytest.mark.torch
+def test_s3_pytorch(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    url, cache = uploaded(bucket, arrays(tmp_path / "data")), str(tmp_path / "cache")
+    text = run_example("s3_pytorch.py", "--url", url, "--cache", cache, *SMALL, bucket=bucket)
+    losses = figures(text, "loss")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert re.search(r"; \d+ samples \(\d+ new\) of", text)
+
+
+@pytest.mark.tensorflow
+def test_s3_keras(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    url, cache = uploaded(bucket, arrays(tmp_path / "data")), str(tmp_path / "cache")
+    more = ("--url", url, "--cache", cache, "--steps-per-epoch", "4", *SMALL)
+    text = run_example("s3_keras.py", *more, bucket=bucket)
+    assert re.search(r"Epoch 3/3\n4/4 .* loss: [\d.]+", text)
+
+
+@pytest.mark.torch
+def test_user_function(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    url, cache = uploaded(bucket, recordings(tmp_path / "data")), tmp_path / "cache"
+    more = ("--url", url, "--cache", str(cache), "--classes", *CLASSES, "--length", "64")
+    text = run_example("user_function.py", *more, *SMALL, bucket=bucket)
+    assert figures(text, "accuracy")[-1] >= 75  # only right labels can be learnt
+    with Snapshot.take(cache) as snapshot:
+        for i in range(len(snapshot)):
+            folder = snapshot.origin(i).key.split("/")[-2]
+            assert CLASSES[int(snapshot[i]["y"])] == folder
+
+
+@pytest.mark.torch
+def test_validation_split(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for subject in range(4):
+        arrays(tmp_path / f"subject-{subject}", count=40)
+    urls = [f"{tmp_path}/{subjects}/*.npy" for subjects in ("subject-[0-2]", "subject-3")]
+    more = ["--cache", str(tmp_path / "cache"), "--validation-samples", "24", *SMALL]
+    more += ["--train-url", urls[0], "--validation-url", urls[1], "--batch-size", "16"]
+    text = run_example("validation_split.py", *more)
+    assert figures(text, "on the same") == [24, 24, 24]
+    with Snapshot.take(tmp_path / "cache/validation") as fixed:
+        folders = {fixed.origin(i).key.split("/")[-2] for i in range(len(fixed))}
+    assert folders == {"subject-3"}
+    with Snapshot.take(tmp_path / "cache/train") as growing:
+        folders = {growing.origin(i).key.split("/")[-2] for i in range(len(growing))}
+    assert folders == {"subject-0", "subject-1", "subject-2"}
+
+
+def test_jax_numpy(tmp_path: Path) -> None:
+    url, cache = arrays(tmp_path / "data"), str(tmp_path / "cache")
+    text = run_example("jax_numpy.py", "--url", url, "--cache", cache, *SMALL)
+    losses = figures(text, "loss")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.torch
+def test_images_pytorch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    url, cache = photos(tmp_path / "data"), str(tmp_path / "cache")
+    more = ("--url", url, "--cache", cache, "--classes", "cat", "dog", "--size", "16")
+    text = run_example("images_pytorch.py", *more, *SMALL)
+    assert figures(text, "accuracy")[-1] >= 75
+
+
+OUTSIDER = """
+import json, runpy, sys
+from pathlib import Path
+sys.modules.update(growcache=None, tensorflow=None)  # to import them is an error now
+names = runpy.run_path(sys.argv.pop(1), run_name="__main__")
+for path in sorted(Path(sys.argv[1]).glob("shards/*.tfrecord")):
+    for sample in names["samples_of"](path):
+        print(json.dumps({k: getattr(v, "tolist", lambda: str(v))() for k, v in sample.items()}))
+"""
+
+
+def test_read_with_tfrecord(tmp_path: Path) -> None:
+    schema = Schema(
+        (
+            Field("data", "bytes", ()),
+            Field("fixed", "<i2", (2, 2)),
+            Field("flat", "<f4", (None, 2)),
+            Field("free", "|u1", (None, None)),
+            Field("note", "str", ()),
+        )
+    )
+
+    def sample(name: int) -> Sample:
+        n = name % 5
+        return {
+            "data": bytes(range(n)),
+            "fixed": np.full((2, 2), name, "<i2"),
+            "flat": np.arange(2 * n, dtype="<f4").reshape(n, 2),
+            "free": np.arange(6, dtype="|u1").reshape((2, 3) if n % 2 else (6, 1)),
+            "note": "ä" * n,
+        }
+
+    with Filled(tmp_path, sample, schema=schema) as cache:
+        cache.add(0, 1, samples=6)
+        done = subprocess.run(
+            [sys.executable, "-c", OUTSIDER, ROOT / "examples" / TFRECORD, tmp_path],
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        first, count, *found = done.stdout.splitlines()
+        shapes = (
+            "data bytes[0] fixed int16[2, 2] flat float32[0, 2] free uint8[6, 1] note str[0]"
+        )
+        assert (first, count) == (f"the first one: {shapes}", "12 samples")
+        expected = [one for number in (0, 1) for one in cache.samples(number, 6)]
+    assert [json.loads(line) for line in found] == [
+        {k: v.tolist() if isinstance(v, np.ndarray) else str(v) for k, v in one.items()}
+        for one in expected
+    ]
+
+
+def test_every_example_is_run() -> None:
+    tests = Path(__file__).read_text(encoding="utf-8")
+    for path in (ROOT / "examples").glob("*.py"):
+        if "def main() -> None:" in path.read_text(encoding="utf-8"):
+            assert f"def test_{path.stem}(" in tests
+
+
+# Configs
+
+
+class Tried(NamedTuple):
+    """What a config is tried with, and what a loader then delivers.
+
+    Attributes:
+        make: makes objects in a new folder, and returns their URL.
+        batch: dtype and shape of each array of a batch of four; lengths of lists.
+        overrides: further settings.
+    """
+
+    make: Callable[[Path], str]
+    batch: dict[str, Any]
+    overrides: tuple[str, ...] = ()
+
+
+def tables(folder: Path) -> str:
+    return arrays(folder, count=6, shape=(20, 64))
+
+
+def series(folder: Path) -> str:
+    return arrays(folder, count=2, shape=(12_000, 2))
+
+
+def keyed(folder: Path) -> str:
+    recordings(folder)
+    return f"{folder}/"
+
+
+CONFIGS = {
+    "bytes": Tried(messages, {"data": ("uint8", 1), "data_offsets": ("int64", (5,))}),
+    "image": Tried(
+        photos,
+        {
+            "image": ("uint8", 1),
+            "image_offsets": ("int64", (5,)),
+            "label": ("int64", (4,)),
+        },
+    ),
+    "local": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
+    "npy-cache": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
+    "npy-ragged": Tried(utterances, {"x": ("float32", 2), "x_offsets": ("int64", (5,))}),
+    "npy-rows": Tried(tables, {"x": ("float32", (4, 64))}),
+    "npy-s3": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
+    "npy-windows": Tried(series, {"x": ("float32", (4, 4096, 2))}),
+    "raw-windows": Tried(raw, {"x": ("int16", (4, 8192, 4))}),
+    "user-read": Tried(recordings, {"x": ("float32", (4, 256, 3)), "y": ("int64", (4,))}),
+    "user-sample": Tried(
+        keyed,
+        {
+            "first": ("float32", (4, 256, 3)),
+            "recording": 4,
+            "second": ("float32", (4, 256, 3)),
+        },
+        # Draws of one's own have no end.
+        ("cache.eviction=none", "cache.max_samples=32"),
+    ),
+}
+
+
+def test_every_config_is_tried() -> None:
+    assert set(CONFIGS) == {path.stem for path in (ROOT / "configs").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_config(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(ROOT)  # where a clone is tried out; examples.recordings is found there
+    tried, cache = CONFIGS[name], tmp_path / "cache"
+    url = tried.make(tmp_path / "data")
+    settings = [f"cache.path={cache}", "sampling.workers=1", *tried.overrides]
+    if name.endswith("-s3"):
+        bucket: Bucket = request.getfixturevalue("bucket")
+        url = uploaded(bucket, url)
+        storage = f"source.storage_options={json.dumps(bucket.storage_options)}"
+        settings.append(storage)
+    arguments = [f"--set={setting}" for setting in (f"source.url={url}", *settings)]
+    assert run(ROOT / "configs" / f"{name}.yaml", "--until-full", *arguments) == (0, "")
+
+    found = status(cache)
+    assert (found.complete, found.holes, found.failures) == (True, 0, 0)
+    with EpochLoader(cache, batch_size=4, fixed=True) as loader:
+        batch = next(iter(loader))
+    assert batch.keys() == tried.batch.keys()
+    for field, expected in tried.batch.items():
+        value = batch[field]
+        if isinstance(expected, int):
+            assert (type(value), len(value)) == (list, expected)
+            continue
+        dtype, shape = expected  # of ragged values the number of dimensions
+        assert value.dtype == dtype
+        assert (value.ndim if isinstance(shape, int) else value.shape) == shape
