@@ -7,6 +7,7 @@ bound on reads in flight, retries, accounting, and the several URLs of one sourc
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from growcache.remote.urls import BUCKETS, WEB, Location, parse_url
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
 
 PAGE = 1000  # entries; what S3 answers at once
 
@@ -134,6 +137,27 @@ class StoreReader:
         return StoreReader(self.store, await self.store.find(key))
 
 
+def nameable(page: list[Entry]) -> list[Entry]:
+    """Return the entries whose keys are text, for listing, index and shards hold them as UTF-8.
+
+    Names of files can be any bytes: those are left out, with a warning.
+    """
+    odd = [entry.key for entry in page if not _is_text(entry.key)]
+    if not odd:
+        return page
+    logger.warning(
+        "names that are no UTF-8 are left out of the listing: %d, such as %a", len(odd), odd[0]
+    )
+    return [entry for entry in page if _is_text(entry.key)]
+
+
+def _is_text(key: str) -> bool:
+    try:
+        return key.isascii() or bool(key.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 class RemoteStore:
     """The `Store` over any backends; see `open_store`."""
 
@@ -208,7 +232,7 @@ class RemoteStore:
                     for entry in page
                     if location.matches(entry.key) and not self._listed(entry.key, number)
                 ]
-                if found:
+                if found := nameable(found):
                     yield found
 
     def _heads(self, run: list[tuple[int, tuple[Location, Backend]]]) -> Iterator[list[Entry]]:

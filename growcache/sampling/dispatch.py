@@ -28,7 +28,7 @@ from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
 from growcache.sampling.reasons import reason, suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
-from growcache.usercode import short
+from growcache.usercode import printable, short
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
@@ -328,7 +328,7 @@ class Dispatcher:
 
     def _fail(self, group: int, error: str) -> None:
         self.failures += 1
-        self.last_error = error
+        self.last_error = printable(error)
         self._book.failed(group, time.monotonic())
 
     def abandoned(self, permit: str, death: Death) -> None:

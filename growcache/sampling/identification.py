@@ -28,7 +28,7 @@ from growcache.schema import Schema
 from growcache.usercode import short
 
 PROBED = 16  # objects tried at once, in order, in search of a readable one
-MOST_UNREADABLE = 1000  # in a row, before max_skipped decides whether the search goes on
+MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
 CRASH = Death(1).suspicion  # of one; as much as that of many a SIGKILL
 AGAIN_SECONDS = 1.0  # after a store that did not answer
 
@@ -52,7 +52,8 @@ class Identification:
         self._config = config
         self._cache = cache
         self._catalog = catalog
-        self._unreadable = 0  # objects, from the first one on
+        self._unreadable = 0  # objects without a sample, from the first one on
+        self._failed = 0  # of them, all but those that are left out as the user may want
         self._suspicion = 0  # that it is the objects that kill who looks at them
         self._prober: Slot | None = None
         self._not_before = 0.0
@@ -133,6 +134,7 @@ class Identification:
             raise SamplingError(message["mixed"])
         if "errors" in message:
             self._unreadable += len(message["errors"])
+            self._failed += len(message["errors"]) - message["passed_over"]
             self._suspicion = 0  # of those that were looked at
             self._give_up_early(message["errors"][0], listed=listed)
             return None
@@ -142,7 +144,7 @@ class Identification:
         objects, skipped = len(self._catalog), self._config.sampling.max_skipped
         which = "no object of the source"
         if not (listed and self._unreadable >= objects):
-            if self._unreadable < max(MOST_UNREADABLE, skipped * objects):
+            if self._failed < max(MOST_FAILED, skipped * objects):
                 return
             which = f"none of the first {self._unreadable:,} objects of the source"
         form = self._config.source.format

@@ -34,6 +34,10 @@ class Probed:
     samples: Sequence[Sample]
 
 
+class PassedOverError(FormatError):
+    """An object can be read, but what was looked at of it is left out, as the user may want."""
+
+
 def settle(schemas: Sequence[Schema]) -> Schema:
     """Return the schema of a cache whose first samples have these.
 
@@ -137,21 +141,26 @@ class Prober:
         if probed:
             return self._message(probed)
         reasons = zip(entries, found, strict=True)
-        return {"type": "probed", "errors": [reason(entry.key, why) for entry, why in reasons]}
-
-    def _message(self, probed: Sequence[Probed]) -> Message:
-        samples = [sample for one in probed for sample in one.samples]
-        schemas = [Schema.of(sample) for sample in samples]
-        try:
-            schema = self._wish or settle(schemas)
-        except FormatError as error:
-            keys = [one.key for one in probed for _ in one.samples]
-            return {"type": "probed", "mixed": f"{_examples(schemas, keys)}{error}"}
         return {
             "type": "probed",
-            "measure": asdict(probed[0].measure),
+            "errors": [reason(entry.key, why) for entry, why in reasons],
+            "passed_over": sum(isinstance(why, PassedOverError) for why in found),
+        }
+
+    def _message(self, probed: Sequence[Probed]) -> Message:
+        looked = [(one, sample, Schema.of(sample)) for one in probed for sample in one.samples]
+        try:
+            schema = self._wish or settle([found for _, _, found in looked])
+        except FormatError as error:
+            examples = _examples([(one.key, found) for one, _, found in looked])
+            return {"type": "probed", "mixed": f"{examples}{error}"}
+        # An odd one, that will be a hole, says nothing about the sizes of the others.
+        fitting = [(one, sample) for one, sample, found in looked if schema.allows(found)]
+        return {
+            "type": "probed",
+            "measure": asdict(fitting[0][0].measure),
             "schema": schema.to_json(),
-            "sample_bytes": fmean(map(sample_bytes, samples)),
+            "sample_bytes": fmean(sample_bytes(sample) for _, sample in fitting),
         }
 
     async def _look_at_parts(self, entry: Entry, wanted: int) -> Probed:
@@ -171,7 +180,7 @@ class Prober:
                 break
         if samples:
             return Probed(entry.key, measure, samples)
-        raise FormatError(holes[0] if holes else self._nothing(measure.samples))
+        raise FormatError(holes[0]) if holes else self._nothing(measure.samples)
 
     async def _look_at_whole(self, entry: Entry, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
@@ -186,25 +195,25 @@ class Prober:
                 break
         if samples:
             return Probed(entry.key, await self._format.measure(reader), samples)
-        raise FormatError(self._nothing(len(found)))
+        raise self._nothing(len(found))
 
-    def _nothing(self, samples: int) -> str:
+    def _nothing(self, samples: int) -> PassedOverError:
         if not samples:
-            return "it holds no sample"
+            return PassedOverError("it holds no sample")
         who = "sampling.transform"
         if not self._format.listed:
             who = "source.format or sampling.transform"
-        return f"{who} returned None for every sample looked at"
+        return PassedOverError(f"{who} returned None for every sample looked at")
 
 
 def _permit(stop: Stop) -> Permit:
     return Permit("probe", 0, 0, 0, (0,), (stop,))
 
 
-def _examples(schemas: Sequence[Schema], keys: Sequence[str]) -> str:
+def _examples(looked: Sequence[tuple[str, Schema]]) -> str:
     """Name two objects whose samples cannot be in one cache, if that is what is wrong."""
-    first = _kind(schemas[0])
-    for schema, key in zip(schemas, keys, strict=True):
-        if _kind(schema) != first:
-            return f"{short(keys[0])} and {short(key)}: "
+    first, kind = looked[0][0], _kind(looked[0][1])
+    for key, schema in looked:
+        if _kind(schema) != kind:
+            return f"{short(first)} and {short(key)}: "
     return ""

@@ -31,6 +31,7 @@ from growcache.sampling.messages import Message
 from growcache.sampling.overview import Overview
 from growcache.sampling.roster import Death, Roster, Slot
 from growcache.sampling.sizing import check_bound
+from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
 LEASES_SECONDS = 0.1
@@ -470,11 +471,11 @@ class Supervisor:
             self._roster,
             uptime_seconds=time.monotonic() - self._born,
             fingerprint=self._identity.fingerprint if self._identity else None,
-            last_errors=list(self._last_errors),
+            last_errors=[printable(error) for error in self._last_errors],
             listed=self._listed,
             endless=endless,
             complete=self._cache.complete,
-            beginning=self._identification.waiting_for,
+            beginning=printable(self._identification.waiting_for),
             stopped=stopped,
         )
 

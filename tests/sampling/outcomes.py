@@ -38,6 +38,7 @@ BAD = Table(
         "a name with control characters",
         "a name of a thousand characters",
         "a folder, a named pipe, a link to nothing, of the objects' name",
+        "a file's name that is no UTF-8",
         "no image under the name of one",
         "an image that is cut off",
         "an image that claims 10^10 pixels",

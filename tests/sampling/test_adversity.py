@@ -17,7 +17,7 @@ from growcache.loading.waiting import wait_for_samples
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
 from growcache.sampling.engines.local import SamplerProcess
-from growcache.sampling.identification import MOST_UNREADABLE, PROBED, Identification
+from growcache.sampling.identification import MOST_FAILED, PROBED, Identification
 from growcache.sampling.messages import Message
 from growcache.sampling.roster import Death, Slot
 from tests.sampling.services import (
@@ -112,11 +112,16 @@ def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
         assert looked.asked == [PROBED]
 
 
-def test_a_search_without_end_is_given_up(search: Identification) -> None:
+@pytest.mark.parametrize("passed_over", [0, 1])
+def test_a_search_without_end_is_given_up(search: Identification, passed_over: int) -> None:
     slot = Slot(0)
-    message = {"type": "probed", "errors": ["k000: expected an .npy file"] * MOST_UNREADABLE}
+    errors = ["k000: expected an .npy file"] * MOST_FAILED
+    message = {"type": "probed", "errors": errors, "passed_over": passed_over}
     search.probe([slot], listed=False)
-    with pytest.raises(SamplingError, match=r"none of the first 1,000 .* the first: k000: exp"):
+    if passed_over:  # as the user may want
+        assert search.answered(slot, message, READY, listed=False) is None
+        return
+    with pytest.raises(SamplingError, match=r"none of the first 1,000 .* first: k000: expec"):
         search.answered(slot, message, READY, listed=False)
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.config import SourceConfig
 from growcache.errors import FormatError
-from growcache.remote.store import Entry
-from growcache.sampling.probing import PROBE_BYTES, PROBE_OBJECTS, chunk, settle
-from growcache.schema import Field, Schema
+from growcache.remote.formats import open_format
+from growcache.remote.store import Entry, open_store
+from growcache.sampling.fill import Filler
+from growcache.sampling.messages import Message
+from growcache.sampling.pace import Pace
+from growcache.sampling.probing import PROBE_BYTES, PROBE_OBJECTS, Prober, chunk, settle
+from growcache.sampling.transforms import load_transform
+from growcache.schema import Array, Field, Schema
 
 
 def _rows(n: int, dtype: str = "<f4") -> Schema:
@@ -54,3 +66,61 @@ def test_large_objects_are_not_all_fetched_to_look_at_them() -> None:
     assert len(chunk(entries(PROBE_BYTES // 2), ranged=False)) == 3
     assert len(chunk(entries(PROBE_BYTES + 1), ranged=False)) == 1
     assert len(chunk(entries(PROBE_BYTES + 1), ranged=True)) == PROBE_OBJECTS
+
+
+def probed(
+    folder: Path, arrays: Sequence[Array], transform: str | None = None, **options: Any
+) -> Message:
+    """What is found out about objects with these arrays, in this order."""
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{number:03d}.npy", array)
+    store = open_store(SourceConfig(url=(f"{folder}/*.npy",)))
+    entries = [entry for page in store.pages() for entry in page]
+    form = open_format("npy", options)
+    code = load_transform(transform, {}, 0)
+    filler = Filler(store, form, code, 0, 4, Pace(None))
+
+    async def probe() -> Message:
+        try:
+            return await Prober(store, form, filler, 0, None).probe(entries)
+        finally:
+            await store.close()
+
+    return asyncio.run(probe())
+
+
+def test_sizes_are_those_of_objects_that_fit(tmp_path: Path) -> None:
+    odd = np.zeros((50, 3), np.int16)
+    found = probed(tmp_path, [odd, *[np.zeros((50, 8), "<f4")] * 7], axis=0)
+    assert str(Schema.from_json(found["schema"])) == "x: float32[8]"
+    assert (found["measure"]["stride_bytes"], found["sample_bytes"]) == (32, 32)
+
+
+def test_rows_of_objects_that_differ_in_shape_are_ragged(tmp_path: Path) -> None:
+    found = probed(tmp_path, [np.zeros((9, n), "<f4") for n in (3, 4, 5, 6)], axis=0)
+    assert str(Schema.from_json(found["schema"])) == "x: float32[?]"
+
+
+def test_what_differs_too_much_names_two_objects(tmp_path: Path) -> None:
+    found = probed(tmp_path, [np.zeros(2, "<f4"), np.zeros(2, "<f4"), np.zeros(2, "<i4")])
+    assert "000.npy and " in found["mixed"]
+    assert "002.npy: samples with" in found["mixed"]
+
+
+def test_many_samples_of_few_objects_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cuts.py").write_text(
+        "def late(sample, origin):\n"
+        "    return {'x': sample['x'][:origin.start % 3]} if origin.start > 40 else None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = probed(tmp_path, [np.zeros((50, 8), "<f4")], "cuts:late", axis=0)
+    assert str(Schema.from_json(found["schema"])) == "x: float32[?]"
+
+
+def test_objects_without_samples_are_no_failures(tmp_path: Path) -> None:
+    (tmp_path / "zz.npy").write_bytes(b"text")
+    found = probed(tmp_path, [np.zeros((0, 8), "<f4")] * 3, axis=0)
+    assert (len(found["errors"]), found["passed_over"]) == (4, 3)
+    assert found["errors"][0].endswith("000.npy: it holds no sample")
