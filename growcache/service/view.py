@@ -16,7 +16,7 @@ from rich.text import Text
 from growcache.cache.status import LeaseStatus, Status, WorkerStatus
 from growcache.service.drawing import FREE, Bar, Curve, OneLine, Pieces, Steady
 from growcache.service.history import History
-from growcache.service.words import in_bytes, in_count, in_percent, in_time, plural
+from growcache.service.words import in_bytes, in_count, in_percent, in_time, plural, shortened
 
 STATE_STYLES = {
     "running": "bold green",
@@ -38,6 +38,8 @@ LISTED_WORKERS = 4
 LISTED_READERS = 4
 # Rows that go where there are not lines enough, first those that are missed least.
 DISPENSABLE = ("samplers", "readers", "growth", "training", "coverage", "rate", "trouble")
+ALL = 0.9999
+LONGEST_JOB = 24  # characters
 STARVED_SECONDS = 10.0  # twice as long as rates look back
 
 
@@ -120,7 +122,7 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     if status.delivered:
         delivered = plural(status.delivered, "sample")
         yield "training", Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
-    if history is not None:
+    if history is not None and (status.state != "stopped" or history.seconds()):
         yield "growth", Curve(history)
     if status.state != "stopped":
         yield "rate", _rate(status)
@@ -137,10 +139,10 @@ def _meaning(status: Status, history: History | None) -> str:
         return f"for {status.waiting_for}" if status.waiting_for else "for the next report"
     if status.state == "stopped":
         if status.complete:
-            return "no service runs, and none is needed: everything is cached"
+            return f"no service runs, and none is needed: {_completed(status)}"
         return "no service runs on this cache; start one: growcache run CONFIG"
     if status.state == "complete":
-        return "all there is has been cached; nothing more is drawn"
+        return f"{_completed(status)}; nothing more is drawn"
     if status.state == "shrinking":
         return "max_bytes was lowered; shards leave as their readers finish"
     if status.waiting_for:
@@ -150,6 +152,13 @@ def _meaning(status: Status, history: History | None) -> str:
     if status.state == "full" or status.evicted_samples:
         return "at its bound; " + _turning_over(status)
     return _filling(status, history)
+
+
+def _completed(status: Status) -> str:
+    """Say why nothing will ever be added: there is no more, or it may hold no more."""
+    if status.coverage is not None and status.coverage < ALL:
+        return "it holds all that it may, and nothing leaves"
+    return "everything is cached"
 
 
 def _starved(status: Status) -> bool:
@@ -331,7 +340,7 @@ def _reader(lease: LeaseStatus) -> Text:
         else f"has ended; {shards} kept for its return"
     )
     words = Text(no_wrap=True, overflow="ellipsis")
-    words.append(lease.job, style="bold")
+    words.append(shortened(lease.job, LONGEST_JOB), style="bold")
     words.append(f"  {holds}  ")
     words.append(f"pid {lease.pid} on {lease.host}: {lease.command}", style="dim")
     return words
