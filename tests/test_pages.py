@@ -330,7 +330,7 @@ def test_the_sizes_of_shards_and_samplers() -> None:
 
 
 @pytest.mark.parametrize(("cache_format", "files"), [("tfrecord", 1), ("npy", 2)])
-def test_a_loader_holds_a_descriptor_per_file(
+def test_a_loader_holds_a_map_per_file_and_no_descriptor(
     tmp_path: Path, cache_format: str, files: int
 ) -> None:
     with Filled(tmp_path / "cache", labelled, cache_format=cache_format) as cache:
@@ -338,12 +338,15 @@ def test_a_loader_holds_a_descriptor_per_file(
         with EpochLoader(cache.root, batch_size=8, min_samples=1) as loader:
             assert sum(1 for _ in loader) == 10
             next(iter(loader))
-            assert len(open_files(cache.root / "shards")) == 8 * files
+            assert len(in_proc(cache.root / "shards", "map_files")) == 8 * files
+            assert in_proc(cache.root / "shards", "fd") == []
+        assert in_proc(cache.root / "shards", "map_files") == []
 
 
-def open_files(folder: Path) -> list[str]:
+def in_proc(folder: Path, kind: str) -> list[str]:
+    """The files in a folder that this process has mapped, or open."""
     found = []
-    for link in Path("/proc/self/fd").iterdir():
+    for link in Path("/proc/self", kind).iterdir():
         try:
             found.append(str(link.readlink()))
         except FileNotFoundError:  # that of the listing itself

@@ -116,7 +116,7 @@ class MapPool:
         if found != row.digest:
             raise CorruptShardError(
                 f"{shard_path(self._layout, row.number, cache_format)}: expected the digest "
-                f"{row.digest}, found {found}; run growcache check --repair"
+                f"{row.digest}, found {found}; run growcache check"
             )
 
 

@@ -87,7 +87,7 @@ def _check(snapshot: Snapshot, row: ShardRow) -> None:
         shard.close()
     if found != row.digest:
         raise CorruptShardError(
-            f"{path}: expected the digest {row.digest}, found {found}; run growcache check --repair"
+            f"{path}: expected the digest {row.digest}, found {found}; run growcache check"
         )
 
 
@@ -277,7 +277,7 @@ class ShardStream:
                 yield os.fspath(running.snapshot.file(row.number)), token
         if not any_whole and not self._closed:
             raise CorruptShardError(
-                f"every shard of {self._options.root} is damaged; run growcache check --repair"
+                f"every shard of {self._options.root} is damaged; run growcache check"
             )
 
     def read(self, token: int) -> None:

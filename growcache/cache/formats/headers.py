@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from growcache.cache.formats.mapped import Bytes, Integers, Memory, map_file
+from growcache.cache.formats.mapped import Bytes, Integers
+from growcache.cache.formats.mapping import map_file
 from growcache.errors import CorruptShardError
 
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -38,7 +39,7 @@ def table(values: Integers) -> list[bytes]:
     return [header(INTEGER, values.shape), values.astype(INTEGER).tobytes()]
 
 
-def open_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Memory, Bytes]:
+def open_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes, Bytes]:
     """Return the map of an ``.npy`` file, and the bytes of its values.
 
     Raises:
@@ -49,15 +50,15 @@ def open_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Memory, By
     for size in shape:  # in Python's integers, for these may come from a damaged file
         count *= size
     nbytes = len(expected) + count * np.dtype(dtype).itemsize
-    if memory[: len(expected)] != expected or len(memory) != nbytes:
+    if memory[: len(expected)].tobytes() != expected or len(memory) != nbytes:
         raise CorruptShardError(
             f"{path}: expected {nbytes} bytes with an array {dtype}{list(shape)}, found "
             f"{len(memory)} bytes that are not; run growcache check"
         )
-    return memory, np.frombuffer(memory, np.uint8, offset=len(expected))
+    return memory, memory[len(expected) :]
 
 
-def open_table(path: Path, shape: Sequence[int]) -> tuple[Memory, Integers]:
+def open_table(path: Path, shape: Sequence[int]) -> tuple[Bytes, Integers]:
     """Return the map of a file of integers, and the integers.
 
     Raises:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from growcache.cache.formats.mapping import will_need
 from growcache.errors import CorruptShardError
 from growcache.schema import STR, Array, Field, Sample, Schema, Value
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Buffer: TypeAlias = bytes | Bytes
-Memory: TypeAlias = mmap.mmap | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +39,6 @@ class RaggedColumn:
 class MappedShard:
     """The files of a shard in memory.
 
-    Maps are private and writable, because torch warns about read-only memory; nothing ever
-    writes to them.
-
     Args:
         schema: of its samples.
         samples: how many.
@@ -64,7 +58,7 @@ class MappedShard:
         self,
         schema: Schema,
         samples: int,
-        memories: Sequence[Memory],
+        memories: Sequence[Buffer],
         fields: Mapping[str, Bytes],
         ragged: Mapping[str, RaggedColumn],
     ) -> None:
@@ -106,26 +100,20 @@ class MappedShard:
         """Return the xxh3_128 of the files, each in one call that does not hold the GIL."""
         digest = xxhash.xxh3_128()
         for memory in self.memories:
-            digest.update(memory)
+            digest.update(memory if isinstance(memory, bytes) else memory.data)
         return digest.hexdigest()
 
     def willneed(self) -> None:
         """Ask the kernel to read the files now."""
         for memory in self.memories:
-            if isinstance(memory, mmap.mmap):
-                memory.madvise(mmap.MADV_WILLNEED)
+            if isinstance(memory, np.ndarray):
+                will_need(memory)
 
     def close(self) -> None:
-        """Let go of the maps; each goes when the last array that views it goes."""
-        memories, self.memories = self.memories, ()
+        """Let go of the files; each is unmapped when the last array that views it goes."""
+        self.memories = ()
         self._samples = 0
         self.fields, self.ragged = {}, {}
-        for memory in memories:
-            if isinstance(memory, mmap.mmap):
-                try:
-                    memory.close()
-                except BufferError:  # somebody still views it, and its death unmaps it
-                    continue
 
 
 def empty(schema: Schema) -> MappedShard:
@@ -149,17 +137,3 @@ def _text(data: bytes) -> str:
         raise CorruptShardError(
             f"a string is no UTF-8 ({error}); run growcache check"
         ) from None
-
-
-def map_file(path: Path) -> Memory:
-    """Return the file in memory.
-
-    Raises:
-        CorruptShardError: there is none.
-    """
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
-    except (FileNotFoundError, NotADirectoryError):
-        raise CorruptShardError(f"{path}: the shard is missing; run growcache check") from None

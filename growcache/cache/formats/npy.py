@@ -28,7 +28,6 @@ from growcache.cache.formats.mapped import (
     Bytes,
     Integers,
     MappedShard,
-    Memory,
     RaggedColumn,
     empty,
 )
@@ -155,7 +154,7 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
     """
     if not samples:
         return empty(schema)
-    memories: list[Memory] = []
+    memories: list[Bytes] = []
     fields: dict[str, Bytes] = {}
     ragged: dict[str, RaggedColumn] = {}
     for field in schema.fields:
@@ -175,7 +174,7 @@ def _with(stem: Path, end: str) -> Path:
     return stem.with_name(stem.name + end)
 
 
-def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Memory], RaggedColumn]:
+def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Bytes], RaggedColumn]:
     offsets_map, offsets = open_table(_with(stem, OFFSETS), (samples + 1,))
     rows, total = np.diff(offsets), int(offsets[-1])
     if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():

@@ -25,10 +25,9 @@ from growcache.cache.formats.mapped import (
     Buffer,
     Bytes,
     MappedShard,
-    Memory,
     empty,
-    map_file,
 )
+from growcache.cache.formats.mapping import map_file
 from growcache.cache.formats.values import DIRECT_BYTES, PIECE_BYTES, EncodedFile, split
 from growcache.cache.formats.wire import HEAD_BYTES, TAIL_BYTES
 from growcache.errors import CorruptShardError, FormatError
@@ -213,7 +212,7 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
     return mapped(schema, samples, memory)
 
 
-def mapped(schema: Schema, samples: int, memory: Memory) -> MappedShard:
+def mapped(schema: Schema, samples: int, memory: Buffer) -> MappedShard:
     """Return the shard whose records are in memory."""
     rows = _records(schema, samples, memory)
     columns = {
@@ -223,7 +222,7 @@ def mapped(schema: Schema, samples: int, memory: Memory) -> MappedShard:
     return MappedShard(schema, samples, [memory], columns, {})
 
 
-def _records(schema: Schema, samples: int, memory: Memory) -> Bytes:
+def _records(schema: Schema, samples: int, memory: Buffer) -> Bytes:
     return np.frombuffer(memory, np.uint8).reshape(samples, layout(schema).record_bytes)
 
 

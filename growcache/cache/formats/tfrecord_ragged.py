@@ -27,8 +27,8 @@ from growcache.cache.formats.mapped import (
     Integers,
     MappedShard,
     RaggedColumn,
-    map_file,
 )
+from growcache.cache.formats.mapping import map_file
 from growcache.cache.formats.values import EncodedFile, coalesced, plain, split, stored
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
