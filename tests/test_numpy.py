@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,3 +76,33 @@ def test_rows_are_copied_from_any_stride(nbytes: int, gap: int) -> None:
         for bad in (samples, -1):
             with pytest.raises(IndexError):
                 take_rows(source, np.array([bad]), out[:1])
+
+
+JAX = """
+import sys
+import jax
+import numpy as np
+from growcache.numpy import EpochLoader
+
+kept, shared = [], 0
+with EpochLoader(sys.argv[1], batch_size=8, min_samples=1) as loader:
+    for _ in range(10):
+        for step, batch in enumerate(loader):
+            array = jax.device_put(batch["x"])  # without a copy, where JAX finds a way
+            if step % 2:  # the memory of the others is used again
+                address = batch["x"].__array_interface__["data"][0]
+                shared += array.unsafe_buffer_pointer() == address
+                kept.append((array, batch["x"].copy()))
+assert shared, "nothing is shared, so this proves nothing"
+assert all(np.array_equal(array, expected) for array, expected in kept)
+print(len(kept))
+"""
+
+
+def test_jax_may_keep_what_it_took_without_a_copy(tmp_path: Path) -> None:
+    with Filled(tmp_path, full_of((8192,))) as cache:  # batches large enough to be recycled
+        cache.add(*range(8))
+        done = subprocess.run(
+            [sys.executable, "-c", JAX, tmp_path], capture_output=True, text=True, timeout=50
+        )
+    assert (done.returncode, done.stdout) == (0, "50\n"), done.stderr
