@@ -81,11 +81,11 @@ def demo(
     from rich.console import Console
 
     from growcache.service.demo import run_demo
-    from growcache.service.terminal import terminated_as_interrupted
+    from growcache.service.terminal import ended_as_by_ctrl_c
 
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise ConfigError(f"{keep} is not empty; name a folder that is new")
-    with terminated_as_interrupted():
+    with ended_as_by_ctrl_c():
         run_demo(Console(), epochs=epochs, keep=keep)
 
 

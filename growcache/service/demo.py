@@ -47,6 +47,25 @@ SAMPLES_PER_SECOND = 550
 LAST_EPOCH_STARTS_SECONDS = 40.0
 REFRESH_SECONDS = 0.2
 TABLE_LINES = 3  # its head, and what goes on below it
+# Columns of the table of epochs, by the width that they need.
+COLUMNS = (
+    (
+        79,
+        [
+            "epoch",
+            "cached",
+            "new",
+            "drawn",
+            "evicted",
+            "coverage",
+            "loss",
+            "accuracy",
+            "held-out",
+        ],
+    ),
+    (61, ["epoch", "cached", "new", "coverage", "loss", "accuracy", "held-out"]),
+    (0, ["epoch", "cached", "coverage", "loss", "held-out"]),
+)
 LEAST_EPOCHS = 3  # that are shown, at the cost of rows of the cache's picture
 NO_TORCH = (
     "PyTorch is not installed, so the cache grows but nothing is trained; "
@@ -142,7 +161,7 @@ class _Screen:
         wanted = min(len(self.rows), LEAST_EPOCHS)
         cache = view(self.status, self._history, height - TABLE_LINES - wanted)
         room = height - TABLE_LINES - len(self.console.render_lines(cache, pad=False))
-        return Group(cache, epoch_table(self.rows[-max(1, room) :], now))
+        return Group(cache, epoch_table(self.rows[-max(1, room) :], now, self.console.width))
 
     def add(self, row: Epoch) -> None:
         """Take up a finished epoch."""
@@ -169,8 +188,8 @@ def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
         yield screen
 
 
-def epoch_table(rows: list[Epoch], now: str = "") -> Table:
-    """Return the table of epochs; ``now`` says what goes on below it."""
+def epoch_table(rows: list[Epoch], now: str = "", width: int = 80) -> Table:
+    """Return the table of epochs, of columns that fit; ``now`` says what goes on below it."""
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -179,23 +198,28 @@ def epoch_table(rows: list[Epoch], now: str = "") -> Table:
         caption_justify="left",
         border_style="bright_black",
     )
-    for heading in ("epoch", "cached", "new", "drawn", "evicted", "coverage"):
-        table.add_column(heading, justify="right")
-    for heading in ("loss", "accuracy", "held-out"):
-        table.add_column(heading, justify="right", style="bold" if heading[0] == "h" else "")
+    wanted = next(columns for least, columns in COLUMNS if width >= least)
+    for heading in wanted:
+        style = "bold" if heading == "held-out" else ""
+        table.add_column(heading, justify="right", style=style, no_wrap=True)
     for row in rows:
-        table.add_row(
-            str(row.number),
-            in_count(row.cached),
-            in_count(row.new),
-            in_count(row.drawn),
-            in_count(row.evicted),
-            "?" if row.coverage is None else in_percent(row.coverage),
-            f"{row.loss:.3f}",
-            in_percent(row.accuracy),
-            in_percent(row.held_out),
-        )
+        cells = _cells(row)
+        table.add_row(*(cells[heading] for heading in wanted))
     return table
+
+
+def _cells(row: Epoch) -> dict[str, str]:
+    return {
+        "epoch": str(row.number),
+        "cached": in_count(row.cached),
+        "new": in_count(row.new),
+        "drawn": in_count(row.drawn),
+        "evicted": in_count(row.evicted),
+        "coverage": "?" if row.coverage is None else in_percent(row.coverage),
+        "loss": f"{row.loss:.3f}",
+        "accuracy": in_percent(row.accuracy),
+        "held-out": in_percent(row.held_out),
+    }
 
 
 def _new_training() -> Training:
@@ -277,7 +301,7 @@ def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
 def _conclude(console: Console, screen: _Screen, rows: list[Epoch], kept: Path | None) -> None:
     status = screen.status
     if rows:
-        console.print(epoch_table(rows))
+        console.print(epoch_table(rows, width=console.width))
     if len(rows) > 1:
         first, most = rows[0].cached, max(row.cached for row in rows)
         console.print(

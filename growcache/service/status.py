@@ -11,7 +11,7 @@ from rich.console import Console
 
 from growcache.cache.status import read_status
 from growcache.service.live import JsonLines, reporter
-from growcache.service.terminal import terminated_as_interrupted
+from growcache.service.terminal import ended_as_by_ctrl_c
 from growcache.service.view import view
 
 WATCH_SECONDS = 0.5
@@ -36,7 +36,7 @@ def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> No
     end = None if seconds is None else time.monotonic() + seconds
     with (
         suppress(KeyboardInterrupt),
-        terminated_as_interrupted(),
+        ended_as_by_ctrl_c(),
         JsonLines() if json else reporter() as shown,
     ):
         while end is None or time.monotonic() < end:

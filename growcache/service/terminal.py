@@ -17,6 +17,7 @@ from typing import IO
 
 NO_COLOR = "--no-color"
 DUMB = ("dumb", "unknown")
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def redraws(stream: IO[str]) -> bool:
@@ -39,17 +40,21 @@ def folded(text: str, stream: IO[str]) -> str:
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that the cursor is shown again."""
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM, and a terminal that is closed, end the block as Ctrl-C does.
+
+    So the cursor is shown again, and what is temporary is deleted.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_asked() -> bool:

@@ -36,6 +36,19 @@ def test_held_out_windows_come_in_equal_numbers() -> None:
     assert np.bincount(y).tolist() == [len(x) // 3] * 3
 
 
+@pytest.mark.parametrize("width", [45, 60, 61, 78, 79, 200])
+def test_the_table_of_epochs_fits(width: int) -> None:
+    row = demo.Epoch(12, 1456, 432, 4_880, 3_424, 0.0312, 1.184, 0.98, 0.97)
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(demo.epoch_table([row], "going on", width))
+    head, rule, cells, now = stream.getvalue().splitlines()
+    assert len(head.split()) == len(cells.replace(" %", "%").split())
+    assert "…" not in head + cells
+    assert len(rule) <= width
+    assert ("evicted" in head, "new" in head) == (width >= 79, width >= 61)
+    assert now.startswith("going on")
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_the_model_learns_while_the_cache_grows(tmp_path: Path) -> None:

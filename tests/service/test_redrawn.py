@@ -67,7 +67,7 @@ def test_a_transient_picture_leaves_nothing() -> None:
     assert written(shown).endswith("\x1b[1A\x1b[2K")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_however_it_ends_the_cursor_is_shown_again(
     tmp_path: Path, number: signal.Signals
 ) -> None:
