@@ -8,10 +8,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from growcache import Snapshot
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status
-from growcache.schema import Sample
+from growcache.schema import Array, Sample
 from growcache.service.cli import main
 from tests.tables import Table, code
 
@@ -139,6 +141,13 @@ def growcache(command: str, cache: Path, *more: str) -> str:
     out.seek(0)
     assert code == 0, out.read()
     return out.read()
+
+
+def npy(array: Array, *, pickled: bool = False) -> bytes:
+    """Return an object that holds the array."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=pickled)
+    return file.getvalue()
 
 
 def said(text: str, here: Path) -> str:

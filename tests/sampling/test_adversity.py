@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -11,15 +12,18 @@ import pytest
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
-from growcache.config import load_config
+from growcache.cache.leases import Lease
+from growcache.config import CacheConfig, load_config
 from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
 from growcache.sampling.engines.local import SamplerProcess
 from growcache.sampling.identification import MOST_FAILED, PROBED, Identification
+from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Message
 from growcache.sampling.roster import Death, Slot
+from tests.filled import Filled
 from tests.sampling.services import (
     drawn,
     make_source,
@@ -338,3 +342,21 @@ def test_a_reader_that_waits_for_more_than_fits_is_told(tmp_path: Path, url: str
     config = write_config(tmp_path / "cache.yaml", url, cache={"max_bytes": 800_000})
     with service(config), pytest.raises(ConfigError, match="min_samples"):
         wait_for_samples(tmp_path / "cache", 60)
+
+
+def test_whoever_holds_shards_is_named(tmp_path: Path) -> None:
+    with Filled(tmp_path / "cache") as filled:
+        filled.add(0, 1)
+        bounds = CacheConfig.model_validate({"path": filled.root, "max_bytes": "1GB"})
+        landlord = Landlord(bounds, filled.cache, evicts=True)
+        first = Lease.create(filled.root, "train", [0])
+        filled.retire(0)
+        filled.poll()
+        assert re.search(
+            r"shards: a snapshot is held for \d+ s by job train ", landlord.awaited()
+        )
+        second = Lease.create(filled.root, "eval", [1])
+        filled.poll()
+        assert "2 snapshots are held, the oldest for " in landlord.awaited()
+        first.close()
+        second.close()

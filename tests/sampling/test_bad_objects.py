@@ -6,7 +6,6 @@ What becomes of each is a table in docs/inputs.md, which this module writes
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 
 from growcache.schema import Array
-from tests.sampling.outcomes import BAD, ENDS, HOLE, Outcome, growcache, outcome, said
+from tests.sampling.outcomes import BAD, ENDS, HOLE, Outcome, growcache, npy, outcome, said
 from tests.sampling.services import run, write_config
 from tests.servers import Bucket
 from tests.tables import Table
@@ -40,12 +39,6 @@ def table(write_tables: bool) -> Iterator[Table]:
 
 def values(number: int) -> Array:
     return np.random.default_rng(number).random((4, 4), np.float32)
-
-
-def npy(array: Array, *, pickled: bool = False) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=pickled)
-    return file.getvalue()
 
 
 def header(text: str) -> bytes:
@@ -438,11 +431,12 @@ def test_what_is_slow_once_costs_a_restart(importable: Path, data: Path, table: 
     assert run(config, "--until-full") == (0, "")
     found = outcome(importable / "c")
     all_good(found, data)
-    assert (found.status.restarts, found.status.holes) == (1, 0)
+    assert (found.status.restarts >= 1, found.status.holes) == (True, 0)
+    (why,) = (error for error in found.status.last_errors if "in one call" in error)
     table.record(
         "a transform that takes longer than the timeout",
         "its sampler is restarted",
-        said(found.status.last_errors[-1], importable),
+        said(why, importable),
     )
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from growcache.numpy import EpochLoader
 from growcache.schema import Array
-from tests.sampling.outcomes import ODD, Outcome, outcome
+from tests.sampling.outcomes import ODD, Outcome, npy, outcome
 from tests.sampling.services import run, status, write_config
-from tests.sampling.test_bad_objects import npy
 from tests.servers import Bucket
 from tests.tables import Table, code
 
