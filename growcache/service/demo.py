@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from growcache.cache.status import Status, read_status
 from growcache.errors import CacheMissingError
@@ -161,7 +162,8 @@ class _Screen:
         wanted = min(len(self.rows), LEAST_EPOCHS)
         cache = view(self.status, self._history, height - TABLE_LINES - wanted)
         room = height - TABLE_LINES - len(self.console.render_lines(cache, pad=False))
-        return Group(cache, epoch_table(self.rows[-max(1, room) :], now, self.console.width))
+        table = epoch_table(self.rows[-max(1, room) :], self.console.width)
+        return Group(cache, table, Text(now, "dim", no_wrap=True, overflow="ellipsis"))
 
     def add(self, row: Epoch) -> None:
         """Take up a finished epoch."""
@@ -188,15 +190,10 @@ def _screen(console: Console, cache: Path) -> Iterator[_Screen]:
         yield screen
 
 
-def epoch_table(rows: list[Epoch], now: str = "", width: int = 80) -> Table:
-    """Return the table of epochs, of columns that fit; ``now`` says what goes on below it."""
+def epoch_table(rows: list[Epoch], width: int) -> Table:
+    """Return the table of epochs, of columns that fit."""
     table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        caption=now or None,
-        caption_justify="left",
-        border_style="bright_black",
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, border_style="bright_black"
     )
     wanted = next(columns for least, columns in COLUMNS if width >= least)
     for heading in wanted:
@@ -301,7 +298,7 @@ def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
 def _conclude(console: Console, screen: _Screen, rows: list[Epoch], kept: Path | None) -> None:
     status = screen.status
     if rows:
-        console.print(epoch_table(rows, width=console.width))
+        console.print(epoch_table(rows, console.width))
     if len(rows) > 1:
         first, most = rows[0].cached, max(row.cached for row in rows)
         console.print(

@@ -39,6 +39,7 @@ LISTED_READERS = 4
 # Rows that go where there are not lines enough, first those that are missed least.
 DISPENSABLE = ("samplers", "readers", "growth", "training", "coverage", "rate", "trouble")
 ALL = 0.9999
+TITLE_WIDTH = 17  # of the title, less the path
 LONGEST_JOB = 24  # characters
 STARVED_SECONDS = 10.0  # twice as long as rates look back
 
@@ -62,7 +63,8 @@ class Picture:
         rows = list(_rows(self.status, self.history))
         for dispensable in ("", *DISPENSABLE):
             rows = [row for row in rows if row[0] != dispensable]
-            lines = console.render_lines(_frame(rows, self.status), wide, pad=False)
+            frame = _frame(rows, self.status, wide.max_width)
+            lines = console.render_lines(frame, wide, pad=False)
             if self.height is None or len(lines) <= self.height:
                 for drawn in lines:
                     yield from drawn
@@ -93,7 +95,7 @@ def line(status: Status) -> str:
     return " · ".join(parts)
 
 
-def _frame(rows: Sequence[tuple[str, RenderableType]], status: Status) -> Panel:
+def _frame(rows: Sequence[tuple[str, RenderableType]], status: Status, width: int) -> Panel:
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(style="bold", no_wrap=True, min_width=8)
     grid.add_column(ratio=1)
@@ -103,7 +105,8 @@ def _frame(rows: Sequence[tuple[str, RenderableType]], status: Status) -> Panel:
         grid,
         # "default": a frame's own colour is too faint to be read on a light terminal.
         title=Text.assemble(
-            ("growcache  ", "default"), (_tail(status.path, 48), "default bold")
+            ("growcache  ", "default"),
+            (_tail(status.path, max(8, width - TITLE_WIDTH)), "default bold"),
         ),
         subtitle=Text(_age(status), style="default"),
         title_align="left",

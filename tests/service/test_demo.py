@@ -40,13 +40,23 @@ def test_held_out_windows_come_in_equal_numbers() -> None:
 def test_the_table_of_epochs_fits(width: int) -> None:
     row = demo.Epoch(12, 1456, 432, 4_880, 3_424, 0.0312, 1.184, 0.98, 0.97)
     stream = io.StringIO()
-    Console(file=stream, width=width).print(demo.epoch_table([row], "going on", width))
-    head, rule, cells, now = stream.getvalue().splitlines()
+    Console(file=stream, width=width).print(demo.epoch_table([row], width))
+    head, rule, cells = stream.getvalue().splitlines()
     assert len(head.split()) == len(cells.replace(" %", "%").split())
     assert "…" not in head + cells
     assert len(rule) <= width
     assert ("evicted" in head, "new" in head) == (width >= 79, width >= 61)
-    assert now.startswith("going on")
+
+
+def test_what_goes_on_has_a_line_of_its_own() -> None:
+    screen = demo._Screen(Console(file=io.StringIO(), width=50), Path("cache"))
+    screen.rows = [
+        demo.Epoch(i, 1456, 432, 4880, 3424, 0.03, 1.184, 0.98, 0.97) for i in range(9)
+    ]
+    for height in (19, 29):
+        lines = screen.console.render_lines(screen.picture("epoch 10: " + 9 * "long ", height))
+        assert len(lines) <= height
+        assert "".join(segment.text for segment in lines[-1]).endswith("…")
 
 
 @pytest.mark.torch

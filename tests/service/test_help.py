@@ -185,7 +185,9 @@ def test_forced_colours_never_break_json_lines(filled: Path) -> None:
 
 
 def test_a_terminal_that_cannot_redraw_gets_lines(filled: Path) -> None:
-    with terminal("status", filled, "--watch", environment={"TERM": "dumb"}) as seen:
+    with terminal(
+        "status", filled, "--watch", columns=200, environment={"TERM": "dumb"}
+    ) as seen:
         text = seen.wait_for("30 samples in 3 shards")
     assert ESCAPE not in text
     assert text.startswith("stopped: ")
