@@ -36,7 +36,9 @@ def main() -> None:
     if arguments.endpoint_url:
         config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(1))
+    model.to(device)
     with (
         growcache.serve(config),  # samples in the background, until this block ends
         EpochLoader(
@@ -49,7 +51,7 @@ def main() -> None:
         for epoch in range(arguments.epochs):
             total = 0.0
             for batch in loader:  # a new epoch, over all that is cached by now
-                x = batch["x"].float()
+                x = batch["x"].to(device).float()
                 loss = nn.functional.mse_loss(model(x)[:, 0], x.flatten(1).mean(1))
                 optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-3)
                 optimizer.zero_grad()

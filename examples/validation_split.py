@@ -1,4 +1,4 @@
-"""Train on a cache that grows, and validate on one that never changes.
+r"""Train on a cache that grows, and validate on one that never changes.
 
     python examples/validation_split.py \
         --train-url 's3://bucket/subject-0*/*.npy' \
