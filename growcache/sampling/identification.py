@@ -54,6 +54,7 @@ class Identification:
         self._catalog = catalog
         self._unreadable = 0  # objects without a sample, from the first one on
         self._failed = 0  # of them, all but those that are left out as the user may want
+        self._first_error = ""  # of them
         self._suspicion = 0  # that it is the objects that kill who looks at them
         self._prober: Slot | None = None
         self._not_before = 0.0
@@ -82,6 +83,7 @@ class Identification:
             return
         if self._cache.identity is not None and self._cache.totals().drawn_shards:
             return
+        self._give_up_early(listed=listed)
         first, found = self._unreadable, len(self._catalog)
         if found <= first or not (listed or found >= first + PROBED):
             self.waiting_for = "the listing to show an object that can be read"
@@ -136,11 +138,14 @@ class Identification:
             self._unreadable += len(message["errors"])
             self._failed += len(message["errors"]) - message["passed_over"]
             self._suspicion = 0  # of those that were looked at
-            self._give_up_early(message["errors"][0], listed=listed)
+            self._first_error = self._first_error or message["errors"][0]
+            self._give_up_early(listed=listed)
             return None
         return self._measured(message, introduction)
 
-    def _give_up_early(self, error: str, *, listed: bool) -> None:
+    def _give_up_early(self, *, listed: bool) -> None:
+        if not self._first_error:
+            return
         objects, skipped = len(self._catalog), self._config.sampling.max_skipped
         which = "no object of the source"
         if not (listed and self._unreadable >= objects):
@@ -149,7 +154,7 @@ class Identification:
             which = f"none of the first {self._unreadable:,} objects of the source"
         form = self._config.source.format
         raise SamplingError(
-            f"{which} yields a sample with source.format {form}; the first: {error}"
+            f"{which} yields a sample with source.format {form}; the first: {self._first_error}"
         )
 
     def _measured(self, message: Message, introduction: Message) -> Found:

@@ -129,6 +129,20 @@ def test_a_search_without_end_is_given_up(search: Identification, passed_over: i
         search.answered(slot, message, READY, listed=False)
 
 
+def test_a_listing_that_ends_after_the_last_look_ends_the_search(
+    search: Identification,
+) -> None:
+    slot = Slot(0)
+    for _ in range(3):
+        search.probe([slot], listed=False)
+        message = {"type": "probed", "errors": ["k000: text"] * PROBED, "passed_over": 0}
+        assert search.answered(slot, message, READY, listed=False) is None
+    search.probe([slot], listed=False)
+    assert not slot.probing  # for all that is listed so far was looked at
+    with pytest.raises(SamplingError, match=r"no object .* the first: k000: text"):
+        search.probe([slot], listed=True)
+
+
 class Looking(Slot):
     """A sampler's place that notes how many objects it is asked to look at."""
 
