@@ -166,7 +166,7 @@ def run(
     from growcache.service.live import reporter
 
     settings = load_config(config, overrides or (), os.environ)
-    with reporter() as shown:
+    with reporter(above=True) as shown:
         supervisor.run(
             settings,
             until_full=until_full,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import IO, Self, TextIO
 
 from rich.console import Console
 
 from growcache.cache.status import Status
+from growcache.service.above import ErrorsAbove
 from growcache.service.history import History
 from growcache.service.redrawn import Redrawn
 from growcache.service.terminal import folded, redraws
@@ -34,22 +36,35 @@ class Reporter:
 
 
 class LiveView(Reporter):
-    """The picture of the newest status, redrawn in place; warnings scroll by above it."""
+    """The picture of the newest status, redrawn in place; warnings scroll by above it.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Args:
+        console: where.
+        above: print above it what this process and its children write to the error stream.
+    """
+
+    def __init__(self, console: Console | None = None, *, above: bool = False) -> None:
         console = console or Console()
         self._history = History()
         self._redrawn = Redrawn(console)
         self._warnings = _ConsoleLog(console)
+        self._above: AbstractContextManager[object] = nullcontext()
+        if above and sys.stderr.isatty():
+            self._above = ErrorsAbove(console)
+        self._within = ExitStack()
 
     def __enter__(self) -> Self:
-        self._redrawn.__enter__()
-        logging.getLogger("growcache").addHandler(self._warnings)
+        with ExitStack() as stack:
+            stack.enter_context(self._redrawn)
+            stack.enter_context(self._above)
+            log = logging.getLogger("growcache")
+            log.addHandler(self._warnings)
+            stack.callback(log.removeHandler, self._warnings)
+            self._within = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        logging.getLogger("growcache").removeHandler(self._warnings)
-        self._redrawn.__exit__(*exception)
+        self._within.close()
 
     def show(self, status: Status) -> None:
         """Draw the status."""
@@ -117,12 +132,19 @@ class PlainLines(_Lines):
         self._stream.flush()
 
 
-def reporter(stream: TextIO | None = None) -> Reporter:
-    """Return the reporter that suits a stream (the standard output, if none is named)."""
+def reporter(stream: TextIO | None = None, *, above: bool = False) -> Reporter:
+    """Return the reporter that suits a stream (the standard output, if none is named).
+
+    Args:
+        stream: where.
+        above: see `LiveView`; it has no meaning for lines.
+    """
     stream = stream or sys.stdout
     if not stream.isatty():
         return JsonLines(stream.buffer)
-    return LiveView(Console(file=stream)) if redraws(stream) else PlainLines(stream)
+    if not redraws(stream):
+        return PlainLines(stream)
+    return LiveView(Console(file=stream), above=above)
 
 
 class _ConsoleLog(logging.Handler):
