@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import yaml
@@ -34,15 +34,29 @@ from growcache.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "GROWCACHE_"
 
-# Keys of the format that this version cannot honour yet. Refusing them by name beats
-# both ignoring them and calling them typing errors.
+
+class Planned(NamedTuple):
+    """A setting of a later version.
+
+    Attributes:
+        what: in words.
+        default: which changes nothing, and so may be written down already.
+    """
+
+    what: str
+    default: Any = None
+
+
+# What this version cannot honour yet. Refusing it by name beats both ignoring it and calling
+# it a typing error.
 PLANNED = {
-    "split": "splits into train and test",
-    "source.fields": "several objects joined into one sample",
-    "source.labels": "label files",
-    "source.on_missing": "label files",
-    "sampling.strata": "stratified sampling",
-    "cache.max_reuse": "limits on reuse",
+    "split": Planned("splits into train and test"),
+    "source.fields": Planned("several objects joined into one sample"),
+    "source.labels": Planned("label files"),
+    "source.on_missing": Planned("label files", "error"),
+    "sampling.strata": Planned("stratified sampling"),
+    "cache.max_reuse": Planned("limits on reuse"),
+    "cache.on_max_reuse": Planned("limits on reuse", "warn"),
 }
 
 
@@ -166,20 +180,9 @@ class CacheConfig(_Model):
     format: Literal["tfrecord", "npy"] = "tfrecord"
     eviction: Literal["fifo", "random", "most_used", "none"] = "fifo"
     min_uses: Annotated[int, Field(ge=0)] = 1
-    max_reuse: Annotated[float, Field(gt=0)] | None = None
-    on_max_reuse: Literal["warn", "wait"] = "warn"
     resume_seconds: Annotated[float, Field(ge=0)] = 600.0
     min_free: Annotated[float | int, BeforeValidator(_share_or_bytes)] = 0.01
     allow_network_filesystem: bool = False
-
-    @model_validator(mode="after")
-    def _reuse_is_possible(self) -> CacheConfig:
-        if self.max_reuse is not None and self.min_uses > self.max_reuse:
-            raise ValueError(
-                f"min_uses {self.min_uses} is more than max_reuse {self.max_reuse:g}: "
-                "no shard could ever be evicted"
-            )
-        return self
 
     @model_validator(mode="after")
     def _fixed_set(self) -> CacheConfig:
@@ -280,15 +283,18 @@ def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:
     values[key] = value
 
 
-def _refuse_planned(values: Mapping[str, Any]) -> None:
+def _refuse_planned(values: dict[str, Any]) -> None:
+    """Refuse what a later version will do; take out what is written down as its default."""
     if isinstance(values.get("source"), list):
         raise ConfigError("source: mixing several sources is not available in this version")
-    for dotted, what in PLANNED.items():
+    for dotted, planned in PLANNED.items():
         section, _, key = dotted.partition(".")
-        found = values.get(section)
-        if found is None or (key and (not isinstance(found, dict) or found.get(key) is None)):
+        place = values.get(section) if key else values
+        name = key or section
+        if not isinstance(place, dict) or name not in place:
             continue
-        raise ConfigError(f"{dotted}: {what} are not available in this version")
+        if place.pop(name) != planned.default:
+            raise ConfigError(f"{dotted}: {planned.what} are not available in this version")
 
 
 def _explain(error: ValidationError, label: str) -> str:

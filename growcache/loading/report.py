@@ -152,8 +152,8 @@ class Tally:
             self._warned = True
             _log.warning(
                 "every sample was delivered %.1f times while the cache was turned over once: "
-                "training outruns the remote store; a larger cache.max_bytes or more "
-                "sampling.workers make for more distinct samples",
+                "training outruns the remote store; more sampling.workers, "
+                "sampling.concurrency or a faster link bring more distinct samples",
                 self._recent,
             )
 

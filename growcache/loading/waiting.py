@@ -76,7 +76,7 @@ def wait_for_samples(
             if _enough(view, min_samples, complete):
                 break
             _refuse_impossible(layout, view, min_samples)
-            brim.refuse_more(layout, view, min_samples)
+            brim.refuse_more(layout, view, min_samples, complete=complete)
             if not told:
                 _log.warning("%s", _event(layout, view, min_samples, complete))
                 told = True
@@ -122,7 +122,9 @@ class _Brim:
         self._samples = -1
         self._since = 0.0
 
-    def refuse_more(self, layout: Layout, view: IndexView, min_samples: int) -> None:
+    def refuse_more(
+        self, layout: Layout, view: IndexView, min_samples: int, *, complete: bool
+    ) -> None:
         """Look once more.
 
         Raises:
@@ -131,6 +133,11 @@ class _Brim:
         now, samples = time.monotonic(), view.totals.samples
         if not samples or read_status(layout.root).state != "full" or samples != self._samples:
             self._samples, self._since = samples, now
+        elif now - self._since > FULL_SECONDS and complete:
+            raise ConfigError(
+                f"the cache {layout.root} is full and evicts, so it is never complete; a fixed "
+                "loader needs one with eviction: none, or with a cache.max_bytes for all samples"
+            )
         elif now - self._since > FULL_SECONDS:
             raise ConfigError(
                 f"the cache {layout.root} is full with {samples} samples, fewer than "

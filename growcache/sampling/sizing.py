@@ -83,9 +83,14 @@ def group_limit_bytes(sizing: Sizing, schema: Schema, sample_bytes: float) -> in
 
 
 def _samples_per_visit(config: Config, measure: Measure, *, ranged: bool) -> int:
-    if not ranged:
-        return max(1, measure.samples)
     wanted = config.sampling.samples_per_object
+    if not ranged:
+        if wanted not in ("auto", measure.samples):
+            raise ConfigError(
+                f"sampling.samples_per_object: source.format {config.source.format} reads "
+                f"objects whole, {measure.samples} samples at a time; leave it auto"
+            )
+        return max(1, measure.samples)
     return 1 if wanted == "auto" else wanted
 
 

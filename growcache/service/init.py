@@ -90,7 +90,7 @@ sampling:
   order: permutation
   # About how many samples one visit to an object yields. More cost fewer requests, but
   # neighbours in one object are alike, and so worth less to training.
-  # auto: 1 where objects are read by range
+  # auto: 1 where objects are read by range; those read whole yield all they hold
   samples_per_object: auto
   # samples: long recordings are visited more often | objects: all equally often
   weight_by: samples
@@ -136,10 +136,6 @@ cache:
   eviction: fifo
   # No shard leaves before each training job has used it so often (0: at any time).
   min_uses: 1
-  # A shard used so often is left out of new epochs (null: never) ...
-  max_reuse: null
-  # ... warn: if nothing else is left, it is used all the same | wait: training waits
-  on_max_reuse: warn
   # What a reader that died had not read stays protected for so long.
   resume_seconds: 600
   # Space to leave free on the disk, as a share of it or in bytes ("5GB"): below that,

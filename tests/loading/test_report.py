@@ -84,7 +84,7 @@ def test_it_warns_once_where_a_turnover_takes_many_passes(
         report = read(loader, 6)
         assert report.reuse_recent > 4
         (text,) = warnings_of(caplog)
-        assert "cache.max_bytes" in text
+        assert "sampling.workers" in text
         for number in range(4, 8):
             replace(cache, (number - 2,), (number,))
             report = read(loader, 6)

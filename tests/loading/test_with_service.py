@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from growcache.cache.index import read_index
+from growcache.errors import ConfigError
 from growcache.numpy import EpochLoader
 from tests.sampling.services import make_source, run, service, write_config
 
@@ -66,3 +67,14 @@ def test_a_fixed_set_is_waited_for_and_then_always_the_same(tmp_path: Path) -> N
     assert [len(batch) for batch in epochs[0]] == [10, 10, 4]
     assert len(set(chain(*epochs[0]))) == 24
     assert all(epoch == epochs[0] for epoch in epochs)
+
+
+def test_a_fixed_loader_refuses_a_cache_that_evicts(tmp_path: Path) -> None:
+    url = make_source(tmp_path / "data", 60)
+    config = write_config(tmp_path / "cache.yaml", url, cache={"max_bytes": 800_000})
+    with (
+        service(config),
+        EpochLoader(tmp_path / "cache", batch_size=10, fixed=True) as loader,
+        pytest.raises(ConfigError, match="eviction: none"),
+    ):
+        next(iter(loader))
