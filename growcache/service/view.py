@@ -161,7 +161,7 @@ def _completed(status: Status) -> str:
     """Say why nothing will ever be added: there is no more, or it may hold no more."""
     if status.coverage is not None and status.coverage < ALL:
         return "it holds all that it may, and nothing leaves"
-    return "everything is cached"
+    return "everything that can be read is cached" if status.holes else "everything is cached"
 
 
 def _starved(status: Status) -> bool:

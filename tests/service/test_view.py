@@ -99,6 +99,7 @@ def test_everything_that_matters_is_there() -> None:
         ({"state": "complete"}, "holds all that it may, and nothing leaves; nothing more is"),
         ({"state": "complete", "coverage": 1.0}, "everything is cached; nothing more is drawn"),
         ({"state": "stopped", "complete": True, "coverage": 1.0}, "everything is cached"),
+        ({"state": "complete", "coverage": 1.0, "holes": 1}, "everything that can be read is"),
         ({"state": "stopped", "complete": True}, "none is needed: it holds all that it may"),
         ({"state": "shrinking"}, "max_bytes was lowered"),
         ({"state": "stopped"}, "growcache run CONFIG"),
