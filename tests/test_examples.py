@@ -154,7 +154,7 @@ def test_user_function(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     url, cache = uploaded(bucket, recordings(tmp_path / "data")), tmp_path / "cache"
     more = ("--url", url, "--cache", str(cache), "--classes", *CLASSES, "--length", "64")
-    text = run_example("user_function.py", *more, *SMALL, bucket=bucket)
+    text = run_example("user_function.py", *more, "--batch-size", "8", *SMALL, bucket=bucket)
     assert figures(text, "accuracy")[-1] >= 75  # only right labels can be learnt
     with Snapshot.take(cache) as snapshot:
         for i in range(len(snapshot)):
@@ -193,7 +193,7 @@ def test_images_pytorch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     url, cache = photos(tmp_path / "data"), str(tmp_path / "cache")
     more = ("--url", url, "--cache", cache, "--classes", "cat", "dog", "--size", "16")
-    text = run_example("images_pytorch.py", *more, *SMALL)
+    text = run_example("images_pytorch.py", *more, "--batch-size", "8", *SMALL)
     assert figures(text, "accuracy")[-1] >= 75
 
 
