@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from growcache.cache.formats.mapped import Buffer, Bytes
 
 ALIGNED = 4096  # offset, length and address of a direct write; no device asks for more
 CHUNK_BYTES = 4 << 20
+HUGE_BYTES = 2 << 20  # a page that the kernel may take instead of 512 small ones
 LEAST_BYTES = 1 << 20  # smaller files are not worth the two calls more
 SHARE_OF_MEMORY = 0.5  # what the page cache can be expected to keep for one cache
 
@@ -77,8 +80,7 @@ def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
 
 def _chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
     """Yield the same bytes in an aligned block; the last time rounded up, with zeros."""
-    block: Bytes = np.frombuffer(mmap.mmap(-1, CHUNK_BYTES), np.uint8)
-    filled = 0
+    block, filled = _block(), 0
     for piece in pieces:
         rest: Bytes = np.frombuffer(piece, np.uint8)
         while len(rest):
@@ -92,6 +94,32 @@ def _chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
         whole = -(-filled // ALIGNED) * ALIGNED
         block[filled:whole] = 0
         yield block[:whole]
+
+
+class _OfThread(threading.local):
+    """The block of each thread that writes, kept for its next file.
+
+    A new one for every file is cleared by the kernel page by page, which costs as much as
+    the writing.
+    """
+
+    block: Bytes | None = None
+
+
+_of_thread = _OfThread()
+
+
+def _block() -> Bytes:
+    """Return this thread's block, aligned; its content is that of the last file."""
+    if _of_thread.block is None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, CHUNK_BYTES + HUGE_BYTES, flags=flags)
+        with suppress(OSError):  # a kernel without huge pages has small ones
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        whole: Bytes = np.frombuffer(memory, np.uint8)
+        start = -whole.ctypes.data % HUGE_BYTES
+        _of_thread.block = whole[start : start + CHUNK_BYTES]
+    return _of_thread.block
 
 
 def _write_all(descriptor: int, chunk: Bytes) -> None:

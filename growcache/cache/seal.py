@@ -34,10 +34,10 @@ class Seal:
         crc = 0
         for buffer in file.pieces:
             for piece in split(buffer):
-                if not file.guarded:
-                    crc = google_crc32c.extend(crc, piece)
                 self._digest.update(piece if isinstance(piece, bytes) else piece.data)
                 yield piece
+                if not file.guarded:
+                    crc = google_crc32c.extend(crc, piece)
         self._files.append(unsealed(file)._replace(crc32c=None if file.guarded else crc))
 
     def on(self, sidecar: Sidecar) -> Sidecar:

@@ -34,7 +34,7 @@ from growcache.seeding import hash64
 
 _MAGIC = b"GCCAT\x00\x00\x01"
 BLOCK = 64  # entries
-_BLOCKS_IN_MEMORY = 128
+_BLOCKS_IN_MEMORY = 512
 _DIGEST = 16  # bytes
 _HEAD = struct.Struct("<II")  # bytes of the frame behind these two, their CRC32C
 _FRAME = struct.Struct(
@@ -45,7 +45,7 @@ _MD5 = 16  # bytes
 _MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-Columns = list[list[Any]]
+Columns = list[Any]  # keys, ETags, times, stores; each by the place in the block
 
 
 class Catalog:
@@ -175,7 +175,10 @@ class Catalog:
 
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
         """Return several entries."""
-        return [self.entry(int(ordinal)) for ordinal in ordinals]
+        # In the order of the file, so that each block is unpacked once, however many there are.
+        asked = [int(ordinal) for ordinal in ordinals]
+        found = {ordinal: self.entry(ordinal) for ordinal in sorted(set(asked))}
+        return [found[ordinal] for ordinal in asked]
 
     def keys(self, start: int, stop: int) -> Iterator[list[str]]:
         """Yield the keys of ordinals [start, stop), in pieces; quicker than by entry.
@@ -333,7 +336,7 @@ class Catalog:
         data = os.pread(self._descriptor, length, offset)
         columns: Columns = orjson.loads(zlib.decompress(data[sums:]))
         if sums:
-            columns[1] = _quoted(data[:sums])
+            columns[1] = _Quoted(data[:sums])
         return columns
 
     def _last_digest(self) -> bytes:
@@ -447,8 +450,14 @@ def _md5_sums(entries: Sequence[Entry]) -> bytes:
     return bytes.fromhex("".join(etag[1:-1] for etag in etags))
 
 
-def _quoted(sums: bytes) -> list[str]:
-    return [f'"{sums[at : at + _MD5].hex()}"' for at in range(0, len(sums), _MD5)]
+class _Quoted:
+    """MD5 sums as ETags; a block holds many of which mostly one is wanted."""
+
+    def __init__(self, sums: bytes) -> None:
+        self._sums = sums
+
+    def __getitem__(self, i: int) -> str:
+        return f'"{self._sums[i * _MD5 : (i + 1) * _MD5].hex()}"'
 
 
 def _advance(digest: bytes, entry: Entry) -> bytes:

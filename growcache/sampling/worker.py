@@ -16,6 +16,8 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, field
 
+import uvloop
+
 from growcache.cache.direct import beyond_memory, memory_bytes
 from growcache.cache.files import Layout
 from growcache.cache.formats import CACHE_FORMATS
@@ -50,7 +52,7 @@ def main() -> None:
     # Prints of the user's code must not end up between the messages.
     messages = os.dup(1)
     os.dup2(2, 1)
-    asyncio.run(_serve(messages))
+    uvloop.run(_serve(messages))
 
 
 async def _serve(messages: int) -> None:

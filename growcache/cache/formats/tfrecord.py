@@ -187,8 +187,10 @@ class _Large(_Records):
                     crc = google_crc32c.extend(crc, heads[place])
                 yield heads[place]
                 for piece in split(column[i]):
-                    crc = google_crc32c.extend(crc, piece)
+                    # First whoever asked: copying brings it nearer at twice the speed at
+                    # which this checksum would.
                     yield piece
+                    crc = google_crc32c.extend(crc, piece)
             yield wire.crc_bytes(crc)
 
 

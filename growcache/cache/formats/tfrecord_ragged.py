@@ -161,8 +161,8 @@ def _with_crc(record: list[Buffer]) -> Iterator[Buffer]:
     yield first
     for buffer in pieces:
         for piece in split(buffer):
-            crc = google_crc32c.extend(crc, piece)
             yield piece
+            crc = google_crc32c.extend(crc, piece)
     yield wire.crc_bytes(crc)
 
 
