@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
+from growcache.cache.locks import is_held
+from growcache.cache.services import reason_of
 from growcache.cache.status import read_status
 from growcache.errors import CacheError, CacheMissingError, ConfigError
 from growcache.loading.snapshot import mean_bytes
@@ -60,7 +62,8 @@ def wait_for_samples(
 
     Raises:
         ConfigError: the cache can never hold so many.
-        CacheError: the cache is complete without a sample.
+        CacheError: the cache is complete without a sample, or the service that this process
+            started has failed.
     """
     wake = wake or threading.Event()
     layout, told, brim = Layout(path), False, _Brim()
@@ -75,6 +78,7 @@ def wait_for_samples(
             view = _look(layout)
             if _enough(view, min_samples, complete):
                 break
+            _refuse_orphaned(layout, view)
             _refuse_impossible(layout, view, min_samples)
             brim.refuse_more(layout, view, min_samples, complete=complete)
             if not told:
@@ -100,6 +104,15 @@ def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
     if complete and not view.complete:
         return False
     return 0 < samples_wanted(view, min_samples) <= view.totals.samples
+
+
+def _refuse_orphaned(layout: Layout, view: IndexView) -> None:
+    reason = reason_of(layout.root)
+    if reason is not None and not is_held(layout.supervisor_lock):
+        raise CacheError(
+            f"{layout.root} has {view.totals.samples} samples and gets no more, for its service "
+            f"failed: {reason}"
+        )
 
 
 def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> None:
@@ -148,7 +161,8 @@ class _Brim:
 def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) -> str:
     if not layout.index.exists():
         return f"waiting for a cache at {layout.root}; fill one with: growcache run CONFIG"
-    event = "all samples" if complete else f"{samples_wanted(view, min_samples)} samples"
+    wanted = samples_wanted(view, min_samples)
+    event = "all samples" if complete else f"{wanted} sample{'s' * (wanted != 1)}"
     running = read_status(layout.root).state != "stopped"
     hint = "" if running else "; the service is stopped, start it with: growcache run CONFIG"
     return f"waiting for {event} in {layout.root}, {view.totals.samples} are there{hint}"

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
+from growcache.cache import services
 from growcache.cache.files import Layout
 from growcache.cache.identity import read_identity
 from growcache.cache.locks import is_held
@@ -59,7 +61,8 @@ def serve(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Iterat
         yield config
         return
     process = _start(config)
-    relay = threading.Thread(target=_relay, args=(process,), daemon=True)
+    services.begun(config.cache.path)
+    relay = threading.Thread(target=_relay, args=(process, config.cache.path), daemon=True)
     relay.start()
     try:
         yield config
@@ -127,21 +130,23 @@ def _as_error(answer: Message) -> GrowcacheError:
     return kind(answer["error"])
 
 
-def _relay(process: subprocess.Popen[bytes]) -> None:
-    """Log what ends the service while the trainer goes on with what is cached."""
+def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
+    """Tell what ends the service while the trainer goes on with what is cached."""
     assert process.stdout is not None
     told = False
     with process.stdout as messages:
         for line in messages:
-            log.error("the sampling service stopped: %s", unpack(line)["error"])
+            log.error("the sampling service stopped: %s", error := unpack(line)["error"])
+            services.failed(path, error)
             told = True
     if process.wait() and not told:
+        how = f"the sampling service ended ({_how_it_ended(process)}) and did not say why"
         log.error(
-            "the sampling service ended (%s) and did not say why: nothing new is drawn, what "
-            "is cached stays; its own messages may tell, and if memory ran out, lower "
-            "sampling.workers",
-            _how_it_ended(process),
+            "%s: nothing new is drawn, what is cached stays; its own messages may tell, and "
+            "if memory ran out, lower sampling.workers",
+            how,
         )
+        services.failed(path, how)
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:

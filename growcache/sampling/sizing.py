@@ -15,6 +15,7 @@ from growcache.schema import Schema
 
 SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough to evict finely
 SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
+GROUP_SAMPLES = 500_000  # of tiny ones, whose origins take more than they do
 GROUP_BYTES = 256_000_000  # what a sampler may hold in memory for one group
 MOST_GROUP_BYTES = 1_000_000_000  # and at most, where the user sets the sizes
 MAX_GROUP_SHARDS = 4
@@ -59,7 +60,7 @@ def measure_sizing(
         stride_bytes=float(measure.stride_bytes),
         overhead_bytes=measure.overhead_bytes,
         whole=by_objects or not ranged,
-        shard_samples=max(1, shard_bytes // max(1, record_bytes))
+        shard_samples=max(1, min(shard_bytes // max(1, record_bytes), GROUP_SAMPLES // group))
         if wanted == "auto"
         else wanted,
         group_shards=group,

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+import growcache
 from growcache.cache.index import read_index
-from growcache.errors import ConfigError
+from growcache.errors import CacheError, ConfigError
 from growcache.numpy import EpochLoader
 from tests.sampling.services import make_source, run, service, write_config
 
@@ -76,5 +77,21 @@ def test_a_fixed_loader_refuses_a_cache_that_evicts(tmp_path: Path) -> None:
         service(config),
         EpochLoader(tmp_path / "cache", batch_size=10, fixed=True) as loader,
         pytest.raises(ConfigError, match="eviction: none"),
+    ):
+        next(iter(loader))
+
+
+def test_nobody_waits_for_a_service_of_this_process_that_failed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for i in range(20):
+        (tmp_path / "data" / f"{i}.npy").write_text("no array")
+    config = {
+        "source": {"url": f"{tmp_path}/data/*.npy"},
+        "cache": {"path": str(tmp_path / "cache"), "max_bytes": 20_000_000},
+    }
+    with (
+        growcache.serve(config),
+        EpochLoader(tmp_path / "cache", batch_size=10) as loader,
+        pytest.raises(CacheError, match=r"service failed: no object .* yields a sample"),
     ):
         next(iter(loader))

@@ -96,3 +96,26 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
     assert limit == int(4 * sizing.shard_samples * 20_000.5)
     assert group_limit_bytes(sizing, Schema((Field("x", "<f4", (5,)),)), 20) is None
     assert sizing.shard_samples > least
+
+
+@pytest.mark.parametrize("visit", [1, 16])
+def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
+    from growcache.config import Config
+    from growcache.remote.formats import Measure
+    from growcache.sampling.dispatch import SIDECAR_BYTES
+    from growcache.sampling.sizing import check_bound, measure_sizing
+    from growcache.schema import Field, Schema
+
+    config = Config.model_validate(
+        {
+            "source": {"url": "memory://x", "options": {"axis": 0}},
+            "sampling": {"samples_per_object": visit},
+            "cache": {"path": "x", "max_bytes": "100GB"},
+        }
+    )
+    schema = Schema((Field("x", "<f4", (3,)),))
+    measure = Measure(samples=10**6, stride_bytes=12.0, overhead_bytes=128)
+    sizing = measure_sizing(config, measure, schema, ranged=True)
+    samples = sizing.shard_samples * sizing.group_shards
+    check_bound(config, samples * (50 + SIDECAR_BYTES), 10**6)
+    assert samples > 100_000
