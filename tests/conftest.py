@@ -32,6 +32,14 @@ def write_tables(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--write-tables"))
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name does not lengthen messages, so that none of them is shortened."""
+    folder = Path(tempfile.mkdtemp(prefix="g-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     """S3 for the everyday suite."""

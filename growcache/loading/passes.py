@@ -7,7 +7,6 @@ pass starts the next pass with its snapshot. So a walk holds at most two leases.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -267,8 +266,9 @@ class Walk:
             if self._stop.is_set():
                 raise StoppedError
             try:
-                shards.append(snapshot.mapped(number))
-                _read_ahead(snapshot, number)
+                shard = snapshot.mapped(number)
+                shard.willneed()  # another process, or another pass, may have let it go cold
+                shards.append(shard)
             except CorruptShardError:
                 shards.append(None)
         places, rows = plan.order()
@@ -283,16 +283,3 @@ class Walk:
 
 def _at_once() -> None:
     """Wait for nothing."""
-
-
-def _read_ahead(snapshot: Snapshot, number: int) -> None:
-    """Ask for a shard that another process, or another pass, let go cold.
-
-    By descriptor, for `mmap.madvise` would hold the GIL while the kernel starts to read.
-    """
-    for path in snapshot.files(number):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)

@@ -80,6 +80,12 @@ def named(number: int) -> str:
 
 
 @pytest.fixture
+def tmp_path(short_path: Path) -> Path:
+    """A short one: the messages of this table hold paths."""
+    return short_path
+
+
+@pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A folder of good objects, as many as `GOOD`, with numbers from 10."""
     (tmp_path / "data").mkdir()

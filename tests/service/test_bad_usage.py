@@ -168,6 +168,12 @@ def table(write_tables: bool) -> Iterator[Table]:
 
 
 @pytest.fixture
+def tmp_path(short_path: Path) -> Path:
+    """A short one: the messages of this table hold paths."""
+    return short_path
+
+
+@pytest.fixture
 def here(tmp_path: Path) -> Iterator[Path]:
     """A folder with data, a config for it, and a filled cache."""
     (tmp_path / "data").mkdir()

@@ -91,7 +91,8 @@ class Tmux:
     def __call__(self, *words: str) -> str:
         command = ["tmux", "-S", str(self._socket), *words]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "ENV": ""}
-        environment.pop("NO_COLOR", None)
+        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # the last two win over the terminal
+            environment.pop(name, None)
         return subprocess.run(
             command, env=environment, check=True, capture_output=True, text=True, timeout=10
         ).stdout
