@@ -1,7 +1,8 @@
 """Leases: how a reader keeps the shards of its snapshot from being evicted.
 
 A lease is a file that its reader holds with flock, so the kernel frees it when the reader
-dies. It has one byte per shard, which the reader moves on as its epoch does.
+dies. It has one byte per shard, which the reader moves on as its epoch does. It may name
+shards that are not there, with their digests: its *wishes* (`growcache.cache.wishes`).
 
     magic · u32 length of header · header (JSON) · closed flag · one state per shard
 
@@ -18,8 +19,8 @@ import struct
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -41,33 +42,59 @@ class Lease:
     """A reader's hold on shards; it ends with `close`, garbage collection or the process.
 
     Attributes:
-        numbers: the shards it was made for, ascending.
+        numbers: the shards it was made for, ascending, those it wishes for among them.
+        wishes: the digest that each of the shards must have that it wishes for.
         path: of its file.
     """
 
-    def __init__(self, file: _LeaseFile, numbers: tuple[int, ...]) -> None:
+    def __init__(
+        self, file: _LeaseFile, numbers: tuple[int, ...], wishes: Mapping[int, str]
+    ) -> None:
         self.numbers = numbers
+        self.wishes = wishes
         self.path = file.path
         self._file = file
         self._places = {number: place for place, number in enumerate(numbers)}
         self._finalizer = weakref.finalize(self, file.close)
 
     @classmethod
-    def create(cls, root: str | os.PathLike[str], job: str, numbers: Iterable[int]) -> Lease:
+    def create(
+        cls,
+        root: str | os.PathLike[str],
+        job: str,
+        numbers: Iterable[int],
+        *,
+        wishes: Mapping[int, str] | None = None,
+    ) -> Lease:
         """Return a lease that the supervisor sees from now on.
 
         Afterwards the caller reads the index (again) and drops the shards that are not
-        live any more; only then may it open the others.
+        live any more; only then may it open the others. What it wished for it keeps: those
+        shards come, or are refused (`growcache.cache.wishes.outcomes`).
+
+        Args:
+            root: of the cache.
+            job: whose uses are counted.
+            numbers: the shards to protect; those of ``wishes`` are added.
+            wishes: the digest by shard number. Shards that are live may be named too: they
+                stay so, and come back where they were just retired.
 
         Raises:
             CacheError: the leases directory cannot be written.
             CacheFullError: the disk has not one block left.
         """
-        wanted = tuple(sorted(set(numbers)))
+        wished = dict(sorted((wishes or {}).items()))
+        wanted = tuple(sorted({*numbers, *wished}))
         layout, name = Layout(root), uuid.uuid4().hex
         hidden = layout.leases / f".{name}.tmp"
         header = orjson.dumps(
-            {**this_process(), "job": job, "created": time.time(), "numbers": _ranges(wanted)}
+            {
+                **this_process(),
+                "job": job,
+                "created": time.time(),
+                "numbers": _ranges(wanted),
+                "wishes": list(wished.items()),
+            }
         )
         start = len(MAGIC) + 4 + len(header)
         body = MAGIC + struct.pack("<I", len(header)) + header + _OPEN + bytes(len(wanted))
@@ -94,7 +121,7 @@ class Lease:
             close_owned(descriptor)
             hidden.unlink(missing_ok=True)
             raise
-        return cls(_LeaseFile(layout, path, descriptor, start), wanted)
+        return cls(_LeaseFile(layout, path, descriptor, start), wanted, wished)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Let go of shards that were not read (retired ones, or those left out)."""
@@ -174,6 +201,7 @@ class LeaseView:
         closed: whether the reader ended it in good order.
         numbers: its shards, ascending.
         states: one of HELD, MAPPED, READ, DROPPED per shard.
+        wishes: the digests of those that must come, or come back, by number.
     """
 
     name: str
@@ -186,6 +214,7 @@ class LeaseView:
     closed: bool
     numbers: tuple[int, ...]
     states: bytes
+    wishes: Mapping[int, str] = field(default_factory=dict)
 
     def holding(self) -> tuple[int, ...]:
         """Return the shards that the reader would still open or read, or has mapped."""
@@ -198,6 +227,14 @@ class LeaseView:
     def used(self) -> tuple[int, ...]:
         """Return the shards that were read, mapped still or not."""
         return self._with(MAPPED, READ)
+
+    def wishing(self) -> dict[int, str]:
+        """Return the wishes that its reader still waits for, or has not read yet."""
+        if not self.open or not self.wishes:
+            return {}
+        return {
+            number: self.wishes[number] for number in self.unread() if number in self.wishes
+        }
 
     def _with(self, *wanted: int) -> tuple[int, ...]:
         # In C, for every poll asks this of every lease, and each may name all shards.
@@ -263,12 +300,14 @@ def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
     try:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
         header: dict[str, Any] = orjson.loads(data[start : start + length])
+        flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
+        # Counted before it is believed: a header may name any number of shards.
+        said = sum(count for _, count in header["numbers"])
+        if data[: len(MAGIC)] != MAGIC or not flag or len(states) != said:
+            return None
         numbers = tuple(
             n for first, count in header["numbers"] for n in range(first, first + count)
         )
-        flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
-        if data[: len(MAGIC)] != MAGIC or not flag or len(states) != len(numbers):
-            return None
         return LeaseView(
             name=path.name.removesuffix(SUFFIX),
             job=header["job"],
@@ -280,6 +319,7 @@ def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
             closed=flag == _CLOSED,
             numbers=numbers,
             states=states,
+            wishes={int(number): str(digest) for number, digest in header.get("wishes", ())},
         )
     except (struct.error, ValueError, KeyError, TypeError):
         return None
