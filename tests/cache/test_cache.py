@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,12 @@ def test_a_committed_shard_is_seen_by_readers_and_survives_a_restart(root: Path)
         assert cache.identity == IDENTITY
 
 
+@pytest.mark.mutant(
+    12,
+    "growcache/cache/files.py",
+    "return path.lstat().st_blocks * 512",
+    "return path.lstat().st_size",
+)
 def test_what_counts_is_what_the_disk_says(root: Path) -> None:
     with opened(root) as cache:
         for number in range(6):
@@ -164,11 +171,23 @@ def test_the_number_issued_never_goes_down(root: Path) -> None:
         assert cache.layout.issued.read_text() == "5\n"
 
 
+@pytest.mark.mutant(
+    29,
+    "growcache/cache/locks.py",
+    "    except BlockingIOError:\n        return False\n",
+    "    except BlockingIOError:\n        return True\n",
+)
 def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
     with opened(root), pytest.raises(CacheBusyError, match=f"pid {os.getpid()}"):
         Cache.open(root, config(root))
 
 
+@pytest.mark.mutant(
+    28,
+    "growcache/cache/opening.py",
+    "        FileLock.acquire(layout.samplers_lock, seconds=samplers_seconds).close()\n",
+    "        pass\n",
+)
 def test_samplers_of_a_dead_service_are_waited_for(root: Path) -> None:
     opened(root).close()
     sampler = FileLock.acquire(Layout(root).samplers_lock, shared=True)
@@ -241,6 +260,52 @@ def test_a_lease_being_made_is_not_litter(root: Path) -> None:
         assert not old.exists()
 
 
+@pytest.mark.mutant(
+    14,
+    "growcache/cache/evicting.py",
+    "        self.retire(numbers)\n        self._readers.refresh()",
+    "        self._readers.refresh()\n        self.retire(numbers)",
+)
+def test_leases_are_read_after_the_retirement_is_committed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that still saw the shard as live has its lease there by then."""
+    with opened(root) as cache:
+        add(cache, 0)
+        write_it, leases = cache._ledger.write, []
+
+        def a_reader_is_quicker(change: Callable[[], None]) -> None:
+            if not leases:
+                leases.append(Lease.create(root, "job", live(root)))
+            write_it(change)
+
+        monkeypatch.setattr(cache._ledger, "write", a_reader_is_quicker)
+        assert cache.evict([0]) == ()
+        assert cache.layout.shard(0).exists()
+        leases[0].close()
+
+
+@pytest.mark.mutant(
+    14,
+    "growcache/cache/commits.py",
+    "                install(layout, permit, sidecars)\n",
+    "                pass\n",
+)
+def test_a_row_is_written_when_its_files_are_there(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(root) as cache:
+        write_it, seen = cache._ledger.write, []
+
+        def look(change: Callable[[], None]) -> None:
+            seen.append((cache.layout.shard(0).exists(), cache.layout.sidecar(0).exists()))
+            write_it(change)
+
+        monkeypatch.setattr(cache._ledger, "write", look)
+        cache.commit("p", [write(cache.layout, "p", 0)])
+        assert seen == [(True, True)]
+
+
 def test_retired_shards_that_nobody_holds_are_deleted_at_the_start(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
@@ -253,6 +318,12 @@ def test_retired_shards_that_nobody_holds_are_deleted_at_the_start(root: Path) -
         assert cache.totals().retired_shards == 0
 
 
+@pytest.mark.mutant(
+    18,
+    "growcache/cache/leases.py",
+    "return self._with(HELD, MAPPED)",
+    "return self._with(HELD)",
+)
 def test_no_shard_disappears_under_a_reader(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
@@ -269,6 +340,12 @@ def test_no_shard_disappears_under_a_reader(root: Path) -> None:
             assert not cache.layout.shard(0).exists()
 
 
+@pytest.mark.mutant(
+    19,
+    "growcache/cache/leases.py",
+    "        if not is_held(self._layout.supervisor_lock):\n",
+    "        if True:\n",
+)
 def test_uses_are_counted_once_and_survive(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
@@ -372,6 +449,9 @@ def test_a_lowered_bound_leaves_no_room_until_shards_went(root: Path) -> None:
         assert cache.room() > 0
 
 
+@pytest.mark.mutant(
+    8, "growcache/cache/opening.py", "(read_issued(layout) + 1) * per_group", "0"
+)
 def test_a_lost_index_is_made_again_from_the_shards(root: Path) -> None:
     with opened(root) as cache:
         for number in range(5):
@@ -402,6 +482,12 @@ def test_a_stopped_cache_is_quiet(root: Path) -> None:
     assert (status.state, status.shards, status.bytes) == ("stopped", 1, allocated_tree(root))
 
 
+@pytest.mark.mutant(
+    12,
+    "growcache/cache/ledger.py",
+    "return self.log_is_short and self._pages_bytes",
+    "return self._pages_bytes",
+)
 def test_the_log_is_cut_and_a_reader_in_the_way_stops_permits(root: Path) -> None:
     import sqlite3
 

@@ -51,6 +51,9 @@ def test_a_sampler_leaves_nothing_behind(disk: Path, kind: Identity) -> None:
         assert list(cache.layout.incoming.iterdir()) == []
 
 
+@pytest.mark.mutant(
+    13, "growcache/cache/ballast.py", "there = allocated(self.path) > 0", "there = False"
+)
 @each_kind
 def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> None:
     with opened(disk / "cache", kind, max_bytes=10_000_000) as cache:

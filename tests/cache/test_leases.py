@@ -94,6 +94,12 @@ def test_a_large_lease_takes_one_block(layout: Layout) -> None:
         assert lease.path.stat().st_blocks * 512 <= 4096
 
 
+@pytest.mark.mutant(
+    20,
+    "growcache/cache/locks.py",
+    "    for descriptor in _owned:\n        os.close(descriptor)\n",
+    "",
+)
 def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: Layout) -> None:
     """The child outlives the parent's lease, and its copy of the object does nothing."""
     lease = Lease.create(layout.root, "train", [1, 2])

@@ -41,6 +41,12 @@ def test_enough_is_evicted_and_not_one_shard_too_many(
         assert len(chosen) == len(may_go)
 
 
+@pytest.mark.mutant(
+    21,
+    "growcache/cache/eviction.py",
+    "        if budget < 0 and (chosen or retired_bytes):",
+    "        if budget < 0:",
+)
 @given(
     policies, candidate_lists, st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 3)
 )

@@ -175,6 +175,12 @@ def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) 
     assert len(list(new)) == 1
 
 
+@pytest.mark.mutant(
+    25,
+    "growcache/loading/passes.py",
+    "        self._end_pass()  # only now, so that maps pass on to the new snapshot\n",
+    "        self._kept = [*getattr(self, '_kept', []), self._pass]\n",
+)
 def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
     cache.add(*range(10), samples=20)
     loader = engine(cache, job="mine")

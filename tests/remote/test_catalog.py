@@ -220,6 +220,12 @@ def test_the_same_key_of_two_urls_is_two_objects(catalog: Catalog) -> None:
     assert catalog.append([Entry("k", 1, None, None, 0), Entry("k", 2, None, None, 1)]) == 2
 
 
+@pytest.mark.mutant(
+    1,
+    "growcache/remote/catalog.py",
+    "self._count, self._identity_of):\n                    self._put_size",
+    "self._count, self._identity_of) or True:\n                    self._put_size",
+)
 def test_a_known_key_keeps_what_it_was(catalog: Catalog) -> None:
     catalog.append([Entry("k", 1, '"a"', None)])
     assert catalog.append([Entry("k", 2, '"b"', None)]) == 0

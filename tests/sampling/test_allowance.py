@@ -119,3 +119,25 @@ def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
     samples = sizing.shard_samples * sizing.group_shards
     check_bound(config, samples * (50 + SIDECAR_BYTES), 10**6)
     assert samples > 100_000
+
+
+@pytest.mark.mutant(
+    11,
+    "growcache/sampling/sizing.py",
+    "    if int(config.cache.max_bytes) < least:",
+    "    if False:",
+)
+def test_a_bound_that_cannot_hold_the_groups_in_flight_is_refused() -> None:
+    from growcache.cache.budget import minimum_bytes
+    from growcache.config import Config
+    from growcache.errors import ConfigError
+    from growcache.sampling.sizing import check_bound
+
+    def bounded(max_bytes: int) -> Config:
+        values = {"source": {"url": "memory://x"}, "cache": {"max_bytes": max_bytes}}
+        return Config.model_validate({**values, "sampling": {"workers": 3}})
+
+    least = minimum_bytes(3, 500_000, 20_000)
+    check_bound(bounded(least), 500_000, 20_000)
+    with pytest.raises(ConfigError, match=f"give at least {least:,}"):
+        check_bound(bounded(least - 1), 500_000, 20_000)

@@ -29,6 +29,9 @@ def parts_of(order: Draws, groups: range) -> list[list[int]]:
     return [draw.parts.tolist() for draw in found if draw]
 
 
+@pytest.mark.mutant(
+    3, "growcache/sampling/draws.py", "in reversed(self._keys)", "in self._keys"
+)
 @given(st.integers(1, 3000), st.integers(0, 2**64))
 def test_permutation_is_a_bijection_and_inverse_undoes_it(size: int, key: int) -> None:
     order = Permutation(size, key)
@@ -48,6 +51,12 @@ def test_permutation_mixes_and_depends_on_its_key() -> None:
     assert np.median(np.abs(np.diff(first))) > size / 10
 
 
+@pytest.mark.mutant(
+    1,
+    "growcache/sampling/draws.py",
+    "earlier = (*segment.earlier, (segment.order, cursor.position))",
+    "earlier = ()",
+)
 @given(
     st.integers(0, 5),
     st.lists(st.integers(1, 40), min_size=1, max_size=4),
@@ -138,6 +147,9 @@ def test_seeds_matter() -> None:
     assert parts_of(draws(0, spans), range(9)) != parts_of(draws(1, spans), range(9))
 
 
+@pytest.mark.mutant(
+    7, "growcache/sampling/draws.py", "max(0, RAMP_DOUBLINGS - group // RAMP_GROUPS)", "0"
+)
 def test_first_groups_are_small_and_sizes_never_shrink() -> None:
     counts = [sizing(256).group_parts(number) for number in range(40)]
     assert counts[0] == 8
@@ -154,6 +166,9 @@ def test_a_fixed_set_ends_exactly() -> None:
     assert drawn[-1] is None
 
 
+@pytest.mark.mutant(
+    2, "growcache/sampling/draws.py", "        if self.whole:\n", "        if True:\n"
+)
 def test_long_recordings_are_visited_more_often() -> None:
     """Protocol 2: 99 small recordings and one large."""
     sizes = np.array([100] * 99 + [100_000])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,10 +13,13 @@ import numpy as np
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import allocated_tree
+from growcache.cache.files import Layout, allocated_tree
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.index import read_index
 from growcache.cache.sidecar import Sidecar
+from growcache.config import load_config
+from growcache.loading.snapshot import Snapshot
+from growcache.sampling.messages import pack
 from tests.sampling.services import (
     digests,
     drawn,
@@ -121,6 +127,33 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, ur
     assert [f for f in check(cache) if f.severity == "error"] == []
 
 
+@pytest.mark.mutant(
+    28,
+    "growcache/sampling/worker.py",
+    "    os._exit(0)  # whatever is under way is worth nothing without its supervisor\n",
+    "",
+)
+def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, url: str) -> None:
+    """Also one that has nothing to say: its answers go to a file here, which never breaks."""
+    config = load_config(write_config(tmp_path / "c.yaml", url))
+    Layout(config.cache.path).create()
+    with (tmp_path / "said").open("wb") as said:
+        sampler = subprocess.Popen(
+            [sys.executable, "-m", "growcache", "sampler"], stdin=subprocess.PIPE, stdout=said
+        )
+    try:
+        assert sampler.stdin is not None
+        sampler.stdin.write(pack({"type": "setup", "config": config.model_dump(mode="json")}))
+        sampler.stdin.flush()
+        wait_until(lambda: b"ready" in (tmp_path / "said").read_bytes())
+        assert sampler.poll() is None
+        sampler.stdin.close()
+        assert sampler.wait(10) == 0
+    finally:
+        sampler.kill()
+        sampler.wait()
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -148,6 +181,33 @@ def test_a_signal_stops_everything_and_leaves_nothing(
     assert status(cache).state == "stopped"
     names = {path.name for path in cache.iterdir()}
     assert not {n for n in names if n.endswith(("-wal", "-shm", ".tmp"))}
+
+
+@pytest.mark.mutant(
+    27,
+    "growcache/sampling/engines/local.py",
+    "            start_new_session=True,\n",
+    "            start_new_session=False,\n",
+)
+@pytest.mark.mutant(
+    27,
+    "growcache/sampling/worker.py",
+    "    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's\n",
+    "",
+)
+def test_samplers_have_a_session_of_their_own_and_ignore_ctrl_c(
+    tmp_path: Path, url: str
+) -> None:
+    config = slow_config(tmp_path, url, "sessions")
+    with service(config) as process:
+        wait_until(lambda: drawn(tmp_path / "sessions") > 0)
+        children = samplers_of(process.pid)
+        assert len(children) == 2
+        for child in children:
+            assert os.getsid(child) == child
+            lines = Path(f"/proc/{child}/status").read_text().splitlines()
+            (ignored,) = (line for line in lines if line.startswith("SigIgn:"))
+            assert int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1
 
 
 def test_the_bound_holds_while_the_cache_turns_over(tmp_path: Path, url: str) -> None:
@@ -183,6 +243,27 @@ def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: s
         assert "nobody reads" in (found.waiting_for or "")
 
 
+@pytest.mark.mutant(
+    10, "growcache/sampling/worker.py", "        await self._grants[permit.id].wait()\n", ""
+)
+def test_who_waits_for_room_holds_memory_and_no_disk(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "held.yaml", url, cache={"max_bytes": 1_000_000})
+    cache = tmp_path / "held"
+    with service(config):
+        wait_until(lambda: drawn(cache) > 0 and status(cache).state == "full")
+        with Snapshot.take(cache) as snapshot:
+            for i in range(len(snapshot)):
+                snapshot[i]  # so all may go, as soon as they are let go
+            wait_until(lambda: "readers to let go" in (status(cache).waiting_for or ""))
+            before = drawn(cache)
+            for _ in range(20):
+                assert not list((cache / "incoming").iterdir())
+                time.sleep(0.02)
+            assert drawn(cache) == before
+            assert [w.state for w in status(cache).worker_states] == ["waiting"]
+        wait_until(lambda: drawn(cache) > before)
+
+
 def test_a_second_service_is_refused(tmp_path: Path, url: str) -> None:
     config = slow_config(tmp_path, url, "busy")
     with service(config) as first:
@@ -193,6 +274,12 @@ def test_a_second_service_is_refused(tmp_path: Path, url: str) -> None:
         assert len(errors.splitlines()) <= 2
 
 
+@pytest.mark.mutant(
+    4,
+    "growcache/sampling/fingerprint.py",
+    '"sampling.seed": sampling.seed,',
+    '"sampling.seed": 0,',
+)
 def test_another_configuration_is_refused_with_what_differs(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "cache.yaml", url)
     assert run(config, "--samples", "20")[0] == 0

@@ -1,0 +1,69 @@
+"""What a failed visit costs: a transient failure its group, for now; a permanent one a hole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from growcache.errors import FormatError, StoreError, TransientStoreError
+from growcache.remote.formats import ObjectFormat
+from growcache.remote.store import Entry, Store
+from growcache.sampling.fill import Filler
+from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.pace import Pace
+from growcache.schema import Schema
+
+SCHEMA = Schema.of({"x": np.zeros(2, "<f4")})
+
+
+ERRORS = {
+    "gone": StoreError("gone: expected an object, found 404"),
+    "odd": FormatError("odd: expected an array, found text"),
+    "busy": TransientStoreError("busy: 503 SlowDown"),
+}
+
+
+class Reading:
+    """A format whose objects fail as their names say."""
+
+    async def read(self, reader: Any, visit: Any) -> list[tuple[dict[str, Any], int, int]]:
+        key = reader.entry.key
+        if key in ERRORS:
+            raise ERRORS[key]
+        return [({"x": np.full(2, float(key), "<f4")}, 0, 1)]
+
+
+def visit(*keys: str) -> list[Any]:
+    entries = [Entry(key, 8, None, None) for key in keys]
+    stops = tuple(Stop(entry, 0, 1) for entry in entries)
+    permit = Permit("p", 0, 0, 0, (0,), stops, None)
+    filler = Filler(cast(Store, None), cast(ObjectFormat, Reading()), None, 0, 4, Pace(None))
+    return list(asyncio.run(filler.visit_all(permit, SCHEMA, lambda: None)))
+
+
+@pytest.mark.mutant(
+    6,
+    "growcache/sampling/fill.py",
+    "        except (StoreError, FormatError) as error:",
+    "        except FormatError as error:",
+)
+def test_a_permanent_failure_is_a_hole_with_its_reason() -> None:
+    found = visit("1", "gone", "odd", "2")
+    assert [len(visited.samples) for visited in found] == [1, 0, 0, 1]
+    assert [visited.hole is None for visited in found] == [True, False, False, True]
+    assert "404" in found[1].hole
+    assert "text" in found[2].hole
+
+
+@pytest.mark.mutant(
+    6,
+    "growcache/sampling/fill.py",
+    "        except TransientStoreError:\n            raise\n",
+    "",
+)
+def test_a_transient_failure_fails_the_whole_group() -> None:
+    with pytest.raises(TransientStoreError, match="503"):
+        visit("1", "busy", "2")
