@@ -272,7 +272,8 @@ def test_leases_are_read_after_the_retirement_is_committed(
     """A reader that still saw the shard as live has its lease there by then."""
     with opened(root) as cache:
         add(cache, 0)
-        write_it, leases = cache._ledger.write, []
+        write_it = cache._ledger.write
+        leases: list[Lease] = []
 
         def a_reader_is_quicker(change: Callable[[], None]) -> None:
             if not leases:
