@@ -271,6 +271,8 @@ def _yaml(text: str, label: str) -> Any:
         line = f", line {where.line + 1}" if where else ""
         what = getattr(error, "problem", None) or error
         raise ConfigError(f"{label}{line}: not valid YAML: {what}") from None
+    except (ValueError, RecursionError) as error:  # a date of no calendar; brackets without end
+        raise ConfigError(f"{label}: not valid YAML: {str(error)[:200]}") from None
 
 
 def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:

@@ -102,6 +102,7 @@ class Cache:
         self._facts = Facts(layout, ledger)
         self._commits = Commits(layout, ledger, self._room)
         self._evictor = Evictor(layout, ledger, stock, self._config.resume_seconds)
+        self._room.admit()
         self.poll_leases(time.monotonic())
         self.maintain()
 
@@ -204,13 +205,29 @@ class Cache:
 
     @property
     def max_bytes(self) -> int:
-        """The bound; lowering it takes effect as shards can go."""
+        """The bound that is wanted; lowering it takes effect as shards can go."""
         return self._room.max_bytes
 
     @max_bytes.setter
     def max_bytes(self, value: int) -> None:
         self._room.max_bytes = value
         self.maintain()
+
+    @property
+    def bound_in_force(self) -> int:
+        """The bound that holds now; an earlier, larger one while the cache shrinks."""
+        return self._room.in_force
+
+    @property
+    def shrinking(self) -> bool:
+        """Whether more is used or promised than `max_bytes` allows."""
+        return self._room.in_force > self._room.max_bytes or self._room.left() < 0
+
+    def follow(self, config: CacheConfig) -> None:
+        """Go by these settings from now on: ``max_bytes`` and ``min_free``."""
+        self._config = config
+        if int(config.max_bytes) != self.max_bytes:
+            self.max_bytes = int(config.max_bytes)
 
     @property
     def catalog_bytes(self) -> int:
@@ -298,6 +315,7 @@ class Cache:
             now: monotonic seconds.
         """
         self._evictor.poll(now)
+        self._room.settle()
 
     def candidates(self) -> list[Candidate]:
         """Return the live shards as the eviction policies see them, oldest first."""

@@ -121,6 +121,35 @@ def retire_ahead(
     return tuple(chosen)
 
 
+def shrink(
+    policy: str,
+    candidates: Sequence[Candidate],
+    need_bytes: int,
+    retired_bytes: int,
+    min_uses: int,
+    seed: int = 0,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shards to evict and those to retire, because the bound was lowered.
+
+    The user asked for less, so ``min_uses`` only says which go first, and as much is retired
+    as is needed: it goes as readers let go. With ``none`` nothing ever goes.
+
+    Args:
+        policy: a key of `ORDERS`.
+        candidates: the live shards.
+        need_bytes: to be freed.
+        retired_bytes: of that, what is retired already.
+        min_uses: as for `choose`.
+        seed: as for `choose`.
+    """
+    ripe = choose(policy, candidates, need_bytes, min_uses, seed)
+    left = [c for c in candidates if c.number not in set(ripe.evict)]
+    rest = choose(policy, left, ripe.short_bytes, 0, seed)
+    leased = [c for c in left if c.leased]
+    ahead = _take(ORDERS[policy](leased, seed), rest.short_bytes - retired_bytes)
+    return (*ripe.evict, *rest.evict), ahead.evict
+
+
 def _take(ordered: Iterable[Candidate], need_bytes: int) -> Choice:
     chosen: list[int] = []
     for candidate in ordered:

@@ -17,8 +17,10 @@ from growcache.cache.stock import Stock
 class Room:
     """The account of one cache.
 
+    A bound that is lowered is in force only once everything fits below it; until then the
+    old one is (G1), and nothing new is promised.
+
     Attributes:
-        max_bytes: the bound; it may be set while the cache is in use.
         catalog_bytes: what the catalog takes; its owner keeps this up to date.
         foreign_bytes: allocated in the shards directory by files that are not ours.
     """
@@ -26,10 +28,36 @@ class Room:
     def __init__(self, layout: Layout, max_bytes: int, stock: Stock) -> None:
         self._layout = layout
         self._stock = stock
-        self.max_bytes = max_bytes
+        self._max_bytes = self._in_force = max_bytes
         self.catalog_bytes = 0
         self.foreign_bytes = 0
         self._reserved: dict[str, int] = {}
+
+    @property
+    def max_bytes(self) -> int:
+        """The bound that is wanted: what is promised stays below it."""
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, value: int) -> None:
+        self._max_bytes = value
+        self.settle()
+
+    @property
+    def in_force(self) -> int:
+        """The bound that holds now; more than `max_bytes` while the cache shrinks."""
+        return self._in_force
+
+    def settle(self) -> None:
+        """Look whether a lowered bound holds by now."""
+        if self.left() >= 0:
+            self._in_force = self._max_bytes
+        else:
+            self._in_force = max(self._in_force, self._max_bytes)
+
+    def admit(self) -> None:
+        """Count with what lies there at a start, which a larger bound may have let in."""
+        self._in_force = max(self._in_force, self.used())
 
     @property
     def budget(self) -> Budget:

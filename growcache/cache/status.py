@@ -69,7 +69,7 @@ class Status:
         shards: live shards.
         samples: samples of live shards.
         bytes: allocated bytes of the cache directory that count against ``max_bytes``.
-        max_bytes: the bound in force.
+        max_bytes: the bound in force; while the cache shrinks an earlier, larger one.
         drawn: samples ever drawn into this cache.
         population: parts of the source; None while it is being listed, or endless.
         population_samples: estimated samples of the source.
@@ -84,6 +84,7 @@ class Status:
         leases: who holds snapshots.
         listing_complete: whether the source is listed to its end.
         fingerprint: of the configuration that filled the cache.
+        target_bytes: the bound that the configuration asks for.
         budget_bytes: the part of ``max_bytes`` kept for index, leases and ballast.
         catalog_bytes: the part taken by the local copy of the listing.
         retired_bytes: shards on their way out that readers still hold.
@@ -125,6 +126,7 @@ class Status:
     updated_at: float | None = None
     uptime_seconds: float = 0.0
 
+    target_bytes: int = 0
     budget_bytes: int = 0
     catalog_bytes: int = 0
     retired_bytes: int = 0

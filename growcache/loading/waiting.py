@@ -9,18 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.locks import is_held
 from growcache.cache.services import reason_of
 from growcache.cache.status import read_status
+from growcache.cache.watching import watched
 from growcache.errors import CacheError, CacheMissingError, ConfigError
 from growcache.loading.snapshot import mean_bytes
-
-if TYPE_CHECKING:
-    from watchdog.observers.api import BaseObserver
 
 POLL_SECONDS = 1.0
 FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
@@ -171,30 +168,10 @@ def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) ->
 @contextmanager
 def _watched(root: Path, wake: threading.Event) -> Iterator[None]:
     """Set ``wake`` at every change in the directory; polling is what is left without."""
-    observer = _observer(root, wake)
+    # The index and its WAL lie in the root itself; before it exists, its parent says so.
+    existing = next(p for p in (root, *root.parents) if p.is_dir())
+    watch = watched(existing, wake.set)
     try:
         yield
     finally:
-        if observer is not None:
-            observer.stop()
-            observer.join()
-
-
-def _observer(root: Path, wake: threading.Event) -> BaseObserver | None:
-    from watchdog.events import FileSystemEvent, FileSystemEventHandler
-    from watchdog.observers import Observer
-
-    class Wake(FileSystemEventHandler):
-        def on_any_event(self, event: FileSystemEvent) -> None:
-            wake.set()
-
-    # The index and its WAL lie in the root itself; before it exists, its parent says so.
-    existing = next((p for p in (root, *root.parents) if p.is_dir()), None)
-    observer = Observer()
-    try:
-        observer.schedule(Wake(), str(existing))
-        observer.start()
-    except OSError as error:  # the system's limit on watches
-        _log.info("no file events (%s): polling every %g s", error, POLL_SECONDS)
-        return None
-    return observer
+        watch.stop()

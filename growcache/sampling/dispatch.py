@@ -28,6 +28,7 @@ from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
 from growcache.sampling.reasons import reason, suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
+from growcache.sampling.sizing import check_bound
 from growcache.usercode import printable, short
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
@@ -94,6 +95,7 @@ class Dispatcher:
         self._cache = cache
         self._catalog = catalog
         self._record_bytes: int = identity.sizes["record_bytes"]
+        self._ragged = identity.schema.is_ragged
         self._sizing = sizing
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
@@ -209,21 +211,45 @@ class Dispatcher:
             clearing_bytes=clearing,
             unused=self.landlord.unused(),
             evicts=self.landlord.evicts,
+            shrinking=cache.shrinking,
         )
 
     def _estimate(self, parts: int) -> int:
         if self._bytes_per_part:
             return int(parts * self._bytes_per_part) + 2 * BLOCK_BYTES
+        return self._expected(parts)
+
+    def _expected(self, parts: int) -> int:
         samples = parts * self._sizing.samples_per_object
         per_shard = 4 * BLOCK_BYTES  # two files, rounded up
         return samples * (self._record_bytes + SIDECAR_BYTES) + (
             self._sizing.group_shards * per_shard
         )
 
-    @property
-    def full_group_bytes(self) -> int:
-        """What a group of full shards takes on disk, about."""
-        return self._estimate(self._sizing.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS))
+    def follow(self, config: Config) -> None:
+        """Go by a configuration that differs in what may change while the service runs.
+
+        Raises:
+            ConfigError: its bound cannot hold what the samplers have to write (protocol 11).
+        """
+        self.check_bound(config)
+        self._config = config
+        self.landlord.follow(config.cache)
+        self._cache.follow(config.cache)
+
+    def check_bound(self, config: Config) -> None:
+        """Refuse a bound that cannot hold groups of full shards, and those that are made.
+
+        Raises:
+            ConfigError: names the bound that would do.
+        """
+        check_bound(
+            config,
+            self._expected(self._sizing.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS)),
+            self._catalog.allocated_bytes,
+            ragged=self._ragged,
+            largest_bytes=max((f.need_bytes or 0 for f in self.flights.values()), default=0),
+        )
 
     @property
     def population(self) -> Population:
@@ -256,7 +282,7 @@ class Dispatcher:
         ]
         granted: list[str] = []
         self.blocked = ""
-        self.landlord.make_room(0)  # the bound may have been lowered, or the listing grown
+        self.landlord.shrink()
         for flight in sorted(waiting, key=lambda f: f.asked_at):
             assert flight.need_bytes is not None
             if not self.landlord.reserve(flight.permit.id, flight.need_bytes):
@@ -275,7 +301,7 @@ class Dispatcher:
     @property
     def at_rest(self) -> bool:
         """Whether nothing in this run can change any more what is cached."""
-        if not self.stuck:
+        if not self.stuck or (self._cache.shrinking and self._config.cache.eviction != "none"):
             return False
         return self.verdict.final or bool(self.flights and not self.landlord.evicts)
 

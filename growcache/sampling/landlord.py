@@ -43,6 +43,26 @@ class Landlord:
         self.make_room(nbytes)
         return cache.reserve(permit, nbytes)
 
+    def shrink(self) -> None:
+        """Let go what does not fit below the bound, if it was lowered."""
+        cache, bounds = self._cache, self._bounds
+        short = -cache.room()
+        if short <= 0:
+            return
+        totals = cache.totals()
+        evict, ahead = eviction.shrink(
+            bounds.eviction,
+            cache.candidates(),
+            short,
+            totals.retired_bytes,
+            bounds.min_uses,
+            totals.drawn_shards,
+        )
+        if ahead:
+            cache.retire(ahead)
+        if evict:
+            cache.evict(evict)
+
     def make_room(self, nbytes: int) -> None:
         """Evict until so many bytes are free, or retire ahead what readers still hold."""
         cache, bounds = self._cache, self._bounds
@@ -84,6 +104,16 @@ class Landlord:
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
         return self._holders() or self.unused()
+
+    def awaited_to_shrink(self) -> str:
+        """Return the event that would let a lowered bound hold, in words."""
+        if self._bounds.eviction == "none":
+            return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
+        return self._holders() or "samplers to finish what they are writing"
+
+    def follow(self, bounds: CacheConfig) -> None:
+        """Go by these settings from now on."""
+        self._bounds = bounds
 
     def unused(self) -> str:
         """Return who has to read more before shards may go, in words."""

@@ -95,7 +95,8 @@ class Overview:
             shards=totals.shards,
             samples=totals.samples,
             bytes=cache.bytes_used,
-            max_bytes=cache.max_bytes,
+            max_bytes=cache.bound_in_force,
+            target_bytes=cache.max_bytes,
             drawn=totals.drawn,
             population=self._parts,
             population_samples=self._population_samples,
@@ -142,8 +143,8 @@ class Overview:
         if dispatcher is None:
             return "waiting", beginning
         verdict = dispatcher.verdict
-        if self._cache.room() + self._cache.bytes_reserved < 0:
-            return "shrinking", dispatcher.landlord.awaited()
+        if self._cache.shrinking:
+            return "shrinking", dispatcher.landlord.awaited_to_shrink()
         if dispatcher.blocked and dispatcher.stuck:
             state: State = "waiting" if dispatcher.landlord.evicts else "full"
             return state, dispatcher.blocked

@@ -35,6 +35,7 @@ class Outlook:
         clearing_bytes: of shards that may go as soon as their readers let go.
         unused: why the other shards may not go, in words.
         evicts: whether anything is evicted, by the policy and in this run.
+        shrinking: whether the bound was lowered below what is used.
     """
 
     measured: bool = True
@@ -56,6 +57,7 @@ class Outlook:
     clearing_bytes: int = 0
     unused: str = ""
     evicts: bool = True
+    shrinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ def _for_budgets(o: Outlook) -> Verdict | None:
 
 
 def _for_room(o: Outlook) -> Verdict | None:
+    if o.shrinking:
+        return _wait("usage to fall below cache.max_bytes, which was lowered")
     short = o.group_bytes - o.room_bytes
     if short <= 0:
         return None

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from growcache.cache import services
 from growcache.cache.files import Layout
@@ -31,16 +31,19 @@ from growcache.errors import (
 )
 from growcache.sampling.engines.local import python_path
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM, identify
+from growcache.sampling.following import ConfigFile
 from growcache.sampling.messages import Message, pack, unpack
 from growcache.sampling.sizing import stored_sizing, with_wishes
 
 STOP_SECONDS = 20.0
 
+_Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
+
 log = logging.getLogger("growcache")
 
 
 @contextlib.contextmanager
-def serve(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Iterator[Config]:
+def serve(source: _Source) -> Iterator[Config]:
     """Run the service beside this process, for as long as the ``with`` block lasts.
 
     Where a service of the same configuration runs on the cache already, it is joined, and
@@ -60,7 +63,7 @@ def serve(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Iterat
     if _joins(config):
         yield config
         return
-    process = _start(config)
+    process = _start(config, source)
     services.begun(config.cache.path)
     relay = threading.Thread(target=_relay, args=(process, config.cache.path), daemon=True)
     relay.start()
@@ -96,7 +99,10 @@ def _joins(config: Config) -> bool:
     return True
 
 
-def _start(config: Config) -> subprocess.Popen[bytes]:
+def _start(config: Config, source: _Source) -> subprocess.Popen[bytes]:
+    # A file is followed; by its whole path, for the trainer may go elsewhere.
+    file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
+    setup = {"config": config.model_dump(mode="json"), "file": file}
     process = subprocess.Popen(
         [sys.executable, "-m", "growcache", "serve"],
         stdin=subprocess.PIPE,
@@ -107,7 +113,7 @@ def _start(config: Config) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # it died already; what it has not said tells
-        process.stdin.write(pack({"config": config.model_dump(mode="json")}))
+        process.stdin.write(pack(setup))
         process.stdin.flush()
     line = process.stdout.readline()
     if line and "error" not in (answer := unpack(line)):
@@ -170,7 +176,9 @@ def main() -> None:
     from growcache.sampling.supervisor import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
-    config = Config.model_validate(unpack(sys.stdin.buffer.readline())["config"])
+    setup = unpack(sys.stdin.buffer.readline())
+    config = Config.model_validate(setup["config"])
+    file = ConfigFile(Path(setup["file"]), (), os.environ) if setup["file"] else None
     say = sys.stdout.buffer
     messages = os.fdopen(os.dup(say.fileno()), "wb", buffering=0)
     os.dup2(2, 1)
@@ -180,6 +188,7 @@ def main() -> None:
             on_ready=lambda: _tell(messages, {"ready": True}),
             parent=sys.stdin.fileno(),
             handle_interrupt=False,
+            file=file,
         )
     except GrowcacheError as error:
         kind = "busy" if isinstance(error, CacheBusyError) else ""

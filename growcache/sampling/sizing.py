@@ -115,7 +115,12 @@ def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
 
 
 def check_bound(
-    config: Config, group_bytes: int, catalog_bytes: int, *, ragged: bool = False
+    config: Config,
+    group_bytes: int,
+    catalog_bytes: int,
+    *,
+    ragged: bool = False,
+    largest_bytes: int = 0,
 ) -> None:
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
 
@@ -124,6 +129,7 @@ def check_bound(
         group_bytes: that a full group is expected to take on disk.
         catalog_bytes: of the local copy of the listing.
         ragged: whether a group may be `LIMIT_OF_EXPECTED` times as large.
+        largest_bytes: of a group that is made already, and must find room.
 
     Raises:
         ConfigError: names the bound that would do.
@@ -137,7 +143,10 @@ def check_bound(
     workers = config.sampling.workers
     if ragged:
         workers = max(workers, LIMIT_OF_EXPECTED - 2)
-    least = budget.minimum_bytes(workers, group_bytes, catalog_bytes)
+    least = max(
+        budget.minimum_bytes(workers, group_bytes, catalog_bytes),
+        budget.minimum_bytes(-1, largest_bytes, catalog_bytes),
+    )
     if int(config.cache.max_bytes) < least:
         raise ConfigError(
             f"cache.max_bytes: {int(config.cache.max_bytes):,} bytes cannot hold "

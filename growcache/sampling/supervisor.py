@@ -21,16 +21,15 @@ from growcache.cache.status import Status, write_status
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError, GrowcacheError, SamplingError
 from growcache.remote.catalog import Catalog
-from growcache.remote.formats import check_format, endless_entry, is_user_format
-from growcache.remote.store import Entry, open_store
+from growcache.remote.formats import check_format, is_user_format
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import wishes
+from growcache.sampling.following import ConfigFile, Following
 from growcache.sampling.identification import Found, Identification
-from growcache.sampling.listing import Listing
+from growcache.sampling.intake import Intake
 from growcache.sampling.messages import Message
 from growcache.sampling.overview import Overview
 from growcache.sampling.roster import Death, Roster, Slot
-from growcache.sampling.sizing import check_bound
 from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
@@ -39,7 +38,6 @@ UPKEEP_SECONDS = 1.0
 HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
 WARN_SECONDS = 60.0
-PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
 MOST_STILLBORN = 5  # samplers in one place that end before they are ready
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
 GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
@@ -58,6 +56,7 @@ def run(
     on_ready: Callable[[], None] = lambda: None,
     parent: int | None = None,
     handle_interrupt: bool = True,
+    file: ConfigFile | None = None,
 ) -> Status:
     """Run the service in this process until it is stopped, and return its last status.
 
@@ -73,6 +72,7 @@ def run(
         on_ready: told once the cache exists and is ours.
         parent: a descriptor; the service stops when its other end is closed.
         handle_interrupt: whether SIGINT stops the service; SIGTERM always does.
+        file: of the configuration; its changes are followed, as far as they can be.
 
     Raises:
         GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
@@ -81,7 +81,7 @@ def run(
     cache = Cache.open(config.cache.path, config.cache)
     try:
         limits = RunLimits(until_full, duration, samples)
-        supervisor = Supervisor(config, cache, limits, on_status, refresh=refresh)
+        supervisor = Supervisor(config, cache, limits, on_status, refresh=refresh, file=file)
         on_ready()
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
     finally:
@@ -99,6 +99,7 @@ class Supervisor:
         on_status: OnStatus,
         *,
         refresh: bool = False,
+        file: ConfigFile | None = None,
     ) -> None:
         self._config = config
         self._cache = cache
@@ -112,10 +113,12 @@ class Supervisor:
         self._identity: Identity | None = None
         self._introduction: Message | None = None
         self._identification = Identification(config, cache, self._catalog)
-        self._pages: deque[list[Entry]] = deque()
-        self._listing: Listing | None = None
-        self._listing_over = False
-        self._listed = False
+        self._intake = Intake(
+            config, cache, self._catalog, self._wake, self._fail, self._listing_retried
+        )
+        self._file = file
+        self._following: Following | None = None
+        self._found: Found | None = None
         self._error: Exception | None = None
         self._ended = False
         self._blocked_since = time.monotonic()
@@ -124,6 +127,7 @@ class Supervisor:
 
     async def run(self, parent: int | None, *, handle_interrupt: bool = True) -> Status:
         """Serve until told to stop, or until a limit or an error ends the run."""
+        self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._born = time.monotonic()
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
@@ -136,8 +140,9 @@ class Supervisor:
                 await self._sleep()
                 self._guard(self._turn)
         finally:
-            if self._listing is not None:
-                self._listing.stop()
+            self._intake.stop()
+            if self._following is not None:
+                self._following.stop()
             await self._roster.stop()
             if self._dispatcher is not None:
                 self._dispatcher.ground()
@@ -167,84 +172,27 @@ class Supervisor:
 
     def _end(self) -> None:
         self._ended = True
+        self._wake()
+
+    def _wake_soon(self) -> None:
+        """Wake the loop from another thread."""
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
         self._woken.set()
 
     def _start_listing(self) -> None:
-        if self._catalog.complete and not self._refresh:
-            self._listed = True
-            return
-        self._catalog.complete = False
-        if is_user_format(self._config.source.format):
-            if self._introduction is None:
-                return  # whether there is anything to list, a sampler knows, who imported it
-            if not self._introduction["listed"]:
-                self._page([endless_entry(self._config.source.format)])
-                self._listing_ended(None)
-                return
-        store = open_store(
-            self._config.source,
-            timeout_seconds=self._config.sampling.timeout_seconds,
-            on_retry=self._listing_retried,
-        )
-        self._listing = Listing(store, self._page, self._listing_ended)
+        self._intake.start(self._introduction, refresh=self._refresh)
 
     def _listing_retried(self, error: BaseException) -> None:
         self._overview.failures += 1  # from the listing's thread; a lost count is no harm
         self._last_errors.append(f"listing: {error}")
 
-    def _page(self, page: list[Entry]) -> None:
-        self._pages.append(page)
-        self._woken.set()
-
-    def _listing_ended(self, error: GrowcacheError | None) -> None:
-        if error is not None:
-            self._fail(error)
-        self._listing_over = True
-        self._woken.set()
-
-    def _take_pages(self) -> None:
-        """Take what was listed into the catalog, as far as there is room for it."""
-        while self._pages and self._has_room_for(self._pages[0]):
-            self._catalog.append(self._pages.popleft())
-            self._cache.catalog_bytes = self._catalog.allocated_bytes
-            if self._listing is not None:
-                self._listing.more()
-        if not self._listing_over or self._pages or self._listed:
-            return
-        if not len(self._catalog):
-            urls = ", ".join(self._config.source.url)
-            raise ConfigError(
-                f"the listing is empty: no object matches {urls}; check bucket, prefix and "
-                "glob in source.url"
-            )
-        self._catalog.flush()
-        self._catalog.complete = True
-        self._listed = True
-
-    def _has_room_for(self, page: list[Entry]) -> bool:
-        """Make room for a page of the listing: the catalog counts against the bound, too.
-
-        Raises:
-            ConfigError: there never will be enough.
-        """
-        needed = PAGE_BYTES + sum(len(entry.key) + ENTRY_BYTES for entry in page)
-        if self._cache.room() < needed and self._dispatcher is not None:
-            self._dispatcher.landlord.make_room(needed)
-        if self._cache.room() >= needed:
-            return True
-        taken = self._cache.catalog_bytes + self._cache.budget_bytes + needed
-        if self._dispatcher is None or taken > self._cache.max_bytes:
-            raise ConfigError(
-                f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
-                f"more and the index take {taken:,} bytes by themselves; raise it"
-            )
-        return False
-
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
             self._last_errors.append(str(error))
-        self._woken.set()
+        self._wake()
 
     def _guard(self, step: Callable[[], object]) -> None:
         """Run a step; whatever it raises ends the service, which raises it again."""
@@ -261,7 +209,7 @@ class Supervisor:
 
     def _heard(self, slot: Slot, message: Message) -> None:
         self._guard(lambda: self._react(slot, message))
-        self._woken.set()
+        self._wake()
 
     def _react(self, slot: Slot, message: Message) -> None:
         match message["type"]:
@@ -322,16 +270,16 @@ class Supervisor:
         assert self._introduction is not None
         self._last_errors.extend(message.get("errors", [])[-3:])
         found = self._identification.answered(
-            slot, message, self._introduction, listed=self._listed
+            slot, message, self._introduction, listed=self._intake.listed
         )
         if found is not None and self._dispatcher is None:
-            self._establish(found)
+            self._found = found
 
     def _died(self, slot: Slot, permits: list[str], death: Death) -> None:
         if death.stalled is None:  # else that was said when it was killed
             self._last_errors.append(f"sampler {slot.id} ended {death}")
         self._guard(lambda: self._bury(slot, permits, death))
-        self._woken.set()
+        self._wake()
 
     def _bury(self, slot: Slot, permits: list[str], death: Death) -> None:
         self._identification.lost(slot, death)
@@ -349,12 +297,13 @@ class Supervisor:
     def _identify(self) -> None:
         if self._introduction is None or not len(self._catalog):
             return
-        found = self._identification.known(self._introduction, listed=self._listed)
+        listed = self._intake.listed
+        found = self._found or self._identification.known(self._introduction, listed=listed)
         if found is not None:
             self._establish(found)
         else:
             ready = [slot for slot in self._roster.slots if slot.ready]
-            self._identification.probe(ready, listed=self._listed)
+            self._identification.probe(ready, listed=listed)
 
     def _establish(self, found: Found) -> None:
         self._cache.set_identity(found.identity)
@@ -366,9 +315,11 @@ class Supervisor:
             found.sizing,
             self._limits,
         )
-        catalog_bytes = self._catalog.allocated_bytes
-        ragged = found.identity.schema.is_ragged
-        check_bound(self._config, dispatcher.full_group_bytes, catalog_bytes, ragged=ragged)
+        dispatcher.check_bound(self._config)
+        if self._file is not None:
+            self._following = Following(
+                self._file, self._config, dispatcher.follow, self._wake_soon
+            )
         self._identity, self._dispatcher = found.identity, dispatcher
         self._roster.broadcast(_identity_message(found.identity))
 
@@ -383,7 +334,9 @@ class Supervisor:
         now = time.monotonic()
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.poll_leases(now)
-        self._take_pages()
+        self._intake.take(self._dispatcher.landlord if self._dispatcher else None)
+        if self._following is not None:
+            self._last_errors.extend(self._following.look(now))
         if self._dispatcher is None:
             self._identify()
         if self._dispatcher is not None:
@@ -465,14 +418,15 @@ class Supervisor:
         endless = self._introduction is not None and not self._introduction["listed"]
         if self._dispatcher is not None:
             population = self._dispatcher.population
-            self._overview.measure_population(population, listed=self._listed and not endless)
+            listed = self._intake.listed and not endless
+            self._overview.measure_population(population, listed=listed)
         return self._overview.status(
             self._dispatcher,
             self._roster,
             uptime_seconds=time.monotonic() - self._born,
             fingerprint=self._identity.fingerprint if self._identity else None,
             last_errors=[printable(error) for error in self._last_errors],
-            listed=self._listed,
+            listed=self._intake.listed,
             endless=endless,
             complete=self._cache.complete,
             beginning=printable(self._identification.waiting_for),

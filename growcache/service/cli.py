@@ -163,9 +163,11 @@ def run(
     """
     from growcache.config import load_config
     from growcache.sampling import supervisor
+    from growcache.sampling.following import ConfigFile
     from growcache.service.live import reporter
 
     settings = load_config(config, overrides or (), os.environ)
+    file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
     with reporter(above=True) as shown:
         supervisor.run(
             settings,
@@ -174,6 +176,7 @@ def run(
             samples=samples,
             refresh=refresh,
             on_status=shown.show,
+            file=file,
         )
 
 

@@ -147,7 +147,8 @@ def _meaning(status: Status, history: History | None) -> str:
     if status.state == "complete":
         return f"{_completed(status)}; nothing more is drawn"
     if status.state == "shrinking":
-        return "max_bytes was lowered; shards leave as their readers finish"
+        awaited = f"; it waits for {status.waiting_for}" if status.waiting_for else ""
+        return f"max_bytes was lowered to {in_bytes(status.target_bytes)}{awaited}"
     if status.waiting_for:
         return f"samplers wait for {status.waiting_for}"
     if _starved(status):

@@ -1,0 +1,54 @@
+"""Being told when something changes in a directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """A watch, which ends with `stop`."""
+
+    def __init__(self, observer: BaseObserver | None) -> None:
+        self._observer = observer
+
+    def stop(self) -> None:
+        """End it; nothing is told afterwards."""
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+
+
+def watched(directory: Path, told: Callable[[], None]) -> Watch:
+    """Watch a directory, without what lies deeper.
+
+    Where the system's limit on watches is reached, nothing is ever told: whoever watches has
+    to look by himself now and then, too.
+
+    Args:
+        directory: that exists.
+        told: called from another thread at every change.
+    """
+    from watchdog.events import FileSystemEvent, FileSystemEventHandler
+    from watchdog.observers import Observer
+
+    class Tell(FileSystemEventHandler):
+        def on_any_event(self, event: FileSystemEvent) -> None:
+            if event.event_type not in ("opened", "closed_no_write"):  # our own looks
+                told()
+
+    observer = Observer()
+    try:
+        observer.schedule(Tell(), str(directory))
+        observer.start()
+    except OSError as error:
+        _log.info("no file events (%s): polling", error)
+        return Watch(None)
+    return Watch(observer)

@@ -1,0 +1,186 @@
+"""Following the config file while the service runs: what changes at once, what needs a restart.
+
+The file is looked at whenever something stirs beside it, for editors replace files, and is
+taken once it has been the same for a moment, for others write them piece by piece. What
+cannot be read, or cannot be done, costs a line; the settings stay what they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from growcache.cache.watching import watched
+from growcache.config import Config, load_config
+from growcache.errors import ConfigError
+
+LIVE = ("cache.max_bytes", "cache.min_free", "cache.min_uses", "sampling.max_egress")
+LOOK_SECONDS = 1.0  # between looks when nothing stirs: events may get lost, or be unavailable
+SETTLE_SECONDS = 0.25  # that a file must have been the same
+
+_Signature = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """Where a configuration came from, so that it can be read again.
+
+    Attributes:
+        path: of the file.
+        overrides: of the command line, which win over all else.
+        environment: whose variables win over the file.
+    """
+
+    path: Path
+    overrides: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self) -> Config:
+        """Return the configuration as it is now.
+
+        Raises:
+            ConfigError: it cannot be read, or is wrong.
+        """
+        return load_config(self.path, self.overrides, self.environment)
+
+
+def merged(running: Config, found: Config) -> tuple[Config, list[str]]:
+    """Return the running configuration with what may change, and the keys that may not.
+
+    A key that the file does not name any more needs a restart, too: a file that is only half
+    there must not raise the bound to its default.
+
+    Args:
+        running: what the service goes by.
+        found: what the file says now.
+
+    Raises:
+        ConfigError: what may change does not fit the rest.
+    """
+    before, after = _flat(running), _flat(found)
+    changed = [key for key in after if before.get(key, ...) != after[key]]
+    named = _named(found)
+    live = {key: after[key] for key in changed if key in LIVE and key in named}
+    values = running.model_dump()
+    for key, value in live.items():
+        section, _, name = key.partition(".")
+        values[section][name] = value
+    config = load_config(values) if live else running
+    return config, [key for key in changed if key not in live]
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Return every setting under its dotted name."""
+    flat: dict[str, Any] = {}
+    for section in type(config).model_fields:
+        value = getattr(config, section)
+        if isinstance(value, BaseModel):
+            flat |= {
+                f"{section}.{key}": getattr(value, key) for key in type(value).model_fields
+            }
+        else:
+            flat[section] = value
+    return flat
+
+
+def _named(config: Config) -> set[str]:
+    """Return the dotted names of the settings that are not left to their defaults."""
+    return {
+        f"{section}.{key}"
+        for section in type(config).model_fields
+        if isinstance(value := getattr(config, section), BaseModel)
+        for key in value.model_fields_set
+    }
+
+
+class Following:
+    """Keeps a service at what its config file says; it belongs to the service's loop.
+
+    Args:
+        file: that is followed.
+        running: what the service goes by.
+        adopt: told the new configuration; it may refuse with a ConfigError.
+        wake: called from another thread when something stirs.
+    """
+
+    def __init__(
+        self,
+        file: ConfigFile,
+        running: Config,
+        adopt: Callable[[Config], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._file = file
+        self._running = running
+        self._adopt = adopt
+        self._wake = wake
+        self._stirred = True  # it may have changed since it was read
+        self._looked_at = 0.0
+        self._seen: _Signature = None
+        self._seen_at = time.monotonic()
+        self._taken: _Signature | str = "never"
+        self._watch = watched(file.path.parent, self._stir)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._watch.stop()
+
+    def _stir(self) -> None:
+        self._stirred = True
+        self._wake()
+
+    def look(self, now: float) -> list[str]:
+        """Take what the file says, if it is new; return what there is to say about it.
+
+        Args:
+            now: monotonic seconds.
+        """
+        if not self._stirred and now - self._looked_at < LOOK_SECONDS:
+            return []
+        self._stirred, self._looked_at = False, now
+        signature = _signature(self._file.path)
+        if signature == self._taken:
+            return []
+        if signature != self._seen:
+            self._seen, self._seen_at = signature, now
+        if now - self._seen_at < SETTLE_SECONDS:
+            self._stirred = True
+            return []
+        self._taken = signature
+        return self._take()
+
+    def _take(self) -> list[str]:
+        path = self._file.path
+        try:
+            config, others = merged(self._running, self._file.load())
+        except ConfigError as error:
+            return [f"the config is as it was: {_one_line(error)}"]
+        said = (
+            [f"{path} changed: restart the service for {', '.join(others)}"] if others else []
+        )
+        if config == self._running:
+            return said
+        try:
+            self._adopt(config)
+        except ConfigError as error:
+            return [*said, f"the config is as it was: {_one_line(error)}"]
+        self._running = config
+        return said
+
+
+def _one_line(error: ConfigError) -> str:
+    return "; ".join(str(error).splitlines())
+
+
+def _signature(path: Path) -> _Signature:
+    """Return what differs between one writing of the file and the next; None without one."""
+    try:
+        found = path.stat()
+    except OSError:  # it is being replaced, or gone: reading it will say
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,142 @@
+"""What is listed goes into the catalog, page by page, as far as there is room for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from growcache.cache.cache import Cache
+from growcache.config import Config
+from growcache.errors import ConfigError, GrowcacheError
+from growcache.remote.catalog import Catalog
+from growcache.remote.formats import endless_entry, is_user_format
+from growcache.remote.store import Entry, open_store
+from growcache.sampling.landlord import Landlord
+from growcache.sampling.listing import Listing
+from growcache.sampling.messages import Message
+
+PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
+
+
+class Intake:
+    """The listing of one run; it belongs to the service's loop.
+
+    Args:
+        config: of the service.
+        cache: whose bound the catalog counts against.
+        catalog: that grows.
+        wake: called when there is something to take.
+        fail: told what ends the listing early.
+        retried: told of failures that were tried again, from the listing's thread.
+
+    Attributes:
+        listed: whether the catalog has all of the source.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cache: Cache,
+        catalog: Catalog,
+        wake: Callable[[], None],
+        fail: Callable[[Exception], None],
+        retried: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._wake = wake
+        self._fail = fail
+        self._retried = retried
+        self._pages: deque[list[Entry]] = deque()
+        self._listing: Listing | None = None
+        self._over = False
+        self.listed = False
+
+    def start(self, introduction: Message | None, *, refresh: bool) -> None:
+        """Begin to list, unless that was done before.
+
+        Args:
+            introduction: of the first sampler; a user's format needs it, for a sampler
+                imported it, and knows whether there is anything to list.
+            refresh: list a source again that was listed to its end.
+        """
+        if self._catalog.complete and not refresh:
+            self.listed = True
+            return
+        self._catalog.complete = False
+        if is_user_format(self._config.source.format):
+            if introduction is None:
+                return
+            if not introduction["listed"]:
+                self._page([endless_entry(self._config.source.format)])
+                self._ended(None)
+                return
+        store = open_store(
+            self._config.source,
+            timeout_seconds=self._config.sampling.timeout_seconds,
+            on_retry=self._retried,
+        )
+        self._listing = Listing(store, self._page, self._ended)
+
+    def stop(self) -> None:
+        """Let the listing's thread end."""
+        if self._listing is not None:
+            self._listing.stop()
+
+    def _page(self, page: list[Entry]) -> None:
+        self._pages.append(page)
+        self._wake()
+
+    def _ended(self, error: GrowcacheError | None) -> None:
+        if error is not None:
+            self._fail(error)
+        self._over = True
+        self._wake()
+
+    def take(self, landlord: Landlord | None) -> None:
+        """Take what was listed into the catalog.
+
+        Args:
+            landlord: who makes room; None before there is anything that could make room.
+
+        Raises:
+            ConfigError: nothing was found, or the bound cannot hold the listing.
+            CacheFullError: the disk has no room; the next call goes on.
+        """
+        while self._pages and self._has_room_for(self._pages[0], landlord):
+            page = self._pages.popleft()
+            if self._listing is not None:
+                self._listing.more()
+            self._catalog.append(page)  # it takes the page in even where the disk is full
+            self._cache.catalog_bytes = self._catalog.allocated_bytes
+        if not self._over or self._pages or self.listed:
+            return
+        if not len(self._catalog):
+            urls = ", ".join(self._config.source.url)
+            raise ConfigError(
+                f"the listing is empty: no object matches {urls}; check bucket, prefix and "
+                "glob in source.url"
+            )
+        self._catalog.flush()
+        self._catalog.complete = True
+        self.listed = True
+
+    def _has_room_for(self, page: list[Entry], landlord: Landlord | None) -> bool:
+        """Make room for a page of the listing: the catalog counts against the bound, too.
+
+        Raises:
+            ConfigError: there never will be enough.
+        """
+        needed = PAGE_BYTES + sum(len(entry.key) + ENTRY_BYTES for entry in page)
+        if self._cache.room() < needed and landlord is not None:
+            landlord.make_room(needed)
+        if self._cache.room() >= needed:
+            return True
+        taken = self._cache.catalog_bytes + self._cache.budget_bytes + needed
+        if landlord is None or taken > self._cache.max_bytes:
+            raise ConfigError(
+                f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
+                f"more and the index take {taken:,} bytes by themselves; raise it"
+            )
+        return False
