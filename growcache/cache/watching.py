@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out what watchdog says of an event that comes while it is being stopped."""
+    return "when the thread is inactive" not in record.msg
+
+
 class Watch:
     """A watch, which ends with `stop`."""
 
@@ -44,6 +49,7 @@ def watched(directory: Path, told: Callable[[], None]) -> Watch:
             if event.event_type not in ("opened", "closed_no_write"):  # our own looks
                 told()
 
+    logging.getLogger("watchdog.observers.inotify").addFilter(_is_news)  # once, if repeated
     observer = Observer()
     try:
         observer.schedule(Tell(), str(directory))
