@@ -8,6 +8,7 @@
     │   ├── CachePathError(ConfigError)    no cache can be made at that path          exit 2
     │   ├── FingerprintError(ConfigError)  the cache was filled by another config     exit 2
     │   ├── CacheFullError(OSError)        the disk, not the bound, has no room       exit 1
+    │   ├── IndexInDoubtError              nobody knows whether a change was kept      exit 1
     │   └── CorruptShardError              a shard's bytes are not what was written   exit 1
     ├── StoreError(OSError)
     │   ├── TransientStoreError            worth another try (timeout, 503, reset)
@@ -66,6 +67,10 @@ class FingerprintError(CacheError, ConfigError):
 
 class CacheFullError(CacheError, OSError):
     """The file system has no room, whatever the bound says."""
+
+
+class IndexInDoubtError(CacheError):
+    """The disk failed while the index was told to keep a change: it may have, or not."""
 
 
 class CorruptShardError(CacheError):

@@ -16,7 +16,7 @@ from growcache.cache.ledger import Ledger
 from growcache.cache.rebuild import row_of
 from growcache.cache.room import Room
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CorruptShardError, FingerprintError
+from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtError
 
 SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
 
@@ -62,6 +62,8 @@ class Commits:
                 for i, sidecar in enumerate(sidecars)
             ]
             self._insert(list(zip(rows, sidecars, strict=True)))
+        except IndexInDoubtError:
+            raise  # a row that may be there needs its files; the next start knows
         except BaseException:
             abandon(layout, permit, [sidecar.number for sidecar in sidecars])
             raise

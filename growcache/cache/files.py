@@ -6,7 +6,7 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from growcache.errors import CacheMissingError, CachePathError
@@ -73,12 +73,14 @@ class Layout:
         return self.incoming / f"{permit}-{number:08d}{suffix}"
 
     def create(self) -> None:
-        """Make the directories that are missing.
+        """Make the directories that are missing, durably: the index relies on its own.
 
         Raises:
             CachePathError: the path is a file, or may not be written.
         """
-        for directory in (self.root, self.shards, self.incoming, self.leases):
+        directories = (self.root, self.shards, self.incoming, self.leases)
+        missing = [p for p in (*directories, *self.root.parents) if not p.exists()]
+        for directory in directories:
             try:
                 directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             except OSError as error:
@@ -91,6 +93,11 @@ class Layout:
                     f"may not write into the cache directory {directory}; change its "
                     "permissions, or choose another cache.path"
                 )
+        # Without this a power cut may take a new cache as a whole, and with it the number
+        # of the highest group that was issued.
+        for parent in {path.parent for path in missing}:
+            with suppress(PermissionError):  # it may be written, but not read
+                fsync_directory(parent)
 
     def require(self) -> None:
         """Check that there is a cache.

@@ -265,6 +265,14 @@ def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
     return found
 
 
+def remove_torn_leases(layout: Layout) -> None:
+    """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
+    for name in list(_names(layout.leases)):
+        path = layout.leases / name
+        if _read(path) is None and not is_held(path):
+            path.unlink(missing_ok=True)
+
+
 def lease_path(layout: Layout, name: str) -> Path:
     """Return the file of the lease with that name."""
     return layout.leases / (name + SUFFIX)

@@ -20,6 +20,7 @@ from growcache.cache.files import (
     shard_parts,
 )
 from growcache.cache.index import ShardState, StockRow
+from growcache.cache.leases import remove_torn_leases
 from growcache.cache.locks import close_owned, open_owned, try_lock
 
 # A reader makes its lease under a hidden name, locks it and renames it, in well under a
@@ -120,6 +121,7 @@ def remove_temporary(layout: Layout) -> None:
     for path in layout.leases.glob(".*.tmp"):
         if _abandoned(path):
             path.unlink(missing_ok=True)
+    remove_torn_leases(layout)
 
 
 def _abandoned(path: Path) -> bool:

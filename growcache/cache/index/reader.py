@@ -6,7 +6,7 @@ import json
 import operator
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -151,13 +151,29 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
 
 def connect_read_only(layout: Layout) -> sqlite3.Connection:
     """Return a connection that cannot write; close it after one read."""
-    uri = f"file:{quote(str(layout.index))}?mode=ro"
+    if layout.index.with_name(layout.index.name + "-journal").exists():
+        _roll_back(layout)
     try:
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        return _connect(layout, "ro")
     except sqlite3.OperationalError:
         if layout.index.exists():
             raise
         raise CacheMissingError(f"the cache at {layout.root} was removed") from None
+
+
+def _roll_back(layout: Layout) -> None:
+    """Undo what a service that died had begun while it made or closed the index.
+
+    The log needs none of that, but going over to it and back does. SQLite does so only
+    where no writer lives, and only for somebody who may write.
+    """
+    with suppress(sqlite3.OperationalError), closing(_connect(layout, "rw")) as connection:
+        connection.execute("PRAGMA schema_version").fetchone()
+
+
+def _connect(layout: Layout, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(layout.index))}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
 def damaged(layout: Layout, error: sqlite3.Error) -> CacheError:

@@ -17,7 +17,7 @@ from growcache.cache.index.reader import (
 )
 from growcache.cache.index.rows import Edition, ShardState, StockRow
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CacheError, CacheFullError
+from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -79,17 +79,32 @@ class Index:
 
         Raises:
             CacheFullError: no room on the disk; nothing of the block happened.
+            IndexInDoubtError: the disk failed at the end of the block. All of it may be
+                there at the next start, or nothing.
+            CacheError: the disk failed before; nothing of the block happened.
         """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
-            self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._rollback()
             raise index_error(self._layout, error) from error
         except BaseException:
             self._rollback()
             raise
+        self._commit()
+
+    def _commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._rollback()
+            named = index_error(self._layout, error)
+            if isinstance(named, CacheFullError):  # before its last page was in the log
+                raise named from error
+            # SQLite forgets it, but it may stand whole in the log, which is read anew
+            # after a crash. No second try of a failed sync would tell.
+            raise IndexInDoubtError(str(named)) from error
 
     def _rollback(self) -> None:
         if self._connection.in_transaction:
@@ -353,6 +368,11 @@ def index_error(layout: Layout, error: sqlite3.Error) -> CacheError:
     """Return what an SQLite error means for the cache."""
     if getattr(error, "sqlite_errorcode", None) in _FULL:
         return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        return CacheError(
+            f"the disk fails to read or write the index {layout.index} ({error}); the "
+            "kernel's log says more; start again on a sound disk"
+        )
     return damaged(layout, error)
 
 

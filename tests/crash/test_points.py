@@ -1,0 +1,94 @@
+"""kill -9 at every system call by which a writer or a reader changes the disk."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cache.making import KINDS, MAX_BYTES
+from tests.crash import tracing, work
+from tests.crash.tracing import Call, need_strace
+from tests.crash.verify import Told, told, verify, verify_dead
+
+SOME = 3  # points of each record that the everyday suite takes, by the seed of the session
+SLICES = 4  # of a whole record, each a test
+SECONDS = 900
+
+LIVES = {f"writer-{kind}": (work.writer, kind, MAX_BYTES) for kind in KINDS}
+LIVES["direct"] = (work.direct, "tfrecord-fixed", work.DIRECT_MAX_BYTES)
+
+
+def _cases() -> Iterator[Any]:
+    for life in LIVES:
+        yield pytest.param(life, None, id=f"{life}-some")
+        for part in range(SLICES):
+            marks = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
+            yield pytest.param(life, part, marks=marks, id=f"{life}-{part}")
+
+
+@pytest.mark.parametrize(("life", "part"), [*_cases()])
+def test_a_writer_killed_at_a_call(life: str, part: int | None, tmp_path: Path) -> None:
+    need_strace()
+    lives, kind, max_bytes = LIVES[life]
+    root = tmp_path / "cache"
+    calls = tracing.record(lives, root, kind, log=tmp_path / "log", below=root)
+    shutil.rmtree(root)
+    points = [(place, call) for place, call in enumerate(calls) if _changes(call)]
+    assert len(points) > 100, "the work must have that many calls at which to die"
+    for place, call in _chosen(points, part):
+        assert tracing.died(tracing.killed(lives, root, kind, at=call)), f"not reached: {call}"
+        said = told(before.mark for before in calls[:place] if before.mark)
+        verify(root, KINDS[kind], said, f"{life} killed at {call}", max_bytes)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    "part", [None, pytest.param(0, marks=[pytest.mark.slow, pytest.mark.timeout(SECONDS)])]
+)
+def test_a_reader_killed_at_a_call(part: int | None, tmp_path: Path) -> None:
+    need_strace()
+    kind, root = "tfrecord-fixed", tmp_path / "cache"
+    work.filled(tmp_path / "whole", kind)
+    shutil.copytree(tmp_path / "whole", root)
+    calls = tracing.record(work.reader, root, kind, log=tmp_path / "log", below=root)
+    points = [(place, call) for place, call in enumerate(calls) if _changes(call)]
+    assert len(points) > 10, "the work must have that many calls at which to die"
+    for _, call in _chosen(points, part, slices=1):
+        shutil.rmtree(root)
+        shutil.copytree(tmp_path / "whole", root)
+        died = tracing.killed(work.reader, root, kind, at=call)
+        assert tracing.died(died), f"not reached: {call}"
+        verify(root, KINDS[kind], Told(frozenset(range(4)), 3), f"reader killed at {call}")
+
+
+def test_a_call_at_whose_entry_one_is_killed_is_not_made(tmp_path: Path) -> None:
+    need_strace()
+    root = tmp_path / "cache"
+    calls = tracing.record(work.direct, root, "tfrecord-fixed", log=tmp_path / "l", below=root)
+    shutil.rmtree(root)
+    rename = next(
+        call for call in calls if call.name == "rename" and call.paths[1].endswith("0.tfrecord")
+    )
+    before, after = map(Path, rename.paths)
+    code = tracing.killed(work.direct, root, "tfrecord-fixed", at=rename)
+    assert tracing.died(code)
+    assert before.exists()
+    assert not after.exists()
+    verify_dead(root, Told(issued=0), str(rename), work.DIRECT_MAX_BYTES)
+
+
+def _changes(call: Call) -> bool:
+    """Whether the disk is another after the call: of two alike, one point is enough."""
+    return not call.mark and call.result >= 0
+
+
+def _chosen(
+    points: list[tuple[int, Call]], part: int | None, slices: int = SLICES
+) -> list[tuple[int, Call]]:
+    """Return a part of the list; without a part, some (pytest prints the seed of those)."""
+    return random.sample(points, SOME) if part is None else points[part::slices]

@@ -1,0 +1,60 @@
+"""The power goes at every system call of a writer; what the next start finds is right."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cache.making import KINDS, MAX_BYTES
+from tests.crash import power, tracing, work
+from tests.crash.tracing import need_strace
+from tests.crash.verify import told, verify
+
+SOME = 3  # calls of a record after which the everyday suite cuts the power
+SLICES = 2
+SECONDS = 1200
+
+LIVES = {f"writer-{kind}": (work.writer, kind, MAX_BYTES) for kind in KINDS}
+LIVES["direct"] = (work.direct, "tfrecord-fixed", work.DIRECT_MAX_BYTES)
+
+
+def _cases() -> Iterator[Any]:
+    for life in LIVES:
+        yield pytest.param(life, None, id=f"{life}-some")
+        for part in range(SLICES):
+            marks = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
+            yield pytest.param(life, part, marks=marks, id=f"{life}-{part}")
+
+
+@pytest.mark.parametrize(("life", "part"), [*_cases()])
+def test_the_power_goes_after_a_call(life: str, part: int | None, tmp_path: Path) -> None:
+    need_strace()
+    lives, kind, max_bytes = LIVES[life]
+    base = tmp_path / "disk"
+    base.mkdir()
+    root, log = base / "cache", tmp_path / "log"
+    calls = tracing.record(lives, root, kind, log=log, below=base, data=True)
+    places = range(len(calls))
+    chosen = random.sample(places, SOME) if part is None else places[part::SLICES]
+    disk, rng, seen = power.Disk(base), random.Random(random.random()), set()
+    for place, call in enumerate(calls):
+        disk.apply(call)
+        if place not in chosen:
+            continue
+        said = told(before.mark for before in calls[: place + 1] if before.mark)
+        for arrived, names, data in power.kinds_of_cut(rng):
+            tree = disk.cut(names, data)
+            if (state := hash((said, *sorted(tree.items(), key=lambda item: item[0])))) in seen:
+                continue
+            seen.add(state)
+            shutil.rmtree(base)
+            base.mkdir()
+            power.lay_out(tree, base)
+            where = f"{life}, power cut after {call}, {arrived} arrived"
+            verify(root, KINDS[kind], said, where, max_bytes)
+    assert seen

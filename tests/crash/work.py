@@ -1,0 +1,159 @@
+"""What dies: a writer with everything it does to a cache, and a reader beside it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from growcache.cache.cache import Cache
+from growcache.cache.incoming import write_incoming
+from growcache.cache.index import read_index
+from growcache.cache.leases import Lease
+from growcache.errors import CacheFullError, GrowcacheError
+from tests.cache.making import KINDS, add, make, need, opened, write
+
+DIRECT_SAMPLES = 560  # of 2 kB: a shard so large that it is written past the page cache
+DIRECT_MAX_BYTES = 24_000_000
+ENDED = 3  # the exit code of a service that says why it ends
+TRIES = 3
+
+_told = os.open("/dev/null", os.O_WRONLY)
+
+
+def tell(what: str) -> None:
+    """Leave a mark in the record: from now on somebody relies on this."""
+    os.write(_told, what.encode())
+
+
+def writer(root: Path, kind: str) -> None:
+    """A life of a cache: shards come, are read, retire and go; some come together."""
+    identity = KINDS[kind]
+    cache = opened(root, identity)
+    for number in range(3):
+        commit(cache, [number])
+    held = Lease.create(root, "job", [1])
+    read = Lease.create(root, "job", [0, 2])
+    read.mark_read(0, mapped=False)
+    read.close()
+    cache.poll_leases(1.0)
+    evict(cache, [0, 1])
+    held.close()
+    cache.poll_leases(2.0)
+    commit(cache, [3, 4], empty=[4])
+    cache.maintain()
+    evict(cache, [2])
+    commit(cache, [5])
+    cache.close()
+
+
+def direct(root: Path, kind: str) -> None:
+    """A shard that is written past the page cache."""
+    cache = opened(root, KINDS[kind], max_bytes=DIRECT_MAX_BYTES)
+    commit(cache, [0])
+    cache.issue(1)
+    tell("issued 1")
+    sidecar, files = make(1, DIRECT_SAMPLES, identity=KINDS[kind])
+    assert cache.reserve("large", need(1, DIRECT_SAMPLES, KINDS[kind]))
+    cache.commit("large", [write_incoming(cache.layout, "large", sidecar, files, direct=True)])
+    tell("committed 1")
+    evict(cache, [0])
+    cache.close()
+
+
+def stubborn(root: Path, kind: str, dies: bool) -> None:
+    """The writer's life on a disk that refuses calls: a full one it waits for, as the service.
+
+    Whatever else is refused ends it, in good order, or, if it ``dies``, by SIGKILL just then.
+    """
+    try:
+        _persist(root, kind, dies=dies)
+    except (GrowcacheError, OSError) as error:
+        tell(f"ended {error}"[:200])
+        raise SystemExit(ENDED) from None
+
+
+def _persist(root: Path, kind: str, *, dies: bool) -> None:
+    with opened(root, KINDS[kind]) as cache:
+        for step in _steps(cache):
+            for _ in range(TRIES):
+                try:
+                    step()
+                    break
+                except (GrowcacheError, OSError) as error:
+                    if not _full(error):
+                        if dies:
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        raise
+                    tell(f"waits {error}"[:200])
+            else:
+                return  # it stays full, and somebody stops the service
+
+
+def _steps(cache: Cache) -> Iterator[Callable[[], object]]:
+    for number in range(3):
+        yield partial(commit, cache, [number])
+    yield partial(_read, cache, 0)
+    yield partial(cache.poll_leases, 1.0)
+    yield partial(evict, cache, [0, 1])
+    yield partial(commit, cache, [3, 4], empty=[4])
+    yield cache.maintain
+
+
+def _read(cache: Cache, number: int) -> None:
+    with Lease.create(cache.layout.root, "job", [number]) as lease:
+        lease.mark_read(number, mapped=False)
+
+
+def _full(error: Exception) -> bool:
+    return isinstance(error, CacheFullError) or getattr(error, "errno", 0) == errno.ENOSPC
+
+
+def reader(root: Path, kind: str) -> None:
+    """A reader's leases, beside no service: it reads, marks, lets go, and sweeps its own."""
+    numbers = [row.number for row in read_index(root).shards]
+    with Lease.create(root, "reader", numbers) as lease:
+        live = {row.number for row in read_index(root).shards}
+        lease.drop(set(numbers) - live)
+        lease.mark_read(numbers[0], mapped=True)
+        lease.released(numbers[0])
+        with Lease.create(root, "reader", numbers[1:]) as following:
+            following.mark_read(numbers[1], mapped=False)
+
+
+def commit(cache: Cache, numbers: Sequence[int], *, empty: Sequence[int] = ()) -> None:
+    """Issue groups and fill them, as supervisor and sampler do, with one commit for all."""
+    identity = cache.identity
+    assert identity is not None
+    counts = {number: 0 if number in empty else 8 for number in numbers}
+    cache.issue(numbers[-1])
+    tell(f"issued {numbers[-1]}")
+    permit = f"p{numbers[0]}"
+    wanted = sum(need(number, count, identity) for number, count in counts.items())
+    assert cache.reserve(permit, wanted), "no room"
+    try:
+        written = [
+            write(cache.layout, permit, number, count, identity)
+            for number, count in counts.items()
+        ]
+        cache.commit(permit, written)
+    except OSError:  # what the service does when a sampler says so
+        cache.discard(permit, numbers)
+        raise
+    tell("committed " + " ".join(map(str, numbers)))
+
+
+def evict(cache: Cache, numbers: Sequence[int]) -> None:
+    """Retire and delete; what is retired may be gone from here on."""
+    tell("evicting " + " ".join(map(str, numbers)))
+    cache.evict(numbers)
+
+
+def filled(root: Path, kind: str) -> None:
+    """A stopped cache with four shards, for readers."""
+    with opened(root, KINDS[kind]) as cache:
+        for number in range(4):
+            add(cache, number)
