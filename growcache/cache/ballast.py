@@ -18,6 +18,11 @@ from growcache.errors import CacheFullError
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
+def is_full_disk(error: OSError) -> bool:
+    """Return whether the error says that the disk, or a quota, has no room."""
+    return error.errno in _NO_ROOM
+
+
 class Ballast:
     """A file of nothing.
 
@@ -48,7 +53,7 @@ class Ballast:
             os.posix_fallocate(descriptor, 0, self.size)
         except OSError as error:
             self.path.unlink(missing_ok=True)
-            if error.errno not in _NO_ROOM:
+            if not is_full_disk(error):
                 raise
             return False
         finally:
@@ -66,7 +71,7 @@ def full_disk_named(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if not is_full_disk(error):
             raise
         raise CacheFullError(
             f"no room on the disk for {what}; free some, or lower cache.max_bytes"

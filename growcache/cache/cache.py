@@ -262,6 +262,10 @@ class Cache:
         free, total = free_disk_bytes(self.layout)
         return free >= min_free_bytes(self._config.min_free, total)
 
+    def disk_holds_promises(self) -> bool:
+        """Whether the disk has room for all that is promised, whatever the bound says."""
+        return free_disk_bytes(self.layout)[0] >= self.bytes_reserved
+
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Promise room to a permit, if there is that much; a second promise replaces the first."""
         return self._room.reserve(permit, nbytes)

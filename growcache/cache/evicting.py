@@ -31,6 +31,7 @@ class Evictor:
         self._readers = Readers(layout, resume_seconds, ledger.index.uses())
         self._finished = ledger.index.finished_leases()
         self._candidates: dict[int, Candidate] = {}
+        self._deleted: list[int] = []  # whose rows do not say so yet
         self._as_of = -1  # the readers' version that the candidates were made from
 
     @property
@@ -82,6 +83,7 @@ class Evictor:
     def start_afresh(self) -> None:
         """Follow the stock: the cache was emptied."""
         self._readers.uses.clear()
+        self._deleted.clear()
         self._as_of = -1
 
     def retire(self, numbers: Iterable[int]) -> None:
@@ -109,16 +111,16 @@ class Evictor:
 
     def _delete_unheld(self) -> tuple[int, ...]:
         """Delete retired shards, by leases that were read after they were retired."""
-        if not self._stock.retired:
-            return ()
         held = self._readers.held
         free = tuple(number for number in self._stock.retired if number not in held)
-        if not free:
-            return ()
         for number in free:
             remove_shard(self._layout, number)
-        self._stock.remove(free)
+            self._stock.remove([number])
+            self._deleted.append(number)
         self._readers.forget(free)
-        index = self._ledger.index
-        self._ledger.write(lambda: index.set_state(free, ShardState.DELETED))
+        if self._deleted:
+            # On a full disk this may fail, although there is room now: others take it, too.
+            index, gone = self._ledger.index, tuple(self._deleted)
+            self._ledger.write(lambda: index.set_state(gone, ShardState.DELETED))
+            self._deleted.clear()
         return free

@@ -27,6 +27,7 @@ from typing import Any
 
 import orjson
 
+from growcache.cache.ballast import is_full_disk
 from growcache.cache.files import Layout
 from growcache.cache.locks import close_owned, is_held, open_owned, this_process, try_lock
 from growcache.errors import CacheError, CacheFullError
@@ -101,6 +102,10 @@ class Lease:
         try:
             descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except OSError as error:
+            if is_full_disk(error):
+                raise CacheFullError(
+                    f"no room for a lease in {layout.leases}: {error}"
+                ) from error
             raise CacheError(
                 f"cannot write a lease in {layout.leases}: {error.strerror}; a reader must be "
                 "able to write there, or the supervisor cannot know of it"

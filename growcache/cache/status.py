@@ -7,20 +7,22 @@ learns from the lock whether that supervisor still lives.
 from __future__ import annotations
 
 import builtins
-import errno
 import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
+from growcache.cache.ballast import is_full_disk
 from growcache.cache.files import Layout, allocated, allocated_tree, write_atomic
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import LeaseView, read_leases
 from growcache.cache.locks import holder, is_held
 
+TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
 State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"]
 
 
@@ -171,11 +173,45 @@ def _load(values: dict[str, Any]) -> Status:
 
 def write_status(root: str | os.PathLike[str], status: Status) -> None:
     """Replace ``status.json``; it need not survive a power cut, nor be written on a full disk."""
+    path, data = Layout(root).status, status.to_json()
     try:
-        write_atomic(Layout(root).status, status.to_json(), durable=False)
+        write_atomic(path, data, durable=False)
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if not is_full_disk(error):
             raise
+        _write_over(path, data)
+
+
+def _write_over(path: Path, data: builtins.bytes) -> None:
+    """Say it in the blocks that the file has; what does not fit is left unsaid.
+
+    Whoever reads meanwhile may find half of it, which `_told` knows.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return
+    try:
+        found = os.fstat(descriptor)
+        if len(data) <= max(found.st_size, found.st_blocks * 512):
+            os.pwrite(descriptor, data.ljust(found.st_size), 0)  # blanks at the end are JSON
+    except OSError as error:  # of file systems that never write in place
+        if not is_full_disk(error):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _told(layout: Layout) -> Status:
+    """Return what the file says; nothing where it is of another version, or not there."""
+    for _ in range(TRIES):
+        try:
+            return Status.from_json(layout.status.read_bytes())
+        except FileNotFoundError:
+            break
+        except (ValueError, TypeError):
+            time.sleep(TORN_SECONDS)
+    return Status()
 
 
 def read_status(root: str | os.PathLike[str]) -> Status:
@@ -186,10 +222,7 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     """
     layout = Layout(root)
     layout.require()
-    try:
-        told = Status.from_json(layout.status.read_bytes())
-    except (FileNotFoundError, ValueError, TypeError):
-        told = Status()
+    told = _told(layout)
     told = replace(told, path=str(layout.root), leases=lease_statuses(read_leases(root)))
     if not is_held(layout.supervisor_lock):
         return _stopped(layout, told)

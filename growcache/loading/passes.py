@@ -23,7 +23,7 @@ from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window, plan_pass, window_samples
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import wait_for_samples
+from growcache.loading.waiting import take_snapshot, wait_for_samples
 
 
 class StoppedError(Exception):
@@ -245,7 +245,15 @@ class Walk:
                 f"all {view.totals.samples} samples of {options.root} are less than one batch "
                 f"of {whole_batch}; use a smaller batch_size or drop_last=False"
             )
-        snapshot = Snapshot.take(options.root, job=options.job, verify=options.verify)
+        snapshot = take_snapshot(
+            options.root,
+            job=options.job,
+            verify=options.verify,
+            wake=self._wake,
+            stopped=self._stop.is_set,
+        )
+        if snapshot is None:
+            raise StoppedError
         return self._pinned(snapshot) if options.fixed else snapshot
 
     def _pinned(self, snapshot: Snapshot) -> Snapshot:

@@ -28,7 +28,7 @@ from growcache.loading.maps import Key, key_of
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import wait_for_samples
+from growcache.loading.waiting import take_snapshot, wait_for_samples
 
 NOTHING = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
@@ -156,7 +156,9 @@ def open_pass(
         wait(options, min_samples, wake, stopped)
         if stopped():
             raise ClosedError
-        snapshot = Snapshot.take(options.root, job=options.job)
+        snapshot = take_snapshot(options.root, job=options.job, wake=wake, stopped=stopped)
+        if snapshot is None:
+            raise ClosedError
         if rows := _planned(options, snapshot, number):
             return Pass(number, snapshot, rows)
         snapshot.close()  # all of it was evicted between two looks

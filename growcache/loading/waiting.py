@@ -16,8 +16,9 @@ from growcache.cache.locks import is_held
 from growcache.cache.services import reason_of
 from growcache.cache.status import read_status
 from growcache.cache.watching import watched
-from growcache.errors import CacheError, CacheMissingError, ConfigError
-from growcache.loading.snapshot import mean_bytes
+from growcache.errors import CacheError, CacheFullError, CacheMissingError, ConfigError
+from growcache.loading.maps import Verify
+from growcache.loading.snapshot import Snapshot, mean_bytes
 
 POLL_SECONDS = 1.0
 FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
@@ -83,6 +84,36 @@ def wait_for_samples(
                 told = True
             wake.wait(POLL_SECONDS)
     return view
+
+
+def take_snapshot(
+    path: str | os.PathLike[str],
+    *,
+    job: str,
+    verify: Verify = "first",
+    wake: threading.Event | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Snapshot | None:
+    """Return a snapshot, once the disk has room for its lease; None where it was stopped.
+
+    Args:
+        path: of the cache directory.
+        job: whose uses are counted.
+        verify: see `Snapshot.take`.
+        wake: as for `wait_for_samples`.
+        stopped: whether to give up.
+    """
+    wake, told = wake or threading.Event(), False
+    while not stopped():
+        wake.clear()
+        try:
+            return Snapshot.take(path, job=job, verify=verify)
+        except CacheFullError as error:
+            if not told:
+                _log.warning("waiting for free space on the disk: %s", error)
+                told = True
+        wake.wait(POLL_SECONDS)
+    return None
 
 
 def _look(layout: Layout) -> IndexView:

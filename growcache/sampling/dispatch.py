@@ -113,8 +113,9 @@ class Dispatcher:
         self._reasons: deque[str] = deque(maxlen=3)
         self.flights: dict[str, Flight] = {}
         self.failures = 0
-        self.last_error = ""
+        self.last_error = self._retry_event = ""
         self.egress_bytes = 0
+        self.short_of_disk = False
         self.blocked = ""  # why finished groups cannot be written, in words
         self.verdict = Verdict(False, "waiting", "the first samplers to start")
 
@@ -199,6 +200,7 @@ class Dispatcher:
             retrying=self._book.failing if self._book.due(time.monotonic()) is None else 0,
             max_retrying=2 * sampling.workers,
             last_error=self.last_error,
+            retry_event=self._retry_event,
             drawn_samples=self.drawn_this_run + samples,
             max_drawn_samples=self._limits.samples,
             egress_bytes=self.egress_bytes,
@@ -281,16 +283,31 @@ class Dispatcher:
             f for f in self.flights.values() if f.need_bytes is not None and not f.granted
         ]
         granted: list[str] = []
-        self.blocked = ""
+        self.blocked, self.short_of_disk = "", False
         self.landlord.shrink()
         for flight in sorted(waiting, key=lambda f: f.asked_at):
             assert flight.need_bytes is not None
-            if not self.landlord.reserve(flight.permit.id, flight.need_bytes):
-                self.blocked = self.landlord.awaited()
+            self.blocked = self._obstacle(flight.permit.id, flight.need_bytes)
+            if self.blocked:
                 break  # first come, first served: else a large group would wait for ever
             flight.granted = True
             granted.append(flight.permit.id)
         return granted
+
+    def _obstacle(self, permit: str, nbytes: int) -> str:
+        """Reserve the bytes; return what has to happen before that can be done."""
+        try:
+            reserved = self.landlord.reserve(permit, nbytes)
+        except CacheFullError as error:  # it could not even note what it evicts
+            self.short_of_disk = True
+            return f"free space on the disk: {error}"
+        if not reserved:
+            return self.landlord.awaited()
+        if self._cache.disk_holds_promises():
+            return ""
+        self._cache.unreserve(permit)  # better to keep it in memory than to write half of it
+        self.short_of_disk = True
+        return f"free space on the disk: {nbytes:,} bytes for the next group of shards"
 
     @property
     def stuck(self) -> bool:
@@ -301,7 +318,11 @@ class Dispatcher:
     @property
     def at_rest(self) -> bool:
         """Whether nothing in this run can change any more what is cached."""
-        if not self.stuck or (self._cache.shrinking and self._config.cache.eviction != "none"):
+        if (
+            not self.stuck
+            or self.short_of_disk
+            or (self._cache.shrinking and self._config.cache.eviction != "none")
+        ):
             return False
         return self.verdict.final or bool(self.flights and not self.landlord.evicts)
 
@@ -326,7 +347,7 @@ class Dispatcher:
         try:
             self._cache.commit(permit, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
-            self._fail(flight.permit.group, str(error))
+            self._fail(flight.permit.group, str(error), disk=True)
             return []
         self._book.done(flight.permit.group)
         self._drawn.pop(flight.permit.group, None)
@@ -348,12 +369,13 @@ class Dispatcher:
             disk: it was the local disk that failed, so there must be less in the cache.
         """
         if flight := self._land(permit):
-            self._fail(flight.permit.group, error)
+            self._fail(flight.permit.group, error, disk=disk)
             if disk:
                 self.landlord.make_room(self._cache.room() + flight.estimate_bytes)
 
-    def _fail(self, group: int, error: str) -> None:
+    def _fail(self, group: int, error: str, *, disk: bool) -> None:
         self.failures += 1
+        self._retry_event = "free space on the disk" if disk else "the store to answer"
         self.last_error = printable(error)
         self._book.failed(group, time.monotonic())
 

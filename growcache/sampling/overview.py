@@ -45,10 +45,10 @@ class Overview:
             return
         identity = self._cache.identity
         whole = int(identity.sizes.get("samples_per_whole", 1)) if identity else 1
-        self._measured = objects
         self._parts = population.parts(objects)
         self._population_samples = population.samples(objects, whole)
         self._cache.set_population(self._parts, self._population_samples)
+        self._measured = objects
 
     def history(self) -> dict[str, float]:
         """Return what the cache's history keeps of this moment."""
@@ -78,6 +78,7 @@ class Overview:
         complete: bool,
         beginning: str,
         stopped: bool,
+        disk_full: bool,
     ) -> Status:
         """Return the status of this moment."""
         cache, totals = self._cache, self._cache.totals()
@@ -88,6 +89,8 @@ class Overview:
         waiting_for = None
         if not stopped:
             state, waiting_for = self._state(dispatcher, beginning=beginning, complete=complete)
+        if disk_full and not stopped:
+            state, waiting_for = "waiting", "free space on the disk: it is full"
         identity = cache.identity
         return Status(
             state=state,

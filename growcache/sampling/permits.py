@@ -22,7 +22,8 @@ class Outlook:
         complete: whether everything that shall be cached is.
         retrying: failed groups waiting for another try, and
         max_retrying: how many of them hold new groups back.
-        last_error: why the latest of them failed.
+        last_error: why the latest of them failed, and
+        retry_event: what has to happen for the next try to succeed.
         drawn_samples: of this run, those in flight included, and
         max_drawn_samples: when this run ends by itself.
         egress_bytes: read from the store in this run, and
@@ -45,6 +46,7 @@ class Outlook:
     retrying: int = 0
     max_retrying: int = 1
     last_error: str = ""
+    retry_event: str = "the store to answer"
     drawn_samples: int = 0
     max_drawn_samples: int | None = None
     egress_bytes: int = 0
@@ -88,7 +90,7 @@ def _for_work(o: Outlook) -> Verdict | None:
     if not o.measured:
         return _wait("a first object that can be read")
     if o.retrying >= o.max_retrying:
-        return _wait(f"the store to answer ({o.last_error})")
+        return _wait(f"{o.retry_event} ({o.last_error})")
     if not o.parts_known and not o.listing_complete:
         return _wait("the listing to go on: everything listed so far is drawn")
     if not o.parts_known:
@@ -102,10 +104,10 @@ def _for_budgets(o: Outlook) -> Verdict | None:
     if o.max_egress_bytes is not None and o.egress_bytes >= o.max_egress_bytes:
         event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
         return Verdict(False, "waiting", event, final=True)
+    if not o.disk_ok:  # before the index, whose log a full disk keeps from being cut
+        return _wait("free space on the disk: less than cache.min_free is left")
     if not o.index_ok:
         return _wait("room in the index: its budget is used up, or a reader holds its log")
-    if not o.disk_ok:
-        return _wait("free space on the disk: less than cache.min_free is left")
     return None
 
 

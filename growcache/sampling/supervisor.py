@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -15,11 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from growcache.cache.ballast import is_full_disk
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
 from growcache.cache.status import Status, write_status
 from growcache.config import Config
-from growcache.errors import CacheError, ConfigError, GrowcacheError, SamplingError
+from growcache.errors import (
+    CacheError,
+    CacheFullError,
+    ConfigError,
+    GrowcacheError,
+    SamplingError,
+)
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import check_format, is_user_format
 from growcache.sampling.dispatch import Dispatcher, RunLimits
@@ -37,6 +45,7 @@ LEASES_SECONDS = 0.1
 UPKEEP_SECONDS = 1.0
 HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
+FULL_SECONDS = 2 * UPKEEP_SECONDS  # that a full disk is spoken of after the last sign of it
 WARN_SECONDS = 60.0
 MOST_STILLBORN = 5  # samplers in one place that end before they are ready
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
@@ -119,6 +128,7 @@ class Supervisor:
         self._file = file
         self._following: Following | None = None
         self._found: Found | None = None
+        self._full_at = -math.inf  # when the disk was full last, monotonic seconds
         self._error: Exception | None = None
         self._ended = False
         self._blocked_since = time.monotonic()
@@ -139,6 +149,7 @@ class Supervisor:
             while not self._ended and self._error is None:
                 await self._sleep()
                 self._guard(self._turn)
+                self._guard(self._after_turn)
         finally:
             self._intake.stop()
             if self._following is not None:
@@ -198,12 +209,31 @@ class Supervisor:
         """Run a step; whatever it raises ends the service, which raises it again."""
         try:
             step()
+        except CacheFullError as error:
+            self._disk_is_full(error)
         except GrowcacheError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(CacheError(f"cannot use {self._config.cache.path}: {error}"))
+            if is_full_disk(error):
+                self._disk_is_full(error)
+            else:
+                self._fail(CacheError(f"cannot use {self._config.cache.path}: {error}"))
         except Exception as error:  # noqa: BLE001 - a defect; `run` raises it, all being stopped
             self._fail(error)
+
+    def _disk_is_full(self, error: OSError) -> None:
+        """Note that a step has to wait; it is tried again at the next turn.
+
+        Somebody else may have filled the disk, and may make room again. Each step either
+        happens as a whole or leaves everything as it was.
+        """
+        if not self._disk_full:
+            self._last_errors.append(str(error))
+        self._full_at = time.monotonic()
+
+    @property
+    def _disk_full(self) -> bool:
+        return time.monotonic() - self._full_at < FULL_SECONDS
 
     # ------------------------------------------------------------ the samplers
 
@@ -343,6 +373,10 @@ class Supervisor:
             self._dispatch(self._dispatcher)
         if self._due("upkeep", now, UPKEEP_SECONDS):
             self._upkeep()
+
+    def _after_turn(self) -> None:
+        """Do what a full disk must not keep from being done."""
+        now = time.monotonic()
         if self._due("show", now, SHOW_SECONDS):
             self._show()
         self._check_limits(now)
@@ -376,11 +410,10 @@ class Supervisor:
         return self._config.cache.eviction == "none" and dispatcher.at_rest
 
     def _upkeep(self) -> None:
-        self._cache.maintain()
         patience = PATIENCE * self._config.sampling.timeout_seconds + GRACE_SECONDS
         self._last_errors.extend(self._roster.kill_idle(patience))
         self._warn_of_holders()
-
+        self._cache.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
             self._cache.append_history(self._overview.history())
 
@@ -419,7 +452,7 @@ class Supervisor:
         if self._dispatcher is not None:
             population = self._dispatcher.population
             listed = self._intake.listed and not endless
-            self._overview.measure_population(population, listed=listed)
+            self._guard(lambda: self._overview.measure_population(population, listed=listed))
         return self._overview.status(
             self._dispatcher,
             self._roster,
@@ -431,6 +464,7 @@ class Supervisor:
             complete=self._cache.complete,
             beginning=printable(self._identification.waiting_for),
             stopped=stopped,
+            disk_full=self._disk_full,
         )
 
 
