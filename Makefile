@@ -12,10 +12,11 @@ PYTEST_ARGS ?=
 # together: what it prepares, it prepares once. With PYTEST_ARGS="-n 0" there is one.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadscope
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants bench demo clean
+.PHONY: help venv check format test test-slow test-all mutants chaos bench demo clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
@@ -45,6 +46,9 @@ test-all: venv  ## Both
 
 mutants: venv  ## Break every rule of the protocol, one at a time: its test must notice
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+
+chaos: venv  ## Kill, pause, fill, flip and rewrite for CHAOS_ARGS="--minutes 30"; print a tally
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 bench: $(VENV)/bench.installed  ## Measure the figures that the README quotes
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -1,0 +1,121 @@
+"""What was ever seen in the cache, and whether what is seen now agrees with it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+from urllib.parse import quote
+
+from growcache.cache.files import Layout
+from growcache.cache.index.rows import ShardState
+from growcache.cache.sidecar import Sidecar
+
+# Which visits of a shard yielded nothing, because their object was another one or none.
+Holes: TypeAlias = frozenset[tuple[str, int]]
+
+
+class Row(NamedTuple):
+    """What the index says of a shard."""
+
+    number: int
+    seq: int
+    state: int
+    samples: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """All rows of the index, and the ranges [first, last] of those it forgot."""
+
+    rows: tuple[Row, ...]
+    ranges: tuple[tuple[int, int], ...]
+
+    def unknown(self, numbers: Iterable[int]) -> list[int]:
+        """Return those numbers that do not count as drawn."""
+        known = {row.number for row in self.rows}
+        return [
+            number
+            for number in numbers
+            if number not in known and not any(a <= number <= b for a, b in self.ranges)
+        ]
+
+    def live(self) -> set[int]:
+        """Return the numbers of the live shards."""
+        return {row.number for row in self.rows if row.state == ShardState.LIVE}
+
+
+def read_books(root: Path) -> Books:
+    """Return what the index says now; `sqlite3.Error` where it cannot be read."""
+    uri = f"file:{quote(str(Layout(root).index))}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        rows = db.execute("SELECT number, seq, state, samples, digest FROM shards").fetchall()
+        ranges = db.execute("SELECT first, last FROM deleted_ranges").fetchall()
+    return Books(tuple(map(Row._make, rows)), tuple(ranges))
+
+
+class Ledger:
+    """Remembers numbers, commits and digests over the whole run.
+
+    Attributes:
+        redrawn: shards that were drawn a second time, and came out the same.
+    """
+
+    def __init__(self) -> None:
+        self._seqs: dict[int, int] = {}
+        self._gone: set[int] = set()
+        self._digests: dict[tuple[int, Holes], str] = {}
+        self._seen: dict[int, str] = {}
+        self.redrawn = 0
+
+    def enter(self, books: Books) -> list[str]:
+        """Compare the index with what it said before."""
+        wrong = []
+        live = books.live()
+        for number in live & self._gone:
+            wrong.append(f"G8: shard {number} is live again, after it had gone")
+        for row in books.rows:
+            seq = self._seqs.setdefault(row.number, row.seq)
+            if seq != row.seq and row.state == ShardState.LIVE:
+                wrong.append(f"shard {row.number} was committed twice ({seq}, {row.seq})")
+        lost = books.unknown(self._seqs)
+        wrong += [f"G6: the index has forgotten shard {number}" for number in lost[:3]]
+        # A retired one may come back: for a reader that wishes for it, or with a new index.
+        self._gone |= {row.number for row in books.rows if row.state == ShardState.DELETED}
+        return wrong
+
+    def new_index(self, books: Books | None) -> None:
+        """Note that the index was rebuilt: sequence numbers begin anew.
+
+        Args:
+            books: what it says now; what it did not adopt may be drawn again.
+        """
+        self._seqs.clear()
+        if books is not None:
+            self._seqs.update((row.number, row.seq) for row in books.rows)
+
+    def may_return(self, numbers: Iterable[int]) -> None:
+        """Note shards that were lost to damage: they are drawn again, in the same place."""
+        for number in numbers:
+            self._gone.discard(number)
+            self._seqs.pop(number, None)
+
+    def describe(self, sidecars: Mapping[int, Sidecar]) -> list[str]:
+        """G4: the same number, with the same objects gone, has the same bytes."""
+        wrong = []
+        for number, sidecar in sidecars.items():
+            holes = frozenset((hole.key, hole.part) for hole in sidecar.holes)
+            digest = self._digests.setdefault((number, holes), sidecar.digest)
+            if digest != sidecar.digest:
+                wrong.append(f"G4: shard {number} was {digest}, and is {sidecar.digest}")
+            elif self._seen.get(number) == "gone":
+                self.redrawn += 1
+            self._seen[number] = sidecar.digest
+        for number in self._seen.keys() - sidecars.keys():
+            self._seen[number] = "gone"
+        return wrong

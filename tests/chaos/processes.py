@@ -1,0 +1,73 @@
+"""Processes of the harness: none outlives it, however it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(
+    command: Sequence[str], *, log: IO[bytes], stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[Any]:
+    """Start ``python …`` in a session of its own; the kernel kills it with this process."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdin=stdin,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"},
+        preexec_fn=_die_with_parent,
+    )
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; False where nobody is there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process runs, rather than being gone or a zombie."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def samplers_of(pid: int) -> list[int]:
+    """Return the process ids of a supervisor's samplers."""
+    try:
+        children = psutil.Process(pid).children()
+        return [child.pid for child in children if "sampler" in child.cmdline()]
+    except psutil.Error:
+        return []
+
+
+def wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:
+    """Return those processes that still run after so long."""
+    deadline = time.monotonic() + seconds
+    left = list(pids)
+    while (left := [pid for pid in left if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left

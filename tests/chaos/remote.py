@@ -1,0 +1,126 @@
+"""The store: a real S3 server behind a bad link, and objects that somebody rewrites and deletes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.content import key_name, object_bytes
+from tests.servers import Bucket, S3Server
+from tests.servers.ceph import ceph, missing
+from tests.servers.moto import moto
+from tests.servers.slowlink import SlowLink, slowlink
+
+# Only these are ever changed: a rewritten object is a hole for as long as it is another
+# one, and a source of nothing but holes would test nothing.
+CHANGING = 5  # one object of so many
+
+_CALM: dict[str, float] = {
+    "latency_seconds": 0, "bytes_per_second": 0, "unavailable": 0, "resets": 0, "stalls": 0,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def s3_server(kind: str) -> Iterator[S3Server]:
+    """Run an S3 server: ``ceph``, ``moto``, or ``auto`` for the stricter one that is there."""
+    if kind == "moto" or (kind == "auto" and missing()):
+        with moto() as server:
+            yield server
+        return
+    root = Path(tempfile.mkdtemp(prefix="ceph-", dir="/tmp"))
+    try:
+        with ceph(root, memory_bytes=1 << 30) as server:
+            yield server
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class Remote:
+    """The objects, and what was done to them.
+
+    Attributes:
+        versions: per key the version that is there now; None where it is deleted.
+        link: the bad link.
+    """
+
+    def __init__(self, bucket: Bucket, link: SlowLink, count: int) -> None:
+        self._bucket = bucket
+        self.link = link
+        self.versions: dict[int, int | None] = dict.fromkeys(range(count), 0)
+        self._calm = dict(_CALM)
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, kind: str, count: int) -> Iterator[Remote]:
+        """Fill a bucket of a server of this kind, behind a link, with ``count`` objects."""
+        with s3_server(kind) as server:
+            bucket = Bucket.make(server)
+            with ThreadPoolExecutor(8) as pool:
+                list(
+                    pool.map(
+                        lambda n: bucket.put(key_name(n), object_bytes(n, 0)), range(count)
+                    )
+                )
+            with slowlink(server.endpoint) as link:
+                yield cls(bucket, link, count)
+
+    @property
+    def server(self) -> str:
+        """The name of the server."""
+        return self._bucket.server.name
+
+    def source(self) -> dict[str, Any]:
+        """Return the section ``source`` of a config."""
+        options = {**self._bucket.storage_options, "endpoint_url": self.link.endpoint}
+        return {
+            "url": self._bucket.url("chaos/*.npy"),
+            "format": "npy",
+            "options": {"axis": 0},
+            "storage_options": options,
+        }
+
+    def set_link(self, faults: dict[str, float]) -> None:
+        """Make the link so bad from now on."""
+        self._calm = {**_CALM, **faults}
+        self.link.set(**self._calm)
+
+    def outage(self) -> None:
+        """Have every request answered SlowDown."""
+        self.link.set(unavailable=1.0)
+
+    def recover(self) -> None:
+        """End the outage."""
+        self.link.set(**self._calm)
+
+    def rewrite(self, luck: float) -> bool:
+        """Put another version in an object's place; whether one could be."""
+        return self._change(luck, lambda version: version is not None, 1)
+
+    def delete(self, luck: float) -> bool:
+        """Delete an object; whether one could be."""
+        return self._change(luck, lambda version: version is not None, None)
+
+    def restore(self, luck: float) -> bool:
+        """Put the listed version of an object back; whether one had gone."""
+        return self._change(luck, lambda version: version != 0, 0)
+
+    def _change(self, luck: float, which: Any, step: int | None) -> bool:
+        keys = [k for k in self.versions if not k % CHANGING and which(self.versions[k])]
+        if not keys:
+            return False
+        key = random.Random(luck).choice(keys)
+        now = self.versions[key]
+        if step is None:
+            self._bucket.delete(key_name(key))
+            self.versions[key] = None
+            return True
+        version = 0 if step == 0 else (now or 0) + 1
+        self._bucket.put(key_name(key), object_bytes(key, version))
+        self.versions[key] = version
+        return True

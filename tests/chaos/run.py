@@ -1,0 +1,653 @@
+"""The rounds of a run: things go wrong, then everything that must hold is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from growcache.cache.check import Finding, check
+from growcache.cache.files import Layout, allocated_tree
+from growcache.cache.index import read_index
+from growcache.cache.locks import is_held
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CacheError, CorruptShardError
+from growcache.loading.snapshot import Snapshot
+from tests.chaos import checks, schedule
+from tests.chaos.content import WORDS, Words, etag, key_name, wrong
+from tests.chaos.disk import Disk, Watcher, own_disk
+from tests.chaos.flips import Flip, became, flip_shard, numbers_told, some_place, turn_over
+from tests.chaos.ledger import Ledger, read_books
+from tests.chaos.processes import send
+from tests.chaos.readers import Line, ReaderProcess
+from tests.chaos.reading import MIN_SAMPLES
+from tests.chaos.remote import Remote
+from tests.chaos.schedule import (
+    READERS,
+    SAMPLER,
+    STOPPED,
+    SUPERVISOR,
+    Fault,
+    Round,
+    plan,
+)
+from tests.chaos.service import Service
+from tests.chaos.states import current, observe, wait_for_moment
+from tests.chaos.tally import Tally
+
+DISK_BYTES = 12_000_000
+BOUNDS = (4_000_000, 3_000_000, 2_200_000)
+AIM_SECONDS = 2.0
+MOST_VIOLATIONS = 10
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        seed: of everything that is done.
+        minutes: how long.
+        server: ``ceph``, ``moto`` or ``auto``.
+        objects: in the store.
+        readers: which of them.
+        kinds: of faults.
+        rounds: at most; None for as many as there is time for.
+    """
+
+    seed: int
+    minutes: float
+    server: str = "auto"
+    objects: int = 250
+    readers: tuple[str, ...] = READERS
+    kinds: frozenset[str] = schedule.EVERYTHING
+    rounds: int | None = None
+
+
+def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
+    """Run; the directory is kept where something was violated."""
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    kept = False
+    with contextlib.ExitStack() as stack:
+        remote = stack.enter_context(Remote.running(wanted.server, wanted.objects))
+        disk = stack.enter_context(own_disk(folder / "disk", DISK_BYTES))
+        chaos = stack.enter_context(_running(wanted, folder, disk, remote, say))
+        try:
+            chaos.play_all()
+        finally:
+            tally = chaos.tally
+            if tally.violations:
+                kept = True
+                shutil.copytree(disk.root, folder / "as-it-was", dirs_exist_ok=True)
+                say(f"kept: {folder}")
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)
+    return tally
+
+
+@contextlib.contextmanager
+def _running(
+    wanted: Plan, folder: Path, disk: Disk, remote: Remote, say: Say
+) -> Iterator[Chaos]:
+    log = (folder / "watcher.out").open("wb")
+    service = Service(folder, disk.root / "cache", remote.source(), BOUNDS[0])
+    watcher = Watcher(disk, log, folder / "watcher.json")
+    readers: dict[str, ReaderProcess] = {}
+    try:
+        service.start()
+        for role in wanted.readers:
+            readers[role] = ReaderProcess(role, folder, service.root, wanted.seed)
+        yield Chaos(wanted, disk, remote, service, watcher, readers, say)
+    finally:
+        for reader in readers.values():
+            reader.kill()
+        service.kill()
+        watcher.close()
+        log.close()
+
+
+@dataclass(slots=True)
+class _Recent:
+    """What happened in this round and the one before, as far as checks must know."""
+
+    flips: list[Flip] = field(default_factory=list)
+    index_faults: list[tuple[float, float]] = field(default_factory=list)
+    full_disks: list[tuple[float, float]] = field(default_factory=list)
+
+    def forget(self, before: float) -> None:
+        self.flips = [flip for flip in self.flips if flip.at > before]
+        self.index_faults = [span for span in self.index_faults if span[1] > before]
+        self.full_disks = [span for span in self.full_disks if span[1] > before]
+
+    def circumstances(self) -> checks.Circumstances:
+        return checks.Circumstances(self.flips, self.index_faults, self.full_disks)
+
+
+class Chaos:
+    """A running system, and everything that is done to it."""
+
+    def __init__(
+        self,
+        wanted: Plan,
+        disk: Disk,
+        remote: Remote,
+        service: Service,
+        watcher: Watcher,
+        readers: dict[str, ReaderProcess],
+        say: Say,
+    ) -> None:
+        self.tally = Tally(wanted.seed, remote.server, bool(disk.size))
+        self._wanted = wanted
+        self._disk = disk
+        self._remote = remote
+        self._service = service
+        self._watcher = watcher
+        self._readers = readers
+        self._say = say
+        self._root = service.root
+        self._ledger = Ledger()
+        self._recent = _Recent()
+        self._open: list[Flip] = []  # of this round
+        self._damaged: set[int] = set()
+        self._inspected: set[tuple[int, str]] = set()
+        self._told: list[Line] = []
+        self._paused: dict[str, int] = {}
+        self._filled_at: float | None = None
+        self._lost_shards = self._drawn = 0
+        self._last: deque[str] = deque(maxlen=30)
+        self._round = -1
+        self._allowed = 0
+        self._allow(service.max_bytes)
+
+    # ------------------------------------------------------------------ a run
+
+    def play_all(self) -> None:
+        """Play rounds until the time is over, and stop the service in good order."""
+        began = time.monotonic()
+        self._await_first_samples()
+        number = 0
+        while self._goes_on(began, number):
+            self.play(plan(self._wanted.seed, number, self._wanted.kinds))
+            number += 1
+            self.tally.minutes = (time.monotonic() - began) / 60
+        self._end()
+
+    def _goes_on(self, began: float, number: int) -> bool:
+        if len(self.tally.violations) >= MOST_VIOLATIONS:
+            return False
+        if self._wanted.rounds is not None and number >= self._wanted.rounds:
+            return False
+        return time.monotonic() - began < self._wanted.minutes * 60
+
+    def _await_first_samples(self) -> None:
+        deadline = time.monotonic() + checks.PROGRESS_SECONDS
+        while time.monotonic() < deadline:
+            status = self._service.status()
+            if status is not None and status.samples >= 2 * MIN_SAMPLES:
+                return
+            time.sleep(0.05)
+        self._violated([f"liveness: not one sample; {self._service.last_words()}"])
+
+    def _end(self) -> None:
+        for reader in self._readers.values():
+            reader.go_on()
+        self._hear()
+        self._stop_cleanly()
+        self.tally.seen = self._watcher.seen()
+        self._violated(checks.bound(self.tally.seen))
+        self.tally.link = self._remote.link.counts()
+        self.tally.redrawn = self._ledger.redrawn
+        for role, reader in self._readers.items():
+            self.tally.samples[role] = reader.samples
+
+    def play(self, this: Round) -> None:
+        """Play a round, and check everything after it."""
+        self._round = this.number
+        self._remote.set_link(this.link)
+        began = time.monotonic()
+        if reader := self._readers.get(STOPPED):
+            reader.go_on()
+        for fault in this.faults:
+            time.sleep(max(0.0, began + fault.at - time.monotonic()))
+            self._last.append(f"round {this.number}: {fault}")
+            self._do(fault)
+        time.sleep(max(0.0, began + this.seconds - time.monotonic()))
+        if reader:
+            reader.pause()
+        self._put_right()
+        self._look()
+        if this.calm:
+            self._demand_progress()
+        self.tally.rounds += 1
+        status = self._service.status()
+        if status is not None:
+            self._say(f"  {status.state}, waiting for {status.waiting_for}")
+        self._say(
+            f"round {this.number}: {self.tally.all_kills} kills, "
+            f"{sum(self.tally.flips.values())} flips, {self.tally.events['full disks']} full "
+            f"disks, {self.tally.drawn} drawn, {len(self.tally.violations)} violations"
+        )
+
+    def _violated(self, found: list[str]) -> None:
+        for text in found:
+            self.tally.violations.append(f"round {self._round}: {text}")
+            self._say(f"VIOLATION in round {self._round}, seed {self._wanted.seed}: {text}")
+            self._say("  before it: " + "; ".join(list(self._last)[-8:]))
+
+    # ----------------------------------------------------------------- faults
+
+    def _do(self, fault: Fault) -> None:
+        actions: dict[str, Callable[[Fault], object]] = {
+            schedule.KILL: self._kill,
+            schedule.PAUSE: self._pause,
+            schedule.GO_ON: lambda fault: self._resume(fault.role),
+            schedule.FILL: lambda _: self._fill(),
+            schedule.FREE: lambda _: self._free(),
+            schedule.FLIP_SHARD: self._flip,
+            schedule.FLIP_SIDECAR: self._flip,
+            schedule.FLIP_INDEX: self._damage_index,
+            schedule.NO_INDEX: self._damage_index,
+            schedule.REWRITE: lambda f: self._count(self._remote.rewrite(f.luck), "rewritten"),
+            schedule.DELETE: lambda f: self._count(self._remote.delete(f.luck), "deleted"),
+            schedule.RESTORE: lambda f: self._count(self._remote.restore(f.luck), "restored"),
+            schedule.BOUND: self._change_bound,
+            schedule.STOP: lambda _: self._stop_and_start(),
+            schedule.OUTAGE: lambda _: self._outage(),
+            schedule.RECOVER: lambda _: self._remote.recover(),
+        }
+        actions[fault.kind](fault)
+
+    def _count(self, happened: bool, what: str) -> None:
+        if happened:
+            self.tally.events[f"objects {what}"] += 1
+
+    def _outage(self) -> None:
+        self._remote.outage()
+        self.tally.events["outages of the store"] += 1
+
+    def _kill(self, fault: Fault) -> None:
+        if fault.role == SUPERVISOR:
+            self._kill_service(fault)
+        elif fault.role == SAMPLER:
+            self._kill_sampler(fault)
+        elif reader := self._readers.get(fault.role):
+            self._paused.pop(fault.role, None)
+            states = current(observe(self._root))
+            reader.kill()
+            self.tally.killed(fault.role, states)
+            reader.start()
+
+    def _freeze(self, aim: str) -> tuple[str, ...]:
+        """Stop the service at the moment that is aimed at; return what is current then."""
+        samplers = self._service.samplers()
+        if aim == "reserved":
+            self._await_promise(samplers)
+        else:
+            wait_for_moment(self._root, aim, AIM_SECONDS)
+        for pid in (self._service.pid, *samplers):
+            send(pid, signal.SIGSTOP)
+        return current(observe(self._root))
+
+    def _await_promise(self, samplers: list[int]) -> None:
+        """Return with samplers stopped, if it can be after one was promised room to write."""
+        for _ in range(3):
+            for pid in samplers:
+                send(pid, signal.SIGSTOP)
+            if wait_for_moment(self._root, "reserved", AIM_SECONDS / 2):
+                return
+            for pid in samplers:
+                send(pid, signal.SIGCONT)
+            time.sleep(0.3)
+
+    def _thaw(self) -> None:
+        for pid in (self._service.pid, *self._service.samplers()):
+            send(pid, signal.SIGCONT)
+        self._paused = {role: pid for role, pid in self._paused.items() if role in READERS}
+
+    def _kill_service(self, fault: Fault) -> None:
+        if not self._service.alive:
+            return
+        states = self._freeze(fault.aim)
+        left = self._service.kill()
+        self.tally.killed(SUPERVISOR, states)
+        self._violated([f"G7: sampler {pid} outlives its supervisor" for pid in left])
+        self._paused = {role: pid for role, pid in self._paused.items() if role in READERS}
+        time.sleep(fault.luck * 0.3)
+        self._start()
+
+    def _kill_sampler(self, fault: Fault) -> None:
+        samplers = self._service.samplers()
+        if not samplers:
+            return
+        states = self._freeze(fault.aim)
+        send(random.Random(fault.luck).choice(samplers), signal.SIGKILL)
+        self.tally.killed(SAMPLER, states)
+        self._thaw()
+
+    def _start(self) -> None:
+        seconds = self._service.start()
+        self.tally.starts.append(seconds)
+        ready, words = self._service.ready, ""
+        if not ready:
+            words = self._service.last_words()
+        self._violated(checks.restart(seconds, ready=ready, words=words))
+
+    def _pause(self, fault: Fault) -> None:
+        pids = {
+            SUPERVISOR: [self._service.pid] if self._service.alive else [],
+            SAMPLER: self._service.samplers()[:1],
+        }.get(fault.role)
+        if pids is None:
+            reader = self._readers.get(fault.role)
+            pids = [reader.pid] if reader else []
+        for pid in pids:
+            self._paused[fault.role] = pid
+            send(pid, signal.SIGSTOP)
+            self.tally.events[f"pauses of {fault.role}"] += 1
+
+    def _resume(self, role: str) -> None:
+        if (pid := self._paused.pop(role, None)) is not None:
+            send(pid, signal.SIGCONT)
+
+    def _fill(self) -> None:
+        if self._disk.fill():
+            self._filled_at = time.monotonic()
+            self.tally.events["full disks"] += 1
+
+    def _free(self) -> None:
+        if self._filled_at is not None:
+            self._disk.free()
+            self._recent.full_disks.append((self._filled_at, time.monotonic()))
+            self._filled_at = None
+
+    def _flip(self, fault: Fault) -> None:
+        try:
+            sound = {row.number for row in read_index(self._root).shards} - self._damaged
+        except CacheError:
+            return
+        flip = flip_shard(self._root, fault.kind, fault.luck, sound)
+        if flip is not None:
+            self._open.append(flip)
+            self._recent.flips.append(flip)
+            self._damaged.add(flip.number)
+
+    def _change_bound(self, fault: Fault) -> None:
+        others = [bound for bound in BOUNDS if bound != self._service.max_bytes]
+        bound = random.Random(fault.luck).choice(others)
+        self._allow(max(self._allowed, bound))
+        self._service.write_config(bound)
+        self.tally.events["changes of the bound"] += 1
+
+    def _allow(self, nbytes: int) -> None:
+        self._allowed = nbytes
+        self._watcher.allow(nbytes)
+
+    def _follow_bound(self) -> None:
+        """A lowered bound holds from the moment that the service says so."""
+        status, bound = self._service.status(), self._service.max_bytes
+        if self._allowed == bound or status is None or not self._service.ready:
+            return
+        if status.max_bytes == status.target_bytes == bound:
+            self._allow(bound)
+
+    # ------------------------------------------------------ stops and the index
+
+    def _stop_and_start(self) -> None:
+        self._resume_service()
+        self._stop_cleanly()
+        self._start()
+
+    def _resume_service(self) -> None:
+        for role in (SUPERVISOR, SAMPLER):
+            self._resume(role)
+
+    def _stop_cleanly(self) -> None:
+        self._free()
+        if not self._service.alive:
+            return
+        code, running = self._service.stop()
+        layout = Layout(self._root)
+        held = [p.name for p in (layout.supervisor_lock, layout.samplers_lock) if is_held(p)]
+        temporary = [str(p.relative_to(self._root)) for p in layout.incoming.iterdir()]
+        temporary += [p.name for p in self._root.glob(".*.tmp")]
+        damaged = self._damaged
+        errors = checks.findings(self._findings(), damaged)
+        self._violated(checks.stopped(checks.Leftovers(code, running, held, temporary, errors)))
+        if code:
+            self._say(self._service.last_words())
+        open_ = {flip.number for flip in self._open}
+        self._violated(self._check_command(expect=bool(open_ & self._live())))
+        self.tally.events["clean stops"] += 1
+
+    def _live(self) -> set[int]:
+        return {row.number for row in read_index(self._root).shards}
+
+    def _check_command(self, *, expect: bool) -> list[str]:
+        command = [sys.executable, "-m", "growcache", "check", str(self._root)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == int(expect):
+            return []
+        return [f"growcache check: exit code {done.returncode}: {done.stdout[-500:]}"]
+
+    def _damage_index(self, fault: Fault) -> None:
+        """Kill the service, damage or remove the index, and have it made again."""
+        self._resume_service()
+        self._free()
+        if self._service.alive:
+            states = self._freeze("any")
+            self._service.kill()
+            self.tally.killed(SUPERVISOR, states)
+        began = time.monotonic()
+        self._recent.index_faults.append((began, began + 60))
+        outcome = self._index_fault(fault)
+        if outcome != "nothing: no row depends on it":
+            self._remove_index()
+        self._start()
+        self._recent.index_faults[-1] = (began, time.monotonic() + 2)
+        if outcome != "nothing: no row depends on it":
+            self._begin_anew()
+        self.tally.flips[fault.kind, outcome] += fault.kind == schedule.FLIP_INDEX
+        self.tally.events["indexes removed"] += fault.kind == schedule.NO_INDEX
+
+    def _index_fault(self, fault: Fault) -> str:
+        if fault.kind == schedule.NO_INDEX:
+            return "removed"
+        dice, layout = random.Random(fault.luck), Layout(self._root)
+        files = [p for p in self._root.glob("index.sqlite*") if p.suffix != ".sqlite-shm"]
+        path = dice.choice(sorted(p for p in files if p.stat().st_size))
+        before = _content(layout)
+        turn_over(path, some_place(path, dice))
+        try:
+            noticed = bool([f for f in check(self._root) if f.severity == "error"])
+        except CacheError:
+            noticed = True
+        if noticed:
+            return "check"
+        same = _content(layout) == before
+        return "nothing: no row depends on it" if same else "nobody: a row says something else"
+
+    def _remove_index(self) -> None:
+        for path in self._root.glob("index.sqlite*"):
+            path.unlink()
+
+    def _begin_anew(self) -> None:
+        """The index was made again from the shards."""
+        try:
+            books = read_books(self._root)
+        except sqlite3.Error as error:
+            self._violated([f"G8: the index that was made again cannot be read: {error}"])
+            return
+        self._ledger.new_index(books)
+        self._lost_shards = 0
+        self._drawn = read_index(self._root).totals.drawn  # of what was adopted
+
+    # ----------------------------------------------------------------- checks
+
+    def _put_right(self) -> None:
+        self._free()
+        self._remote.recover()
+        for role in list(self._paused):
+            self._resume(role)
+        if not self._service.alive:
+            words = self._service.last_words()
+            code = self._service.exit_code
+            self._violated([f"the service ended by itself, with exit code {code}: {words}"])
+            self._start()
+        self._follow_bound()
+
+    def _hear(self) -> None:
+        """Judge what the readers said; start again those that ended."""
+        now = self._recent.circumstances()
+        for role, reader in self._readers.items():
+            for line in reader.news():
+                self._judge(line, now)
+            code = reader.exit_code
+            if code is not None:
+                if code not in (3, 0):
+                    words = reader.last_words()
+                    self._violated([f"G3: {role} ended with exit code {code}: {words}"])
+                reader.start()
+
+    def _judge(self, line: Line, now: checks.Circumstances) -> None:
+        if line.event == "warning":
+            self._told.append(line)
+        elif line.event == "wrong":
+            found = checks.delivered_wrong(line, now)
+            self._violated(found)
+            self.tally.raced += not found
+        elif line.event == "error":
+            found = checks.reader_error(line, now)
+            self._violated(found)
+            if found:
+                self._say(line.facts["trace"][-1500:])
+            else:
+                self.tally.readers_ended[line.facts["type"]] += 1
+
+    def _look(self) -> None:
+        self._hear()
+        found = self._findings()
+        self._settle_flips(found)
+        self._violated(checks.findings(found, self._damaged))
+        self._inspect()
+        self._read_books()
+        used = allocated_tree(self._root)
+        if used > self._allowed:
+            self._violated([f"G1: {used:,} bytes by du, {self._allowed:,} allowed"])
+        seen = self._watcher.seen()
+        known = len(self.tally.seen.over)
+        self._violated([f"G1: {u:,} bytes used, {a:,} allowed" for a, u in seen.over[known:]])
+        self.tally.seen = seen
+        self._recent.forget(time.monotonic() - 30)
+
+    def _findings(self) -> list[Finding]:
+        try:
+            return check(self._root)
+        except CacheError as error:
+            return [Finding("error", None, str(error))]
+
+    def _settle_flips(self, found: list[Finding]) -> None:
+        told, live = numbers_told(self._told), self._live()
+        numbers = {finding.shard for finding in found if finding.shard is not None}
+        for flip in self._open:
+            outcome = became(flip, told, numbers, live)
+            self.tally.flips[flip.kind, outcome] += 1
+            if outcome == "missed":
+                self._violated([f"G2: nobody noticed a bit turned over in {flip.path}"])
+            flip.heal()
+        self._open.clear()
+        self._told.clear()
+        # Loaders go on to pass over what was healed; nobody is asked to find it again.
+        self._damaged &= {flip.number for flip in self._recent.flips}
+
+    def _inspect(self) -> None:
+        """Look at every sample of the shards that are new, and at where it says it is from."""
+        try:
+            with Snapshot.take(self._root, job="harness") as snapshot:
+                sidecars = {}
+                for row in snapshot.shards:
+                    with contextlib.suppress(CorruptShardError):
+                        sidecars[row.number] = snapshot.sidecar(row.number)
+                        if (row.number, row.digest) not in self._inspected:
+                            shard = snapshot.mapped(row.number)
+                            words = _words([shard[i]["x"] for i in range(row.samples)])
+                            self._violated(_origins_wrong(sidecars[row.number], words))
+                            self._inspected.add((row.number, row.digest))
+                self._violated(self._ledger.describe(sidecars))
+        except CacheError as error:
+            self._violated([f"a snapshot cannot be taken: {error}"])
+
+    def _read_books(self) -> None:
+        try:
+            books = read_books(self._root)
+        except sqlite3.Error as error:
+            self._violated([f"the index cannot be read: {error}"])
+            return
+        self._violated(self._ledger.enter(books))
+        found = read_index(self._root).totals
+        self._violated(checks.totals(found, self._lost_shards))
+        self._lost_shards = max(self._lost_shards, found.lost_shards)
+        self.tally.drawn += max(0, found.drawn - self._drawn)
+        self._drawn = found.drawn
+
+    def _demand_progress(self) -> None:
+        """Everything is well now: samples are drawn, and every reader is served."""
+        self._remote.set_link({})
+        for reader in self._readers.values():
+            reader.go_on()
+        began, before = time.monotonic(), read_index(self._root).totals.drawn
+        waiting = set(self._readers)
+        drew = False
+        while not (drew and not waiting) and time.monotonic() - began < checks.PROGRESS_SECONDS:
+            time.sleep(0.1)
+            drew = drew or read_index(self._root).totals.drawn > before
+            self._hear()
+            waiting = {r for r in waiting if self._readers[r].beat_at < began}
+        waited = time.monotonic() - began
+        status = self._service.status()
+        event = status.waiting_for if status is not None else None
+        self._violated(checks.progress(drew, waited, event))
+        for role in waiting:
+            self._violated(checks.reading(role, waited))
+
+
+def _words(samples: list[object]) -> Words:
+    import numpy as np
+
+    return np.asarray(samples, np.int64).reshape(-1, WORDS)
+
+
+def _origins_wrong(sidecar: Sidecar, words: Words) -> list[str]:
+    """Every sample is whole, and of the key, the row and the version that it is said to be."""
+    if bad := int(wrong(words).sum()):
+        return [f"G2: {bad} samples of shard {sidecar.number} are wrong, and its digest right"]
+    for place, (key, version, row) in enumerate(words[:, :3].tolist()):
+        origin = sidecar.origin(place)
+        said = (origin.key, origin.etag, origin.start)
+        if said != (key_name(key), etag(key, version), row):
+            return [
+                f"shard {sidecar.number} says that sample {place} is {said}, it is row {row} of "
+                f"version {version} of {key_name(key)}"
+            ]
+    return []
+
+
+def _content(layout: Layout) -> str | None:
+    """Return all rows of the index; None where SQLite cannot read them."""
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{layout.index}?mode=ro", uri=True)
+        ) as db:
+            return "\n".join(db.iterdump())
+    except sqlite3.Error:
+        return None

@@ -1,0 +1,141 @@
+"""What goes wrong in a round, and when: a function of (seed, round). Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SUPERVISOR, SAMPLER = "supervisor", "sampler"
+TORCH, TENSORFLOW, STOPPED, UNFINISHED = "torch", "tensorflow", "stopped", "unfinished"
+READERS = (TORCH, TENSORFLOW, STOPPED, UNFINISHED)
+ROLES = (SUPERVISOR, SAMPLER, *READERS)
+
+# How often each is killed. TensorFlow takes seconds to start, the others do not.
+_KILLS = {SUPERVISOR: 5, SAMPLER: 7, TORCH: 2, TENSORFLOW: 1, STOPPED: 4, UNFINISHED: 4}
+_PAUSES = {SUPERVISOR: 3, SAMPLER: 3, TORCH: 1, TENSORFLOW: 1, UNFINISHED: 1}
+
+# What a kill of the service waits for, for at most a moment; "any" is the dice's.
+AIMS = ("any", "reserved", "incoming", "installing", "deleting")
+
+KILL, PAUSE, GO_ON = "kill", "pause", "go on"
+FILL, FREE = "fill the disk", "free the disk"
+FLIP_SHARD, FLIP_SIDECAR, FLIP_INDEX, NO_INDEX = (
+    "flip in a shard", "flip in a sidecar", "flip in the index", "remove the index",
+)  # fmt: skip
+REWRITE, DELETE, RESTORE = "rewrite an object", "delete an object", "restore an object"
+BOUND, STOP, OUTAGE, RECOVER = "change the bound", "stop", "outage", "recover"
+
+STOP_EVERY = 12  # rounds; a clean stop, in which nothing may be left behind
+CALM_EVERY = 6  # rounds after which all is well for once, and everybody must go on
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """Something that is done to the system.
+
+    Attributes:
+        at: seconds from the beginning of the round.
+        kind: what.
+        role: to which process, where it is one.
+        aim: what to wait for, for a moment, before it is done.
+        luck: 0..1, for every further choice.
+    """
+
+    at: float
+    kind: str
+    role: str = ""
+    aim: str = "any"
+    luck: float = 0.0
+
+    def __str__(self) -> str:
+        what = " ".join(filter(None, (self.kind, self.role)))
+        return f"{self.at:.2f} s: {what}" + (f" when {self.aim}" if self.aim != "any" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A few seconds of misfortune.
+
+    Attributes:
+        number: from 0.
+        seconds: how long it lasts, checks apart.
+        link: what the link to the store does all the while; see `slowlink.Faults`.
+        faults: in order of time.
+        calm: whether everything is put right at its end, and progress demanded.
+    """
+
+    number: int
+    seconds: float
+    link: dict[str, float] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    calm: bool = False
+
+
+def plan(seed: int, number: int, kinds: frozenset[str]) -> Round:
+    """Return a round.
+
+    Args:
+        seed: of the whole run.
+        number: of the round.
+        kinds: of faults that this machine and this version can have.
+    """
+    dice = random.Random(f"{seed}/{number}")
+    seconds = dice.uniform(2.5, 5.0)
+    faults = [fault for fault in _faults(dice, number, seconds) if fault.kind in kinds]
+    return Round(
+        number, seconds, _link(dice), tuple(sorted(faults)), calm=not (number + 1) % CALM_EVERY
+    )
+
+
+def _link(dice: random.Random) -> dict[str, float]:
+    bad = dice.random() < 0.6
+    return {
+        "latency_seconds": dice.uniform(0, 0.02),
+        "bytes_per_second": dice.choice([0, 0, 4e6, 1e6]),
+        "unavailable": dice.uniform(0, 0.05) if bad else 0.0,
+        "resets": dice.uniform(0, 0.03) if bad else 0.0,
+        "stalls": dice.uniform(0, 0.02) if bad else 0.0,
+        "stall_seconds": dice.uniform(0.2, 3.0),
+        "fault_after_bytes": dice.randrange(0, 2000),
+    }
+
+
+def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]:
+    def at(until: float = 1.0) -> float:
+        return round(dice.uniform(0, seconds * until), 3)
+
+    for _ in range(dice.choice([1, 1, 2])):
+        aim = dice.choice(AIMS)
+        yield Fault(at(), KILL, _chosen(dice, _KILLS), aim, dice.random())
+    for kind, chance in _CHANCES.items():
+        if dice.random() < chance:
+            yield Fault(at(), kind, luck=dice.random())
+    for first, last, chance, longest in _SPANS:
+        if dice.random() < chance:
+            role = _chosen(dice, _PAUSES) if first == PAUSE else ""
+            begin = at(0.7)
+            yield Fault(begin, first, role)
+            yield Fault(begin + dice.uniform(0.1, longest), last, role)
+    if not (number + 1) % STOP_EVERY:
+        yield Fault(seconds, STOP, luck=dice.random())
+
+
+_CHANCES = {
+    FLIP_SHARD: 0.6,
+    FLIP_SIDECAR: 0.15,
+    FLIP_INDEX: 0.08,
+    NO_INDEX: 0.03,
+    REWRITE: 0.25,
+    DELETE: 0.15,
+    RESTORE: 0.4,
+    BOUND: 0.12,
+}
+_SPANS = ((PAUSE, GO_ON, 0.5, 2.0), (FILL, FREE, 0.2, 1.5), (OUTAGE, RECOVER, 0.1, 1.5))
+EVERYTHING = frozenset(_CHANCES) | {
+    KILL, PAUSE, GO_ON, FILL, FREE, STOP, OUTAGE, RECOVER
+}  # fmt: skip
+
+
+def _chosen(dice: random.Random, weights: dict[str, int]) -> str:
+    return dice.choices(list(weights), list(weights.values()))[0]

@@ -1,0 +1,133 @@
+"""In which states files were at a moment, as seen in the directory, the index and the status."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import sqlite3
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from growcache.cache.files import Layout, number_of
+from growcache.cache.index.rows import ShardState
+from growcache.cache.status import Status
+
+# In the order of a shard's life. "installing": renamed, and no row yet. "deleting": the row
+# says retired, and the file is gone.
+STATES = ("reserved", "incoming", "installing", "live", "retired", "deleting", "deleted")
+
+_EVENTS = {"incoming": 0x100, "installing": 0x80, "deleting": 0x200}  # CREATE, MOVED_TO, DELETE
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What lay there.
+
+    Attributes:
+        reserved_bytes: promised, as the service last said.
+        incoming: files that samplers have written, or are writing.
+        numbers: of shards with a file in the shards directory.
+        states: per number what the index says; None where it could not be read.
+    """
+
+    reserved_bytes: int
+    incoming: int
+    numbers: frozenset[int]
+    states: dict[int, int] | None
+
+
+def current(seen: Observation) -> tuple[str, ...]:
+    """Return the states that some file was in."""
+    found = set()
+    if seen.incoming:
+        found.add("incoming")
+    elif seen.reserved_bytes:
+        found.add("reserved")
+    if seen.states is not None:
+        kept = {n: s for n, s in seen.states.items() if s != ShardState.DELETED}
+        retired = {n for n, s in kept.items() if s == ShardState.RETIRED}
+        found |= {"installing"} if seen.numbers - kept.keys() else set()
+        found |= {"live"} if len(kept) > len(retired) else set()
+        found |= {"retired"} if retired & seen.numbers else set()
+        found |= {"deleting"} if retired - seen.numbers else set()
+        found |= {"deleted"} if len(kept) < len(seen.states) else set()
+    return tuple(state for state in STATES if state in found)
+
+
+def observe(root: Path) -> Observation:
+    """Return what lies there now."""
+    layout = Layout(root)
+    try:
+        reserved = Status.from_json(layout.status.read_bytes()).reserved_bytes
+    except (OSError, ValueError, TypeError):
+        reserved = 0
+    return Observation(
+        reserved_bytes=reserved,
+        incoming=len(_names(layout.incoming)),
+        numbers=frozenset(n for p in _names(layout.shards) if (n := number_of(p)) is not None),
+        states=_states(layout),
+    )
+
+
+def _names(directory: Path) -> list[Path]:
+    try:
+        return [Path(name) for name in os.listdir(directory)]  # noqa: PTH208 - of names only
+    except FileNotFoundError:
+        return []
+
+
+def _states(layout: Layout) -> dict[int, int] | None:
+    uri = f"file:{quote(str(layout.index))}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=0.2)) as connection:
+            return dict(connection.execute("SELECT number, state FROM shards").fetchall())
+    except sqlite3.Error:
+        return None
+
+
+@contextmanager
+def _watching(directory: Path, mask: int) -> Iterator[int]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_CLOEXEC)
+    try:
+        libc.inotify_add_watch(descriptor, os.fsencode(directory), ctypes.c_uint32(mask))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_moment(root: Path, aim: str, seconds: float) -> bool:
+    """Return when a file just entered the state that is aimed at; False where none did."""
+    layout = Layout(root)
+    if aim == "reserved":
+        return _wait_for_promise(layout, seconds)
+    if aim not in _EVENTS:
+        return True
+    directory = layout.incoming if aim == "incoming" else layout.shards
+    with _watching(directory, _EVENTS[aim]) as descriptor:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([descriptor], [], [], left)[0]:
+                data = os.read(descriptor, 4096)
+                # a struct of four integers, and a name: shards are told by their numbers
+                (length,) = struct.unpack_from("I", data, 12)
+                if length:
+                    return True
+    return False
+
+
+def _wait_for_promise(layout: Layout, seconds: float) -> bool:
+    """Wait for room that was promised while nothing is written: its sampler stands still."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        seen = observe(layout.root)
+        if seen.reserved_bytes and not seen.incoming:
+            return True
+        time.sleep(0.02)
+    return False

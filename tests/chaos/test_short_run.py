@@ -1,0 +1,28 @@
+"""A few rounds of chaos, every day; ``make chaos`` plays for longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.run import Plan, run
+from tests.chaos.schedule import EVERYTHING, FILL, FREE, READERS
+
+ROUNDS = 4
+
+
+@pytest.mark.timeout(180)
+def test_a_few_rounds() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    said: list[str] = []
+    kinds = EVERYTHING - {FILL, FREE}
+    wanted = Plan(seed=11, minutes=2, server="moto", objects=60, rounds=ROUNDS, kinds=kinds)
+    tally = run(wanted, said.append)
+    assert not tally.violations, "\n".join(said)
+    assert tally.rounds == ROUNDS
+    assert tally.all_kills >= ROUNDS
+    assert tally.drawn > 0
+    assert tally.seen.looks > 100
+    assert {role for role, count in tally.samples.items() if count} >= set(READERS) - {
+        "tensorflow"  # which takes as long to start as all this, where others are busy
+    }
