@@ -14,11 +14,12 @@ from growcache.loading.calls import blamed
 from growcache.loading.framework import Framework, Integers
 from growcache.loading.gather import LARGE_ROW_BYTES, Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
-from growcache.loading.passes import Piece
+from growcache.loading.passes import Piece, marks_after
 from growcache.loading.ragged import Ragged, Styler
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.state import Form, Mark
 from growcache.loading.transforms import Transform
-from growcache.schema import Origin
+from growcache.schema import Origin, Schema
 
 Batch: TypeAlias = dict[str, Any]
 
@@ -34,6 +35,8 @@ class Block:
         numbers: int64 [rows], the shard of each row.
         counts: how many rows are of which shard.
         nbytes: of the arrays that the batches are cut of.
+        marks: where the loader stands after each batch.
+        form: of the batches.
     """
 
     epoch: int
@@ -41,12 +44,20 @@ class Block:
     numbers: Integers
     counts: dict[int, int]
     nbytes: int
+    marks: list[Mark]
+    form: Form
 
 
 def count_of(numbers: Integers) -> dict[int, int]:
     """Return how often each number occurs."""
     found, counts = np.unique(numbers, return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _decided(form: Form | None) -> Schema | None:
+    return (
+        None if form is None or form.transformed is None else Schema.from_json(form.transformed)
+    )
 
 
 class Assembler:
@@ -56,6 +67,7 @@ class Assembler:
         options: of the loader.
         snapshot: the first one, for the schema and the size of samples.
         framework: lends copies, and says what a batch holds.
+        form: what the first samples of a loader decided that this one goes on for.
 
     Attributes:
         rows: of a full block.
@@ -65,21 +77,28 @@ class Assembler:
     """
 
     def __init__(
-        self, options: LoaderOptions, snapshot: Snapshot, framework: Framework
+        self,
+        options: LoaderOptions,
+        snapshot: Snapshot,
+        framework: Framework,
+        form: Form | None = None,
     ) -> None:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
-        self.rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
-        in_order = nbytes < LARGE_ROW_BYTES
+        in_order = nbytes < LARGE_ROW_BYTES if form is None else form.in_order
+        batches = batches_per_block(nbytes, options.batch_size) if in_order else 1
+        self.rows = options.batch_size * batches
+        self._in_order = in_order
         self._gatherer = Gatherer(schema, self.rows, framework, in_order=in_order)
         self._options = options
         self._deliver = framework.deliver
         self._styler = Styler(options.ragged, framework.join)
         self._transform = (
-            Transform(options.transform, options.seed, self.rows, schema)
+            Transform(options.transform, options.seed, self.rows, schema, _decided(form))
             if options.transform
             else None
         )
+        self._pieces: list[Piece] = []
         self._numbers: list[Integers] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
@@ -100,6 +119,7 @@ class Assembler:
             numbers.append(np.asarray(window.plan.numbers)[place])
             shards += window.shards
         origin = self._gatherer.add(shards, np.concatenate(places), np.concatenate(rows))
+        self._pieces += pieces
         self._numbers.append(np.concatenate(numbers)[origin])
         if self._transform is not None:
             self._note(self._transform, pieces, origin)
@@ -124,15 +144,24 @@ class Assembler:
     def finish(self, epoch: int) -> Block:
         """Return the block, and begin another."""
         columns: Mapping[str, Column] = self._gatherer.finish()
-        numbers, places, origins = self._numbers, self._places, self._origins
-        self._numbers, self._places, self._origins = [], [], []
+        numbers, places, origins = np.concatenate(self._numbers), self._places, self._origins
+        size, rows = self._options.batch_size, len(numbers)
+        ends = [min(start + size, rows) for start in range(0, rows, size)]
+        marks = marks_after(self._pieces, ends)
+        self._begin()
         if self._transform is not None:
             columns = self._transform.run(columns, places, origins or None)
-        joined, size = np.concatenate(numbers), self._options.batch_size
-        starts = range(0, len(joined), size)
-        batches = deque(self._batch(columns, i, min(i + size, len(joined))) for i in starts)
+        batches = deque(
+            self._batch(columns, start, end)
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        )
         nbytes = sum(column.nbytes for column in columns.values())
-        return Block(epoch, batches, joined, count_of(joined), nbytes)
+        counts = count_of(numbers)
+        return Block(epoch, batches, numbers, counts, nbytes, marks, self._form())
+
+    def _form(self) -> Form:
+        schema = self._transform.schema if self._transform is not None else None
+        return Form(self._in_order, None if schema is None else schema.to_json())
 
     def _batch(self, columns: Mapping[str, Column], start: int, stop: int) -> Any:
         """Return what is delivered of the rows from ``start`` to ``stop``."""
@@ -157,7 +186,10 @@ class Assembler:
     def discard(self) -> None:
         """Begin another block instead of this one."""
         self._gatherer.finish()
-        self._numbers, self._places, self._origins = [], [], []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pieces, self._numbers, self._places, self._origins = [], [], [], []
 
     def close(self) -> None:
         """End the threads of the transform."""

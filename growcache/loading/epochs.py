@@ -9,11 +9,16 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from growcache.cache.index import IndexView, read_index
+from growcache.errors import CacheMissingError
 from growcache.loading.blocks import Block, count_of
+from growcache.loading.bookmark import Bookmark
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.producer import EpochEnd, Failure, Item, Link, PassBegun, Producer
 from growcache.loading.report import Report, Tally
+from growcache.loading.resume import Missing, refuse_missing, refuse_other_cache
+from growcache.loading.state import LoaderState, rest_of
 
 
 class Engine:
@@ -33,6 +38,9 @@ class Engine:
         self._link: Link | None = None
         self._pid = os.getpid()
         self._next_epoch = self._next_pass = 0
+        self._loaded: LoaderState | None = None  # until something of it was delivered
+        self._missing: Missing = "refetch"
+        self._bookmark = Bookmark(options, LoaderState())
         self._finalizer: weakref.finalize[..., Engine] | None = None
         self._tally = Tally(options.root)
 
@@ -45,16 +53,19 @@ class Engine:
         link = self._running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
         link.begin(number)
+        self._bookmark.begin_epoch(number)
         self._tally.begin_epoch()
         while True:
             item = self._receive(link, number)
             if isinstance(item, Failure):
                 self.close()
                 raise item.error
+            self._loaded = None
             if isinstance(item, Block):
                 yield from self._batches(item)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
+                self._bookmark.end_epoch(number)
                 self._tally.end_epoch()
                 return
 
@@ -62,6 +73,34 @@ class Engine:
     def report(self) -> Report:
         """What was delivered so far."""
         return self._tally.report(self._link.skipped if self._link else 0)
+
+    @property
+    def state(self) -> LoaderState:
+        """Where the consumer stands."""
+        return self._bookmark.state
+
+    def load(self, state: LoaderState, missing: Missing) -> None:
+        """Go on from there with the next epoch; one that is under way is over.
+
+        Raises:
+            ConfigError: the cache is another one.
+            CacheError: shards are gone, and ``missing`` forbids that.
+        """
+        self._refuse(state, missing)
+        self.close()
+        self._loaded, self._missing = state, missing
+        self._bookmark = Bookmark(self._options, state)
+
+    def _refuse(self, state: LoaderState, missing: Missing) -> None:
+        """Refuse what is sure to fail now, rather than in the next epoch."""
+        try:
+            view = read_index(self._options.root)
+        except CacheMissingError:
+            view = IndexView()
+        refuse_other_cache(view, state.fingerprint, self._options)
+        rest = rest_of(state, self._options)
+        if missing == "error" and rest is not None:
+            refuse_missing(view, rest, self._options)
 
     def close(self) -> None:
         """End the thread and free the leases; the next epoch starts another."""
@@ -74,13 +113,20 @@ class Engine:
             self._link, self._pid = None, os.getpid()
             if self._finalizer is not None:
                 self._finalizer.detach()
+        if self._loaded is not None:  # broken off before the first batch: once more
+            self.close()
         if self._link is None:
             self._link = self._start()
         return self._link
 
     def _start(self) -> Link:
+        start = self._loaded or LoaderState(
+            epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
+        )
+        self._next_epoch = start.next_epoch
+        self._bookmark = Bookmark(self._options, start)
         link = Link(self._next_epoch)
-        producer = Producer(self._options, link, self._framework, self._next_pass)
+        producer = Producer(self._options, link, self._framework, start, self._missing)
         thread = threading.Thread(target=producer.run, name="growcache-loader", daemon=True)
         thread.start()
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
@@ -98,7 +144,9 @@ class Engine:
             item = link.items.get()
             self._tally.waited(time.perf_counter() - began)
             if isinstance(item, PassBegun):
-                self._next_pass = item.number + 1
+                self._next_pass = item.plan.number + 1
+                identity = item.facts.view.identity
+                self._bookmark.begin_pass(item.plan, identity.fingerprint if identity else None)
                 self._tally.begin_pass(item.facts)
                 continue
             if isinstance(item, Block):
@@ -109,9 +157,11 @@ class Engine:
     def _batches(self, block: Block) -> Iterator[Any]:
         rows, size = len(block.numbers), self._options.batch_size
         delivered = 0
+        marks = iter(block.marks)
         try:
             while block.batches:
                 delivered = min(delivered + size, rows)
+                self._bookmark.deliver(block.epoch, next(marks), block.form)
                 yield block.batches.popleft()
         finally:
             whole = delivered == rows

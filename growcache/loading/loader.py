@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -14,6 +14,8 @@ from growcache.loading.maps import Verify
 from growcache.loading.options import LoaderOptions, missing, names_of
 from growcache.loading.ragged import RaggedStyle
 from growcache.loading.report import Report
+from growcache.loading.resume import MISSING, Missing
+from growcache.loading.state import LoaderState
 from growcache.loading.waiting import wait_for_samples
 
 
@@ -151,6 +153,43 @@ class Loader:
     def report(self) -> Report:
         """What was delivered: the latest epoch, reuse, coverage, what set the pace."""
         return self._engine.report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader stands: behind the batch that was delivered last.
+
+        Plain values, for `torch.save` as for `json.dumps`. Behind a batch, `load_state_dict`
+        makes a loader deliver the very batches that this one would have delivered for the rest
+        of its pass, in this process or another, on this machine or another: the same samples,
+        in the same order, with the same generators for the transform. Where
+        ``samples_per_epoch`` makes an epoch go on into another pass, and between epochs, a new
+        snapshot follows, as ever. Its order depends on the state and on what is cached then.
+
+        Uses and all that `report` says are not part of it.
+        """
+        return self._engine.state.to_dict(self._options)
+
+    def load_state_dict(self, state: Mapping[str, Any], missing: Missing = "refetch") -> None:
+        """Go on where another loader stood: the next iteration is the rest of its epoch.
+
+        Behind the last batch of an epoch that rest is empty, and the iteration after it
+        begins the next one. Shards that are cached still are leased with the next iteration.
+
+        Args:
+            state: of `state_dict`, of a loader with the same batch_size, seed, shuffle,
+                drop_last, samples_per_epoch and fixed. The functions must be the same, too.
+            missing: what to do where shards that the rest of the pass needs are not cached
+                (any more). ``refetch``: have the service draw them again, and wait for that.
+                ``substitute``: put other shards in their places, as far as there are others.
+                ``error``: raise CacheError.
+
+        Raises:
+            ConfigError: no such state, other arguments, or another cache's.
+            CacheError: shards are gone; what is found out only when the next iteration
+                leases them is raised there.
+        """
+        if missing not in MISSING:
+            raise ConfigError(f"missing must be one of {', '.join(MISSING)}, found {missing!r}")
+        self._engine.load(LoaderState.from_dict(state, self._options), missing)
 
     def close(self) -> None:
         """End the threads and free the snapshots; a later iteration starts anew."""

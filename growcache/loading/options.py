@@ -104,6 +104,11 @@ class LoaderOptions:
         return Schema(tuple(field for field in schema.fields if field.name in self.fields))
 
     @property
+    def shuffles(self) -> bool:
+        """Whether an epoch has an order of its own."""
+        return self.shuffle and not self.fixed
+
+    @property
     def keeps_last(self) -> bool:
         """Whether an epoch ends with a batch that may be smaller."""
         return self.fixed or not self.drop_last

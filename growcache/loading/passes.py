@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +23,9 @@ from growcache.errors import CacheError, ConfigError, CorruptShardError, Growcac
 from growcache.loading.ahead import Ahead
 from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Window, plan_pass, window_samples
+from growcache.loading.plan import Window, visiting_order, window_samples
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
 from growcache.loading.waiting import take_snapshot, wait_for_samples
 
 
@@ -41,7 +44,8 @@ class OpenWindow:
         places: int64 [n], the shard of each row.
         rows: int64 [n], the row in its shard.
         positions: int64 [n], where the row stands in the pass.
-        skipped: samples of corrupt shards.
+        skipped: samples of shards that cannot be read.
+        corrupt: these shards.
     """
 
     snapshot: Snapshot
@@ -51,6 +55,7 @@ class OpenWindow:
     rows: Integers
     positions: Integers
     skipped: int
+    corrupt: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,23 +69,49 @@ class Piece(NamedTuple):
     stop: int
 
 
+def marks_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Mark]:
+    """Return where a walk stands that has gone through so many rows of the pieces.
+
+    Args:
+        pieces: as `Walk.take` returned them.
+        rows: ascending numbers of rows, each at least 1 and at most as many as there are.
+    """
+    marks: list[Mark] = []
+    ends = list(accumulate(stop - start for _, start, stop in pieces))
+    for n in rows:
+        place = bisect_left(ends, n)
+        window, _, stop = pieces[place]
+        position = int(window.positions[stop - 1 - (ends[place] - n)]) + 1
+        marks.append(Mark(window.plan.pass_number, position, window.corrupt))
+    return marks
+
+
 @dataclass(slots=True)
 class OpenPass:
-    """A pass with its first window, ready to be walked.
+    """A pass with the window in which it begins, ready to be walked.
 
     Attributes:
-        number: of the pass.
         snapshot: of the cache.
-        windows: its plan.
-        first: its first window.
+        plan: what its order depends on.
+        windows: all of it.
+        start: the position in which it begins: not 0 where it was resumed.
+        unreadable: shards that were found corrupt before it was resumed.
         waited_seconds: until the cache held enough.
+        first: the window in which it begins.
     """
 
-    number: int
     snapshot: Snapshot
+    plan: PassPlan
     windows: tuple[Window, ...]
-    first: OpenWindow
+    start: int
+    unreadable: frozenset[int]
     waited_seconds: float
+    first: OpenWindow = field(init=False)
+
+    @property
+    def number(self) -> int:
+        """Number of the pass."""
+        return self.plan.number
 
 
 class Walk:
@@ -89,6 +120,8 @@ class Walk:
     Args:
         options: of the loader.
         first_pass: the number of the first pass.
+        resume: gives the rest of a pass that was begun elsewhere, to begin with instead;
+            None to stop.
         stop: set when the walk shall end, together with ``wake``.
         wake: ends waits for samples early.
         on_pass: called when a pass begins.
@@ -102,6 +135,7 @@ class Walk:
         self,
         options: LoaderOptions,
         first_pass: int,
+        resume: Callable[[], tuple[Snapshot, Rest] | None] | None,
         stop: threading.Event,
         wake: threading.Event,
         on_pass: Callable[[OpenPass], None],
@@ -118,7 +152,10 @@ class Walk:
         self.ready: Callable[[], None] = _at_once
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
-        self._begin_pass_ahead(first_pass, options.min_samples)
+        if resume is None:
+            self._begin_pass_ahead(first_pass, options.min_samples)
+        else:
+            self._next_pass = Ahead(lambda: self._resumed(resume), "snapshot")
 
     def next_pass(self) -> None:
         """End the pass, wherever it stands, and enter the next one.
@@ -183,7 +220,7 @@ class Walk:
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
             plan = begun.windows[index]
-            self._next_window = Ahead(lambda: self._open(begun.snapshot, plan), "window")
+            self._next_window = Ahead(lambda: self._open(begun, plan), "window")
         else:
             self._begin_pass_ahead(begun.number + 1, 1)
 
@@ -210,21 +247,47 @@ class Walk:
         while True:
             snapshot = self._take(min_samples)
             waited = time.monotonic() - began
-            try:
-                windows = plan_pass(
-                    [(row.number, row.samples) for row in snapshot.shards],
-                    seed=self._options.seed,
-                    pass_number=number,
-                    target_samples=window_samples(snapshot.sample_bytes),
-                    shuffle=self._options.shuffle and not self._options.fixed,
-                )
-                if windows:  # else all of it was evicted between two looks
-                    first = self._open(snapshot, windows[0])
-                    return OpenPass(number, snapshot, windows, first, waited)
-            except BaseException:
-                snapshot.close()
-                raise
-            snapshot.close()
+            plan = self._plan(snapshot, number)
+            if plan.shards:
+                windows = plan.windows(self._options)
+                return self._begun(OpenPass(snapshot, plan, windows, 0, frozenset(), waited))
+            snapshot.close()  # all of it was evicted between two looks
+
+    def _plan(self, snapshot: Snapshot, number: int) -> PassPlan:
+        order = visiting_order(
+            [(row.number, row.samples) for row in snapshot.shards],
+            seed=self._options.seed,
+            pass_number=number,
+            shuffle=self._options.shuffles,
+        )
+        digests = {row.number: row.digest for row in snapshot.shards}
+        shards = tuple(PlannedShard(n, samples, digests[n]) for n, samples in order)
+        return PassPlan(number, shards, window_samples(snapshot.sample_bytes))
+
+    def _resumed(self, resume: Callable[[], tuple[Snapshot, Rest] | None]) -> OpenPass:
+        began = time.monotonic()
+        found = resume()
+        if found is None:
+            raise StoppedError
+        snapshot, rest = found
+        waited = time.monotonic() - began
+        if self._options.fixed:
+            self._fixed_numbers = tuple(sorted(shard.number for shard in rest.plan.shards))
+        unreadable = frozenset(rest.mark.corrupt)
+        return self._begun(
+            OpenPass(
+                *(snapshot, rest.plan, rest.windows, rest.mark.position, unreadable, waited)
+            )
+        )
+
+    def _begun(self, begun: OpenPass) -> OpenPass:
+        try:
+            index = next(w.index for w in begun.windows if begun.start < w.first + len(w))
+            begun.first = self._open(begun, begun.windows[index])
+        except BaseException:
+            begun.snapshot.close()
+            raise
+        return begun
 
     def _take(self, min_samples: int) -> Snapshot:
         options = self._options
@@ -257,7 +320,7 @@ class Walk:
         return self._pinned(snapshot) if options.fixed else snapshot
 
     def _pinned(self, snapshot: Snapshot) -> Snapshot:
-        numbers = tuple(row.number for row in snapshot.shards)
+        numbers = tuple(sorted(row.number for row in snapshot.shards))
         if self._fixed_numbers is None:
             self._fixed_numbers = numbers
         elif numbers != self._fixed_numbers:
@@ -268,25 +331,35 @@ class Walk:
             )
         return snapshot
 
-    def _open(self, snapshot: Snapshot, plan: Window) -> OpenWindow:
-        shards: list[MappedShard | None] = []
-        for number in plan.numbers:
-            if self._stop.is_set():
-                raise StoppedError
-            try:
-                shard = snapshot.mapped(number)
-                shard.willneed()  # another process, or another pass, may have let it go cold
-                shards.append(shard)
-            except CorruptShardError:
-                shards.append(None)
+    def _open(self, begun: OpenPass, plan: Window) -> OpenWindow:
+        """Open a window of the pass, as far as it lies behind the start."""
+        shards = [self._mapped(begun, number) for number in plan.numbers]
         places, rows = plan.order()
         positions = np.arange(plan.first, plan.first + len(plan), dtype=np.int64)
-        good = np.array([shard is not None for shard in shards])[places]
+        # Less than planned where a shard stands in for one that is gone.
+        sizes = np.array([0 if shard is None else len(shard) for shard in shards])
+        wanted, there = positions >= begun.start, rows < sizes[places]
+        lost, good = wanted & ~there, wanted & there
+        left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
+        unread = (n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None)
+        corrupt = tuple(number for number in unread if number in left)
         if not good.all():
             places, rows, positions = places[good], rows[good], positions[good]
         return OpenWindow(
-            snapshot, plan, shards, places, rows, positions, len(plan) - len(rows)
+            begun.snapshot, plan, shards, places, rows, positions, int(lost.sum()), corrupt
         )
+
+    def _mapped(self, begun: OpenPass, number: int) -> MappedShard | None:
+        if self._stop.is_set():
+            raise StoppedError
+        if not begun.snapshot.has(number) or number in begun.unreadable:
+            return None
+        try:
+            shard = begun.snapshot.mapped(number)
+        except CorruptShardError:
+            return None
+        shard.willneed()  # another process, or another pass, may have let it go cold
+        return shard
 
 
 def _at_once() -> None:

@@ -90,13 +90,39 @@ def plan_pass(
         target_samples: in a window.
         shuffle: False gives shards by number and rows as they lie.
     """
+    order = visiting_order(shards, seed=seed, pass_number=pass_number, shuffle=shuffle)
+    return cut(
+        order,
+        seed=seed,
+        pass_number=pass_number,
+        target_samples=target_samples,
+        shuffle=shuffle,
+    )
+
+
+def visiting_order(
+    shards: Iterable[tuple[int, int]], *, seed: int, pass_number: int, shuffle: bool = True
+) -> list[tuple[int, int]]:
+    """Return the (number, samples) of shards with samples in the order of their visit."""
     chosen = sorted(shard for shard in shards if shard[1] > 0)
-    if shuffle:
-        order = generator(seed, "shards", pass_number).permutation(len(chosen))
-        chosen = [chosen[i] for i in order]
+    if not shuffle:
+        return chosen
+    order = generator(seed, "shards", pass_number).permutation(len(chosen))
+    return [chosen[i] for i in order]
+
+
+def cut(
+    order: Sequence[tuple[int, int]],
+    *,
+    seed: int,
+    pass_number: int,
+    target_samples: int,
+    shuffle: bool = True,
+) -> tuple[Window, ...]:
+    """Return the windows of shards that are in the order of their visit; see `plan_pass`."""
     windows, first = [], 0
-    for index, (start, stop) in enumerate(_cuts([n for _, n in chosen], target_samples)):
-        numbers, counts = zip(*chosen[start:stop], strict=True)
+    for index, (start, stop) in enumerate(_cuts([n for _, n in order], target_samples)):
+        numbers, counts = zip(*order[start:stop], strict=True)
         windows.append(Window(seed, pass_number, index, first, numbers, counts, shuffle))
         first += sum(counts)
     return tuple(windows)

@@ -20,6 +20,8 @@ from growcache.loading.framework import Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
 from growcache.loading.report import PassFacts
+from growcache.loading.resume import Attempt, Missing, reopen
+from growcache.loading.state import LoaderState, PassPlan, rest_of
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
@@ -32,7 +34,7 @@ JOIN_SECONDS = 5.0
 class PassBegun:
     """A snapshot was taken for what follows."""
 
-    number: int
+    plan: PassPlan
     facts: PassFacts
 
 
@@ -118,17 +120,24 @@ class Producer:
         options: of the loader.
         link: to the consumer.
         framework: lends copies, and says what a batch holds.
-        first_pass: number of its first pass.
+        start: where it begins.
+        missing: what to do about shards of the start that are not there any more.
     """
 
     def __init__(
-        self, options: LoaderOptions, link: Link, framework: Framework, first_pass: int
+        self,
+        options: LoaderOptions,
+        link: Link,
+        framework: Framework,
+        start: LoaderState,
+        missing: Missing,
     ) -> None:
         self._options = options
         self._link = link
         self._framework = framework
-        self._first_epoch = link.wanted
-        self._first_pass = first_pass
+        self._start = start
+        self._rest = rest_of(start, options)
+        self._missing = missing
         self._assembler: Assembler | None = None
         self._ahead = 0  # blocks that may wait; known with the first one
 
@@ -137,14 +146,11 @@ class Producer:
         link = self._link
         if self._framework.prepare is not None:
             self._framework.prepare()
-        walk = Walk(self._options, self._first_pass, link.stop, link.wake, self._begin_pass)
+        walk = self._walk()
         try:
-            for epoch in itertools.count(self._first_epoch):
+            for epoch in itertools.count(self._start.epoch):
                 walk.ready = functools.partial(link.wait_begun, epoch)
-                if self._options.samples_per_epoch is None:
-                    self._whole_pass(epoch, walk)
-                else:
-                    self._fixed_length(epoch, walk, self._options.samples_per_epoch)
+                self._epoch(epoch, walk)
                 link.items.put(EpochEnd(epoch))
         except StoppedError:
             pass
@@ -155,17 +161,37 @@ class Producer:
             if self._assembler is not None:
                 self._assembler.close()
 
+    def _walk(self) -> Walk:
+        start, options, link = self._start, self._options, self._link
+        first_pass = start.next_pass if start.mark is None else start.mark.pass_number + 1
+        resume = None
+        if self._rest is not None:
+            stopped = link.stop.is_set
+            attempt = Attempt(options, start.fingerprint, self._missing, link.wake, stopped)
+            resume = functools.partial(reopen, attempt, self._rest)
+        return Walk(options, first_pass, resume, link.stop, link.wake, self._begin_pass)
+
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
         if self._assembler is None:
-            self._assembler = Assembler(self._options, snapshot, self._framework)
+            self._assembler = Assembler(
+                self._options, snapshot, self._framework, self._start.form
+            )
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
-        self._link.items.put(PassBegun(begun.number, facts))
+        self._link.items.put(PassBegun(begun.plan, facts))
 
-    def _whole_pass(self, epoch: int, walk: Walk) -> None:
+    def _epoch(self, epoch: int, walk: Walk) -> None:
+        options, done = self._options, self._start.step if epoch == self._start.epoch else 0
+        if options.samples_per_epoch is not None:
+            left = options.usable(options.samples_per_epoch) - done * options.batch_size
+            self._fixed_length(epoch, walk, left)
+        elif not done or self._rest is not None:  # else its last batch was delivered
+            self._whole_pass(epoch, walk, done)
+
+    def _whole_pass(self, epoch: int, walk: Walk, done: int) -> None:
         walk.next_pass()
         assert self._assembler is not None
-        block_rows, found, delivered = self._assembler.rows, -1, 0
+        block_rows, found, delivered = self._assembler.rows, -1, done
         while found in (-1, block_rows) and not self._abandoned(epoch):
             pieces = walk.take(block_rows)
             found = _count(pieces)
@@ -177,14 +203,14 @@ class Producer:
         if not delivered and not self._abandoned(epoch):
             raise self._unreadable()
 
-    def _fixed_length(self, epoch: int, walk: Walk, length: int) -> None:
+    def _fixed_length(self, epoch: int, walk: Walk, left: int) -> None:
         """Produce so many samples, over as many passes as it takes.
 
         An epoch that the consumer has left is walked to its end all the same, without
         copying, so that what later epochs hold does not depend on how far this one ran.
         """
-        left, empty_passes = self._options.usable(length), 0
-        while left:
+        empty_passes = 0
+        while left > 0:
             room = self._assembler.room if self._assembler else 1
             pieces = walk.take(min(left, room))
             if not pieces:
@@ -197,7 +223,7 @@ class Producer:
             if not self._abandoned(epoch):
                 self._add(walk, pieces)
             assert self._assembler is not None
-            if not left or not self._assembler.room:
+            if left <= 0 or not self._assembler.room:
                 self._put(epoch)
 
     def _add(self, walk: Walk, pieces: list[Piece]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from growcache.cache.files import Layout
 from growcache.cache.formats import open_shard, shard_files, shard_path
@@ -15,7 +16,7 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import IndexView, ShardRow, read_index
 from growcache.cache.leases import Lease
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CacheMissingError, CorruptShardError
+from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading.maps import Key, MapPool, Verify, key_of
 from growcache.schema import Origin, Sample, Schema
 
@@ -47,7 +48,14 @@ class Snapshot:
     """
 
     def __init__(
-        self, layout: Layout, view: IndexView, shards: Iterable[ShardRow], lease: Lease
+        self,
+        layout: Layout,
+        view: IndexView,
+        shards: Iterable[ShardRow],
+        lease: Lease,
+        *,
+        job: str = "default",
+        verify: Verify = "first",
     ) -> None:
         if view.schema is None:
             raise CacheMissingError(f"the cache at {layout.root} has no samples yet")
@@ -56,7 +64,8 @@ class Snapshot:
         self.view = view
         self._layout = layout
         self.lease = lease
-        self._verify: Verify = "first"
+        self._job = job
+        self._verify = verify
         self._ends = list(accumulate(row.samples for row in self.shards))
         self._rows = {row.number: row for row in self.shards}
         self._sidecars: dict[int, Sidecar] = {}
@@ -73,6 +82,7 @@ class Snapshot:
         *,
         job: str = "default",
         verify: Verify = "first",
+        only: Mapping[int, str] | None = None,
     ) -> Snapshot:
         """Return what is cached now, leased.
 
@@ -80,9 +90,12 @@ class Snapshot:
             path: of the cache directory.
             job: whose uses are counted.
             verify: check a shard when this process first maps it, or before every use.
+            only: digests by number of the shards to take; None for all. ``{row.number:
+                row.digest for row in snapshot.shards}`` takes what another snapshot has.
 
         Raises:
             CacheMissingError: no cache there, or no sample in it yet.
+            CacheError: a shard of ``only`` is not there, or has another digest.
         """
         layout = Layout(path)
         view = read_index(layout.root)
@@ -91,7 +104,7 @@ class Snapshot:
                 f"the cache at {layout.root} has no samples yet; wait for them with "
                 "growcache.loading.waiting.wait_for_samples, or use a loader, which waits"
             )
-        wanted = [row for row in view.shards if row.samples]
+        wanted = [row for row in view.shards if row.samples and _is_of(only, row)]
         lease = Lease.create(layout.root, job, [row.number for row in wanted])
         try:
             # Only what is still live after the lease was there is safe: the evictor
@@ -99,15 +112,30 @@ class Snapshot:
             view = read_index(layout.root)
             live = {row.number for row in view.shards}
             lease.drop([row.number for row in wanted if row.number not in live])
-            snapshot = cls(layout, view, [r for r in wanted if r.number in live], lease)
+            found = [row for row in wanted if row.number in live]
+            if only is not None and len(found) < len(only):
+                raise CacheError(
+                    f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
+                    f"cache {layout.root} any more; take what is there instead"
+                )
+            return cls(layout, view, found, lease, job=job, verify=verify)
         except BaseException:
             lease.close()
             raise
-        snapshot._verify = verify
-        return snapshot
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A lease is its process's own, so what travels is what to take.
+        if self.closed:
+            raise TypeError("a closed snapshot cannot be pickled: its shards may be gone")
+        shards = {row.number: row.digest for row in self.shards}
+        return _taken, (self._layout.root.absolute(), self._job, self._verify, shards)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def has(self, number: int) -> bool:
+        """Return whether the shard of that number is in it."""
+        return number in self._rows
 
     def __getitem__(self, i: int) -> Sample:
         """Return sample ``i``.
@@ -174,6 +202,10 @@ class Snapshot:
         """Return the paths of all files of a shard."""
         return shard_files(self._layout, number, self.view.cache_format)
 
+    def counted(self, numbers: Iterable[int]) -> None:
+        """Say that an earlier snapshot counted the use of these shards."""
+        self._read.update(numbers)
+
     def mark_read(self, numbers: Iterable[int]) -> None:
         """Count a use of these shards (once per snapshot)."""
         for number in numbers:
@@ -210,6 +242,16 @@ class Snapshot:
         place = bisect_right(self._ends, index)
         row = self.shards[place]
         return row, index - self._ends[place] + row.samples
+
+
+def _taken(
+    root: Path, job: str, verify: Verify, shards: Mapping[int, str]
+) -> Snapshot:  # what a pickle calls
+    return Snapshot.take(root, job=job, verify=verify, only=shards)
+
+
+def _is_of(only: Mapping[int, str] | None, row: ShardRow) -> bool:
+    return only is None or only.get(row.number) == row.digest
 
 
 def _let_go(maps: MapPool, keys: list[Key], lease: Lease) -> None:

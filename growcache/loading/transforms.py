@@ -58,6 +58,11 @@ class Transform:
         seed: of the loader.
         rows: the most that one block holds.
         cached: schema of the samples.
+        before: what was decided in the process that this one goes on for: dimensions that
+            were ragged there are so here, whatever the first results show.
+
+    Attributes:
+        schema: of what the function returns; None before its first results.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Transform:
         seed: int,
         rows: int,
         cached: Schema,
+        before: Schema | None = None,
     ) -> None:
         self._function = function
         self._takes = arguments_of(function)
@@ -74,7 +80,8 @@ class Transform:
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
         self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
         self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
-        self._schema: Schema | None = None
+        self._before = {field.name: field.shape for field in before.fields} if before else {}
+        self.schema: Schema | None = None
         self._pools: dict[str, BufferPool] = {}
 
     @property
@@ -103,7 +110,7 @@ class Transform:
         def one(i: int) -> Mapping[str, Any]:
             return self._call(columns, i, places[i], origins)
 
-        if self._schema is None:
+        if self.schema is None:
             results = self._each(n, one)
             self._decide(results)
             out = self._batch(n)
@@ -162,7 +169,7 @@ class Transform:
             self._covering(field, [_shape(result[field.name]) for result in results])
             for field in first.fields
         )
-        self._schema = Schema(fields)
+        self.schema = Schema(fields)
         self._pools = {
             f.name: BufferPool(0 if f.is_ragged else self._rows * f.nbytes) for f in fields
         }
@@ -178,30 +185,33 @@ class Transform:
         ]
         if len(cached.shape) == len(sizes):
             sizes = [None if c is None else s for c, s in zip(cached.shape, sizes, strict=True)]
+        before = self._before.get(field.name, ())
+        if len(before) == len(sizes):
+            sizes = [None if b is None else s for b, s in zip(before, sizes, strict=True)]
         return Field(field.name, field.dtype, tuple(sizes))
 
     def _batch(self, rows: int) -> dict[str, Array | list[Any]]:
         """Return where the results go: arrays, and lists for the ragged ones."""
-        assert self._schema is not None
+        assert self.schema is not None
         return {
             f.name: [None] * rows
             if f.is_ragged
             else typed(self._pools[f.name].take()[: rows * f.nbytes].reshape(rows, f.nbytes), f)
-            for f in self._schema.fields
+            for f in self.schema.fields
         }
 
     def _store(self, result: Any, out: Mapping[str, Array | list[Any]], i: int) -> None:
-        assert self._schema is not None
+        assert self.schema is not None
         if not isinstance(result, Mapping) or result.keys() != out.keys():
-            raise _other_fields(result, self._schema.names)
-        for field in self._schema.fields:
+            raise _other_fields(result, self.schema.names)
+        for field in self.schema.fields:
             out[field.name][i] = _fitting(field, result[field.name])
 
     def _column(self, name: str, values: Array | list[Any]) -> Column:
         if isinstance(values, np.ndarray):
             return values
-        assert self._schema is not None
-        return of_values(self._schema[name], values, self._pools[name])
+        assert self.schema is not None
+        return of_values(self.schema[name], values, self._pools[name])
 
 
 def _popped(left: deque[int]) -> int | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
@@ -22,6 +24,8 @@ from growcache.loading.snapshot import Snapshot, mean_bytes
 
 POLL_SECONDS = 1.0
 FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -63,27 +67,39 @@ def wait_for_samples(
         CacheError: the cache is complete without a sample, or the service that this process
             started has failed.
     """
-    wake = wake or threading.Event()
     layout, told, brim = Layout(path), False, _Brim()
-    view = _look(layout)
-    if _enough(view, min_samples, complete):
-        return view
-    with _watched(layout.root, wake):
-        while True:
-            wake.clear()
-            if stopped():
-                break
-            view = _look(layout)
+    with closing(looks(path, wake or threading.Event(), stopped)) as views:
+        for view in views:
             if _enough(view, min_samples, complete):
                 break
-            _refuse_orphaned(layout, view)
+            refuse_orphaned(layout, view)
             _refuse_impossible(layout, view, min_samples)
             brim.refuse_more(layout, view, min_samples, complete=complete)
             if not told:
                 _log.warning("%s", _event(layout, view, min_samples, complete))
                 told = True
-            wake.wait(POLL_SECONDS)
     return view
+
+
+def looks(
+    path: str | os.PathLike[str], wake: threading.Event, stopped: Callable[[], bool]
+) -> Generator[IndexView]:
+    """Yield the index now, and again after every change in the directory; close it after use.
+
+    Args:
+        path: of the cache directory, which need not exist yet.
+        wake: set at every change, and from outside to look at ``stopped`` at once.
+        stopped: ends it, after the first look at the earliest.
+    """
+    layout = Layout(path)
+    yield _look(layout)
+    with _watched(layout.root, wake):
+        while True:
+            wake.clear()
+            if stopped():
+                return
+            yield _look(layout)
+            wake.wait(POLL_SECONDS)
 
 
 def take_snapshot(
@@ -103,11 +119,19 @@ def take_snapshot(
         wake: as for `wait_for_samples`.
         stopped: whether to give up.
     """
-    wake, told = wake or threading.Event(), False
+    take = functools.partial(Snapshot.take, path, job=job, verify=verify)
+    return when_room(take, wake or threading.Event(), stopped)
+
+
+def when_room(
+    make: Callable[[], T], wake: threading.Event, stopped: Callable[[], bool]
+) -> T | None:
+    """Return what the call makes, once the disk has room for it; None where it was stopped."""
+    told = False
     while not stopped():
         wake.clear()
         try:
-            return Snapshot.take(path, job=job, verify=verify)
+            return make()
         except CacheFullError as error:
             if not told:
                 _log.warning("waiting for free space on the disk: %s", error)
@@ -134,7 +158,12 @@ def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
     return 0 < samples_wanted(view, min_samples) <= view.totals.samples
 
 
-def _refuse_orphaned(layout: Layout, view: IndexView) -> None:
+def refuse_orphaned(layout: Layout, view: IndexView) -> None:
+    """Refuse to wait for a service of this process that has failed.
+
+    Raises:
+        CacheError: nothing comes any more.
+    """
     reason = reason_of(layout.root)
     if reason is not None and not is_held(layout.supervisor_lock):
         raise CacheError(

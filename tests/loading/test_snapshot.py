@@ -70,9 +70,9 @@ def test_what_retires_while_the_lease_is_made_is_not_served(
 
     class Slow(Lease):
         @classmethod
-        def create(cls, *arguments: Any) -> Lease:
+        def create(cls, *arguments: Any, **keywords: Any) -> Lease:
             cache.retire(1)  # the evictor, between the two looks at the index
-            return Lease.create(*arguments)
+            return Lease.create(*arguments, **keywords)
 
     monkeypatch.setattr(module, "Lease", Slow)
     with Snapshot.take(cache.root) as snapshot:

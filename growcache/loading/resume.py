@@ -1,0 +1,224 @@
+"""Leasing the rest of a pass that another loader began, and what to do about shards that went.
+
+A shard that was evicted since, or was never drawn on this machine, is wished for: the
+lease names it with its digest, and the service draws it again before anything new.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from growcache.cache.files import Layout
+from growcache.cache.index import IndexView, ShardRow, read_index
+from growcache.cache.leases import Lease
+from growcache.cache.locks import is_held
+from growcache.cache.wishes import Outcome, outcomes
+from growcache.errors import CacheError, ConfigError
+from growcache.loading.options import LoaderOptions
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.state import PlannedShard, Rest, with_substitutes
+from growcache.loading.waiting import looks, refuse_orphaned, when_room
+
+Missing: TypeAlias = Literal["refetch", "substitute", "error"]
+MISSING: tuple[Missing, ...] = ("refetch", "substitute", "error")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One resumption.
+
+    Attributes:
+        options: of the loader.
+        fingerprint: of the cache that the state is of; None if that is not known.
+        missing: what to do about shards that are not there.
+        wake: set when ``stopped`` changes.
+        stopped: whether to give up.
+    """
+
+    options: LoaderOptions
+    fingerprint: str | None
+    missing: Missing
+    wake: threading.Event
+    stopped: Callable[[], bool]
+
+
+def refuse_other_cache(
+    view: IndexView, fingerprint: str | None, options: LoaderOptions
+) -> None:
+    """Refuse a state of another cache.
+
+    Raises:
+        ConfigError: the fingerprints differ.
+    """
+    found = view.identity.fingerprint if view.identity else None
+    if None not in (found, fingerprint) and found != fingerprint:
+        raise ConfigError(
+            f"the state is of a cache with the fingerprint {fingerprint}, but {options.root} has "
+            f"{found}: it was filled by a config that yields other samples"
+        )
+
+
+def refuse_missing(view: IndexView, rest: Rest, options: LoaderOptions) -> None:
+    """Refuse to go on without shards.
+
+    Raises:
+        CacheError: shards of the rest are not there.
+    """
+    needed = _digests(rest)
+    if gone := needed.keys() - _there(view, needed).keys():
+        raise CacheError(
+            f"{len(gone)} of the {len(needed)} shards that the rest of the pass needs are not in "
+            f"{options.root} any more; resume with missing='refetch' or missing='substitute'"
+        )
+
+
+def reopen(attempt: Attempt, rest: Rest) -> tuple[Snapshot, Rest] | None:
+    """Return a snapshot of what the rest of a pass needs, and the rest as it can be delivered.
+
+    It waits where shards have to be drawn again. None: ``attempt.stopped`` said so.
+
+    Raises:
+        CacheError: a shard is not there and shall, or can, not be drawn again.
+        ConfigError: the cache is another one.
+    """
+    view = _existing(attempt)
+    if view is None:
+        return None
+    refuse_other_cache(view, attempt.fingerprint, attempt.options)
+    begun = rest.begun()
+    while not attempt.stopped():
+        if attempt.missing == "error":
+            refuse_missing(view, rest, attempt.options)
+        if attempt.missing == "substitute":
+            rest = _substituted(view, rest, attempt.options)
+        snapshot = _leased(attempt, rest, view)
+        if snapshot is not None:
+            snapshot.counted(begun)
+            return snapshot, rest
+        view = read_index(attempt.options.root)
+    return None
+
+
+def _existing(attempt: Attempt) -> IndexView | None:
+    """Return the index as soon as it says what samples are; no snapshot can be made before."""
+    root, told = attempt.options.root, False
+    with closing(looks(root, attempt.wake, attempt.stopped)) as views:
+        for view in views:
+            if view.schema is not None:
+                return view
+            refuse_orphaned(Layout(root), view)
+            if not told:
+                _log.warning("waiting for a cache at %s, to resume%s", root, _hint(root))
+                told = True
+    return None
+
+
+def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
+    """Return the snapshot; None where a shard went before it was leased, or to stop."""
+    options, digests = attempt.options, _digests(rest)
+    there = _there(view, digests)
+    wishes = {number: digest for number, digest in digests.items() if number not in there}
+    if attempt.missing != "refetch":
+        digests, wishes = {number: digests[number] for number in there}, {}
+    create = functools.partial(Lease.create, options.root, options.job, digests, wishes=wishes)
+    lease = when_room(create, attempt.wake, attempt.stopped)
+    if lease is None:
+        return None
+    try:
+        # What is seen live from here on may not be deleted, even if it is retired.
+        view = read_index(options.root)
+        rows = _there(view, digests)
+        if attempt.missing == "refetch":
+            view = _all_there(attempt, rest, digests, rows) or view
+        if len(rows) < len(digests):
+            lease.close()
+            return None
+        found = sorted(rows.values(), key=lambda row: row.seq)
+        layout = Layout(options.root)
+        return Snapshot(layout, view, found, lease, job=options.job, verify=options.verify)
+    except BaseException:
+        lease.close()
+        raise
+
+
+def _all_there(
+    attempt: Attempt, rest: Rest, digests: Mapping[int, str], rows: dict[int, ShardRow]
+) -> IndexView | None:
+    """Wait until all shards were seen, and add them to ``rows``; None to stop."""
+    root, told = attempt.options.root, False
+    with closing(looks(root, attempt.wake, attempt.stopped)) as views:
+        for view in views:
+            rows |= _there(view, digests)
+            wishes = {n: digest for n, digest in digests.items() if n not in rows}
+            if not wishes:
+                return view
+            _refuse_refused(root, outcomes(view, wishes), len(digests))
+            refuse_orphaned(Layout(root), view)
+            if not told:
+                _log.warning(
+                    "waiting for %d of the %d shards that the rest of pass %d needs, to be drawn "
+                    "again into %s%s",
+                    *(len(wishes), len(digests), rest.plan.number, root, _hint(root)),
+                )
+                told = True
+    return None
+
+
+def _refuse_refused(root: Path, found: Mapping[int, Outcome], needed: int) -> None:
+    refused = {n: one.reason for n, one in found.items() if one.state == "refused"}
+    if refused:
+        number, reason = min(refused.items())
+        raise CacheError(
+            f"{len(refused)} of the {needed} shards that the rest of the pass needs cannot be "
+            f"drawn again into {root} (shard {number}: {reason}); go on with others in their "
+            "place: load_state_dict(state, missing='substitute')"
+        )
+
+
+def _substituted(view: IndexView, rest: Rest, options: LoaderOptions) -> Rest:
+    """Return the rest with other shards in the places of those that are gone."""
+    needed = rest.needed()
+    gone = needed - _there(view, _digests(rest)).keys()
+    if not gone:
+        return rest
+    planned = {shard.number for shard in rest.plan.shards}
+    others = [
+        PlannedShard(row.number, row.samples, row.digest)
+        for row in view.shards
+        if row.samples and row.number not in planned
+    ]
+    plan = with_substitutes(rest.plan, others, gone)
+    stand_ins = {shard.number for shard in plan.shards} - planned
+    left = gone & {shard.number for shard in plan.shards}
+    _log.warning(
+        "%d of the %d shards that the rest of pass %d needs are gone from %s: %d others stand in "
+        "for them%s",
+        *(len(gone), len(needed), plan.number, options.root, len(stand_ins)),
+        f", and the pass is shorter by {len(left)} shards" if left else "",
+    )
+    return Rest(plan, plan.windows(options), rest.mark)
+
+
+def _digests(rest: Rest) -> dict[int, str]:
+    """Return the digests of the shards that the rest needs."""
+    needed = rest.needed()
+    return {s.number: s.digest for s in rest.plan.shards if s.number in needed}
+
+
+def _there(view: IndexView, digests: Mapping[int, str]) -> dict[int, ShardRow]:
+    return {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
+
+
+def _hint(root: Path) -> str:
+    if is_held(Layout(root).supervisor_lock):
+        return ""
+    return "; no service runs there, start it with: growcache run CONFIG"

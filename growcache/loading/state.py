@@ -1,0 +1,311 @@
+"""Where a loader stands, as a value that survives its process. Pure.
+
+The state is that of the consumer: what was delivered, whatever the thread that runs ahead
+has made since. It counts the rows of the pass's plan, and names the shards of the plan
+with their digests, so that the plan, and with it the order of all that follows, can be
+made again from the state alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from growcache.errors import ConfigError
+from growcache.loading.framework import Integers
+from growcache.loading.options import LoaderOptions
+from growcache.loading.plan import Window, cut
+
+VERSION = 1
+DIGEST_CHARACTERS = 32
+
+# Arguments of the loader that decide which rows come when, and how they are cut.
+ORDER = ("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed")
+
+
+class PlannedShard(NamedTuple):
+    """A shard as the plan of a pass has it.
+
+    Attributes:
+        number: of the shard.
+        samples: that the plan counts with. A shard that stands in for one that is gone may
+            have others.
+        digest: of its file.
+    """
+
+    number: int
+    samples: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What the order of a pass depends on, beside the arguments of the loader.
+
+    Attributes:
+        number: of the pass.
+        shards: in the order of their visit.
+        window_samples: that a window was to hold.
+    """
+
+    number: int
+    shards: tuple[PlannedShard, ...]
+    window_samples: int
+
+    def windows(self, options: LoaderOptions) -> tuple[Window, ...]:
+        """Return the plan."""
+        return cut(
+            [(shard.number, shard.samples) for shard in self.shards],
+            seed=options.seed,
+            pass_number=self.number,
+            target_samples=self.window_samples,
+            shuffle=options.shuffles,
+        )
+
+    def __len__(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+
+class Mark(NamedTuple):
+    """A place in a pass: what lies before it was delivered.
+
+    Attributes:
+        pass_number: of the pass.
+        position: rows of its plan before this place.
+        corrupt: shards of its window that could not be read, so their rows are not delivered.
+    """
+
+    pass_number: int
+    position: int
+    corrupt: tuple[int, ...] = ()
+
+
+class Form(NamedTuple):
+    """How a loader makes batches of rows, as its first samples decided.
+
+    Attributes:
+        in_order: whether rows stand in a batch as planned, or by shard.
+        transformed: schema of what the transform returns, as JSON; None without one.
+    """
+
+    in_order: bool
+    transformed: list[list[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderState:
+    """Where a loader stands between two batches.
+
+    Attributes:
+        epoch: in which the mark is; without a mark the one that comes next.
+        step: batches of it that were delivered.
+        next_epoch: the one that the next iteration delivers, or the rest of it; later than
+            ``epoch`` where that was broken off, its rest is passed over.
+        next_pass: number of the pass that comes next where there is no mark.
+        fingerprint: of the cache; None before a sample was seen.
+        form: None before a batch was made.
+        mark: None where the next epoch begins with a new snapshot.
+        plan: of the pass with the mark.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    next_epoch: int = 0
+    next_pass: int = 0
+    fingerprint: str | None = None
+    form: Form | None = None
+    mark: Mark | None = None
+    plan: PassPlan | None = None
+
+    def to_dict(self, options: LoaderOptions) -> dict[str, Any]:
+        """Return plain values that JSON can hold, with the arguments that decide the order."""
+        return {
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "options": {name: getattr(options, name) for name in ORDER},
+            "epoch": self.epoch,
+            "step": self.step,
+            "next_epoch": self.next_epoch,
+            "next_pass": self.next_pass,
+            "form": None if self.form is None else self.form._asdict(),
+            "pass": _pass_to_dict(self.plan, self.mark),
+        }
+
+    @classmethod
+    def from_dict(cls, values: object, options: LoaderOptions) -> Self:
+        """Return the state that `to_dict` described.
+
+        Raises:
+            ConfigError: it is none, or that of a loader with other arguments.
+        """
+        if not isinstance(values, Mapping) or values.get("version") != VERSION:
+            raise ConfigError(
+                f"expected what state_dict() of a loader returned, of version {VERSION}, "
+                f"found {_short(values)}"
+            )
+        try:
+            _refuse_other(values["options"], options)
+            form, mark, plan = values["form"], None, None
+            if values["pass"] is not None:
+                plan, mark = _pass_from_dict(values["pass"])
+            return cls(
+                fingerprint=values["fingerprint"],
+                form=None if form is None else Form(**form),
+                mark=mark,
+                plan=plan,
+                **{name: int(values[name]) for name in _COUNTS},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"this state of a loader is damaged: {type(error).__name__}: {error}"
+            ) from None
+
+
+_COUNTS = [field.name for field in fields(LoaderState) if field.type == "int"]
+
+
+def _short(values: object) -> str:
+    if isinstance(values, Mapping) and "version" in values:
+        return f"version {values['version']!r}"
+    return f"{values!r:.60}"
+
+
+def _refuse_other(saved: Mapping[str, Any], options: LoaderOptions) -> None:
+    differing = [
+        f"{name} (saved {saved.get(name)!r}, here {getattr(options, name)!r})"
+        for name in ORDER
+        if saved.get(name) != getattr(options, name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"the state is of a loader with other arguments: {', '.join(differing)}; "
+            "make this one with those of the state"
+        )
+
+
+def _pass_to_dict(plan: PassPlan | None, mark: Mark | None) -> dict[str, Any] | None:
+    if plan is None or mark is None:
+        return None
+    return {
+        "number": plan.number,
+        "position": mark.position,
+        "corrupt": list(mark.corrupt),
+        "window_samples": plan.window_samples,
+        # By column: a cache may have ten thousand shards.
+        "numbers": [shard.number for shard in plan.shards],
+        "samples": [shard.samples for shard in plan.shards],
+        "digests": "".join(shard.digest for shard in plan.shards),
+    }
+
+
+def _pass_from_dict(values: Mapping[str, Any]) -> tuple[PassPlan, Mark]:
+    numbers, samples, joined = values["numbers"], values["samples"], values["digests"]
+    if len(joined) != DIGEST_CHARACTERS * len(numbers):
+        raise ValueError(f"{len(numbers)} shards, but digests of {len(joined)} characters")
+    starts = range(0, len(joined), DIGEST_CHARACTERS)
+    digests = [joined[i : i + DIGEST_CHARACTERS] for i in starts]
+    shards = tuple(map(PlannedShard, map(int, numbers), map(int, samples), digests))
+    if len(shards) != len(samples):
+        raise ValueError(f"{len(numbers)} shards, but {len(samples)} numbers of samples")
+    plan = PassPlan(int(values["number"]), shards, int(values["window_samples"]))
+    corrupt = tuple(map(int, values["corrupt"]))
+    mark = Mark(plan.number, int(values["position"]), corrupt)
+    if not 0 <= mark.position <= len(plan):
+        raise ValueError(f"position {mark.position} of {len(plan)} samples")
+    return plan, mark
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left of a pass that was left in the middle.
+
+    Attributes:
+        plan: of the whole pass.
+        windows: of the whole pass.
+        mark: where it goes on.
+    """
+
+    plan: PassPlan
+    windows: tuple[Window, ...]
+    mark: Mark
+
+    @property
+    def first(self) -> int | None:
+        """Index of the window in which it goes on; None where nothing is left."""
+        for window in self.windows:
+            if self.mark.position < window.first + len(window):
+                return window.index
+        return None
+
+    def begun(self) -> set[int]:
+        """Return the shards of which some rows, but not all, were delivered."""
+        before, after = self._split()
+        return before & after
+
+    def needed(self) -> set[int]:
+        """Return the shards of which rows are still to be delivered."""
+        if self.first is None:
+            return set()
+        _, after = self._split()
+        rest = self.windows[self.first + 1 :]
+        later = {number for window in rest for number in window.numbers}
+        return (after | later) - set(self.mark.corrupt)
+
+    def _split(self) -> tuple[set[int], set[int]]:
+        """Return the shards of the window's rows before and after the mark."""
+        if self.first is None:
+            return set(), set()
+        window = self.windows[self.first]
+        places, _ = window.order()
+        cursor = self.mark.position - window.first
+        return _numbers(window, places[:cursor]), _numbers(window, places[cursor:])
+
+
+def _numbers(window: Window, places: Integers) -> set[int]:
+    return {window.numbers[place] for place in np.unique(places).tolist()}
+
+
+def rest_of(state: LoaderState, options: LoaderOptions) -> Rest | None:
+    """Return what is left of the state's pass; None where no batch comes of it."""
+    if state.plan is None or state.mark is None:
+        return None
+    left = len(state.plan) - state.mark.position
+    if options.samples_per_epoch is None and not options.usable(left):
+        return None  # drop_last leaves it out
+    rest = Rest(state.plan, state.plan.windows(options), state.mark)
+    return None if rest.first is None else rest
+
+
+def with_substitutes(
+    plan: PassPlan, others: Iterable[PlannedShard], gone: set[int]
+) -> PassPlan:
+    """Return the plan with other shards in the places of those that are gone.
+
+    Each place goes to the other shard with the nearest number of samples that is enough,
+    or to the largest that is left; the plan goes on counting with what it had. Where there
+    are too few others, the places keep their shards, which are not there.
+
+    Args:
+        plan: of the pass.
+        others: shards that are there, and not in the plan.
+        gone: numbers of those to replace.
+    """
+    left = sorted(others, key=_size)
+    chosen: dict[int, PlannedShard] = {}
+    for shard in sorted(plan.shards, key=lambda shard: -shard.samples):
+        if shard.number in gone and left:
+            place = bisect_left(left, shard.samples, key=lambda other: other.samples)
+            other = left.pop(min(place, len(left) - 1))
+            chosen[shard.number] = PlannedShard(other.number, shard.samples, other.digest)
+    shards = tuple(chosen.get(shard.number, shard) for shard in plan.shards)
+    return PassPlan(plan.number, shards, plan.window_samples)
+
+
+def _size(shard: PlannedShard) -> tuple[int, int]:
+    return shard.samples, shard.number

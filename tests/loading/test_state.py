@@ -1,0 +1,519 @@
+"""A loader that loads the state of another delivers what that one would have delivered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from growcache.cache.leases import read_leases
+from growcache.errors import CacheError, ConfigError
+from growcache.loading import plan
+from growcache.loading.loader import Loader
+from growcache.loading.maps import MapPool
+from growcache.loading.options import LoaderOptions
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.state import (
+    LoaderState,
+    Mark,
+    PassPlan,
+    PlannedShard,
+    Rest,
+    rest_of,
+    with_substitutes,
+)
+from growcache.schema import Origin, Sample
+from tests.filled import Filled
+from tests.loading.conftest import full_of
+from tests.loading.loaders import LOADERS, as_numpy
+from tests.ragged import ragged_cache
+
+Epochs = list[list[bytes]]
+
+
+def as_bytes(batch: Any) -> bytes:
+    """All of a batch: names, dtypes, shapes, values."""
+    values = batch.items() if isinstance(batch, dict) else enumerate(batch)
+    return pickle.dumps([(name, as_numpy(value)) for name, value in values])
+
+
+def noisy(sample: Sample, rng: np.random.Generator, origin: Origin) -> Sample:
+    return {**sample, "noise": rng.random(3), "row": np.array(origin.start)}
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filled]]:
+    """Caches of every kind that do not change: small samples and large, ragged, damaged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "WINDOW_BYTES", 500)  # else all of it is one window
+        yield from filled_caches(tmp_path_factory)
+
+
+def filled_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filled]]:
+    root = tmp_path_factory.mktemp("caches")
+    made = {
+        "small": Filled(root / "small", full_of((4,))),
+        "large": Filled(root / "large", full_of((130, 128))),
+        "ragged": ragged_cache(root / "ragged", {"x": ["int16", 2, None], "s": "str"}),
+        "damaged": Filled(root / "damaged", full_of((4,)), cache_format="npy"),
+    }
+    for number in range(13):
+        for cache in made.values():
+            cache.add(number, samples=9 + number % 3)
+    for number in (2, 3, 7):
+        made["damaged"].damage(number)
+    for cache in made.values():
+        cache.complete()
+    yield made
+    for cache in made.values():
+        cache.close()
+
+
+def run(loader: Loader, epochs: int, states: list[str] | None = None) -> Epochs:
+    """The batches of epochs; into ``states`` goes the state after every batch and epoch."""
+    found: Epochs = []
+    for _ in range(epochs):
+        found.append([])
+        for batch in loader:
+            found[-1].append(as_bytes(batch))
+            if states is not None:
+                states.append(json.dumps(loader.state_dict()))
+        if states is not None:
+            states.append(json.dumps(loader.state_dict()))
+    return found
+
+
+def rest_of_run(epochs: Epochs, events: int) -> Epochs:
+    """What is left of epochs after so many events: batches, and ends of epochs."""
+    for index, epoch in enumerate(epochs):
+        if events <= len(epoch):
+            return [epoch[events:], *epochs[index + 1 :]]
+        events -= len(epoch) + 1
+    return []
+
+
+def place(state: str) -> Any:
+    """A state but for damaged shards of which no row is left."""
+    values = json.loads(state)
+    if values["pass"] is not None:
+        del values["pass"]["corrupt"]
+    return values
+
+
+options_of_loaders = st.fixed_dictionaries(
+    {
+        "batch_size": st.sampled_from([3, 8, 20]),
+        "seed": st.integers(0, 3),
+        "shuffle": st.booleans(),
+        "drop_last": st.booleans(),
+        "samples_per_epoch": st.sampled_from([None, None, 20, 43, 150]),
+        "transform": st.sampled_from([None, noisy]),
+        "verify": st.sampled_from(["first", "always"]),
+    }
+) | st.fixed_dictionaries({"batch_size": st.sampled_from([3, 8]), "fixed": st.just(True)})
+
+
+@pytest.mark.timeout(120)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    kind=st.sampled_from(["small", "large", "ragged", "damaged"]),
+    framework=st.sampled_from(list(LOADERS)),
+    options=options_of_loaders,
+    data=st.data(),
+)
+def test_the_rest_of_a_run_is_that_of_the_uninterrupted_one(
+    caches: dict[str, Filled], kind: str, framework: str, options: Any, data: Any
+) -> None:
+    make: Callable[[], Loader] = lambda: LOADERS[framework](  # noqa: E731
+        caches[kind].root, **{"min_samples": 1, **options}
+    )
+    states: list[str] = []
+    with make() as loader:
+        states.append(json.dumps(loader.state_dict()))
+        whole = run(loader, 3, states)
+    for events in data.draw(st.sets(st.integers(0, len(states) - 1), min_size=1, max_size=3)):
+        with make() as resumed:
+            state = json.loads(states[events])
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+            expected = rest_of_run(whole, events)
+            again: list[str] = []
+            assert run(resumed, len(expected), again) == expected
+            assert [*map(place, again)] == [*map(place, states[events + 1 :])]
+
+
+# --------------------------------------------------------------- shards that are gone
+
+
+@pytest.fixture(params=list(LOADERS))
+def loader(request: Any, cache: Any) -> Iterator[Callable[..., Loader]]:
+    made: list[Loader] = []
+
+    def make(**options: Any) -> Loader:
+        options = {"batch_size": 5, "min_samples": 1, **options}
+        made.append(LOADERS[request.param](cache.root, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def ids(batches: Any) -> list[int]:
+    return [int(i) for batch in batches for i in batch["id"]]
+
+
+def first(loader: Loader, batches: int) -> tuple[list[int], dict[str, Any]]:
+    """The first samples of the next epoch, and the state behind them; it goes no further."""
+    found = ids(itertools.islice(loader, batches))
+    state = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    return found, state
+
+
+def test_only_what_is_still_to_come_must_be_there(cache: Any, loader: Any) -> None:
+    cache.add(*range(6))
+    whole, _ = first(loader(shuffle=False), 100)
+    begun, state = first(loader(shuffle=False), 5)
+    cache.retire(0, 1)  # all of both was delivered
+    resumed = loader(shuffle=False)
+    resumed.load_state_dict(state, missing="error")
+    rest = iter(resumed)
+    assert begun + ids([next(rest)]) == whole[:30]
+    leases = [lease for lease in read_leases(cache.root) if lease.open]
+    assert {lease.numbers for lease in leases} == {(2, 3, 4, 5)}
+    assert len(leases) <= 2
+    assert ids(rest) == whole[30:]
+
+
+def test_a_shard_that_is_gone_is_an_error_where_it_must_not_be(cache: Any, loader: Any) -> None:
+    cache.add(*range(6))
+    _, state = first(loader(shuffle=False), 5)
+    cache.retire(1, 3, 4)
+    resumed = loader(shuffle=False)
+    with pytest.raises(CacheError, match=r"2 of the 4 shards .* missing='substitute'"):
+        resumed.load_state_dict(state, missing="error")
+    with pytest.raises(ConfigError, match="missing must be one of refetch, substitute, error"):
+        resumed.load_state_dict(state, missing="skip")
+
+
+def test_a_shard_that_goes_before_it_is_leased_is_an_error(cache: Any, loader: Any) -> None:
+    cache.add(*range(6))
+    begun, state = first(loader(drop_last=False), 2)
+    resumed = loader(drop_last=False)
+    resumed.load_state_dict(state, missing="error")
+    cache.retire(1, 3, 4)
+    for _ in range(2):  # it does not go on with the next epoch instead
+        with pytest.raises(CacheError, match=r"\d of the 6 shards"):
+            next(iter(resumed))
+    resumed.load_state_dict(state, missing="substitute")
+    there = {1000 * number + row for number in (0, 2, 5) for row in range(10)}
+    assert sorted(ids(resumed)) == sorted(there - set(begun))
+
+
+def test_others_stand_in_for_shards_that_are_gone(
+    cache: Any, loader: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.add(*range(6))
+    whole, _ = first(loader(shuffle=False), 100)
+    _, state = first(loader(shuffle=False), 5)
+    cache.retire(2, 4)
+    cache.add(6, samples=7)
+    cache.add(7, samples=12)
+    resumed = loader(shuffle=False, drop_last=False)
+    with pytest.raises(ConfigError, match=r"drop_last \(saved True, here False\)"):
+        resumed.load_state_dict(state)
+    resumed = loader(shuffle=False)
+    resumed.load_state_dict(state, missing="substitute")
+    rest = ids(resumed)
+    stand_ins = [7005, 7006, 7007, 7008, 7009, *whole[30:40], *range(6000, 6007)]
+    assert rest == [*stand_ins, *whole[50:]][: len(rest)]
+    assert len(rest) == 30
+    assert "2 of the 4 shards" in caplog.text
+    assert "2 others stand in" in caplog.text
+
+
+def test_a_run_with_stand_ins_can_be_resumed_too(cache: Any, loader: Any) -> None:
+    cache.add(*range(6))
+    _, state = first(loader(), 3)
+    cache.retire(*range(6))
+    cache.add(*range(10, 16), samples=8)
+    resumed = loader()
+    resumed.load_state_dict(state, missing="substitute")
+    batches = iter(resumed)
+    ids([next(batches), next(batches)])
+    state = resumed.state_dict()
+    rest = ids(batches)
+    again = loader()
+    again.load_state_dict(state, missing="error")
+    assert ids(again) == rest
+    assert rest
+
+
+def test_uses_are_counted_once(cache: Any, loader: Any) -> None:
+    cache.add(*range(6))
+    _, state = first(loader(shuffle=False, drop_last=False, batch_size=25), 1)
+    cache.uses()
+    resumed = loader(shuffle=False, drop_last=False, batch_size=25)
+    resumed.load_state_dict(state)
+    assert len(ids(resumed)) == 35
+    resumed.close()
+    uses = [list(lease.used()) for lease in read_leases(cache.root) if 0 not in lease.used()]
+    assert uses.count([3, 4, 5]) == 1  # half of 2 was delivered, and counted, before
+
+
+def test_a_shard_that_was_corrupt_stays_out_of_the_rest(cache: Any, loader: Any) -> None:
+    cache.add(*range(4))
+    cache.damage(2)
+    whole = ids(loader())
+    _, state = first(loader(), 2)
+    assert state["pass"]["corrupt"] == [2]
+    cache.damage(2)  # flips the bit back
+    MapPool.of(cache.root)._bad.clear()  # as in a process that has not seen it
+    resumed = loader()
+    resumed.load_state_dict(state, missing="error")
+    assert ids(resumed) == whole[10:]
+    assert len(ids(resumed)) == 40
+
+
+# ------------------------------------------------------------------ between epochs
+
+
+def test_before_the_first_batch_there_is_nothing_but_arguments(
+    tmp_path: Path, cache: Any, loader: Any
+) -> None:
+    state = loader(seed=3).state_dict()
+    assert state["pass"] is None
+    assert state["fingerprint"] is None
+    cache.add(*range(4))
+    resumed = loader(seed=3)
+    resumed.load_state_dict(state, missing="error")
+    assert ids(resumed) == ids(loader(seed=3))
+
+
+def test_between_epochs_a_new_snapshot_follows_in_the_next_order(
+    cache: Any, loader: Any
+) -> None:
+    cache.add(*range(4))
+    through = loader()
+    ids(through)
+    state = through.state_dict()
+    second = ids(through)
+    resumed = loader()
+    resumed.load_state_dict(state, missing="error")
+    assert ids(resumed) == second
+    cache.retire(0)
+    cache.add(7, 8)
+    resumed.load_state_dict(state, missing="error")
+    assert {i // 1000 for i in ids(resumed)} == {1, 2, 3, 7, 8}
+
+
+@pytest.mark.parametrize("length", [None, 15])
+def test_what_was_broken_off_is_gone_for_the_resumed_as_well(
+    cache: Any, loader: Any, length: int | None
+) -> None:
+    cache.add(*range(4))
+    through = loader(samples_per_epoch=length)
+    next(iter(through))
+    state = through.state_dict()  # in the middle of the epoch: its rest comes next
+    begun, third = ids(itertools.islice(through, 1)), ids(through)
+    behind = through.state_dict()
+    resumed = loader(samples_per_epoch=length)
+    resumed.load_state_dict(state)
+    assert [len(ids(resumed)), ids(resumed)[:5]] == [35 if length is None else 10, begun]
+    assert ids(resumed) == third
+    assert resumed.state_dict() == behind
+
+
+def test_iterating_anew_before_the_first_batch_loses_nothing(cache: Any, loader: Any) -> None:
+    cache.add(*range(4))
+    whole = ids(loader())
+    _, state = first(loader(), 3)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    iter(resumed)
+    assert ids(resumed) == whole[15:]
+
+
+def test_loading_ends_the_iteration_that_runs(cache: Any, loader: Any) -> None:
+    cache.add(*range(4))
+    one = loader()
+    batches = iter(one)
+    start = ids([next(batches)])
+    state = one.state_dict()
+    following = ids([next(batches)])
+    one.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="closed, or iterated anew"):
+        list(batches)
+    assert ids(one)[:5] == following != start
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 6},
+        {"seed": 1},
+        {"shuffle": False},
+        {"drop_last": False},
+        {"samples_per_epoch": 10},
+        {"fixed": True},
+    ],
+)
+def test_other_arguments_are_named(cache: Any, loader: Any, other: dict[str, Any]) -> None:
+    cache.add(*range(4))
+    _, state = first(loader(), 1)
+    ((name, value),) = other.items()
+    with pytest.raises(ConfigError, match=rf"other arguments: {name} \(saved .*{value!r}\);"):
+        loader(**other).load_state_dict(state)
+    loader(fields=["id"], job="x", min_samples=3, verify="always").load_state_dict(state)
+
+
+def test_another_cache_is_refused(cache: Any, loader: Any, make_cache: Any) -> None:
+    cache.add(*range(4))
+    _, state = first(loader(), 1)
+    state["fingerprint"] = "0" * 32
+    with pytest.raises(ConfigError, match=f"fingerprint {'0' * 32}, but .* has {'f' * 32}"):
+        loader().load_state_dict(state)
+
+
+def change(**values: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: state["pass"].update(values)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.clear(),
+        lambda state: state.update(version=99),
+        lambda state: state.pop("options"),
+        lambda state: state.update(epoch="x"),
+        lambda state: state.update(form=[]),
+        change(digests="0"),
+        change(samples=[1]),
+        change(position=41),
+        change(numbers=None),
+    ],
+)
+def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> None:
+    cache.add(*range(4))
+    _, state = first(loader(), 1)
+    damage(state)
+    with pytest.raises(ConfigError, match=r"expected what state_dict|is damaged"):
+        loader().load_state_dict(state)
+    with pytest.raises(ConfigError, match="found 'state'"):
+        loader().load_state_dict("state")
+
+
+# ----------------------------------------------------------------------- the value
+
+
+def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:
+    options = LoaderOptions("cache", batch_size=64)
+    digests = [f"{number:032x}" for number in range(10_000)]
+    planned = tuple(PlannedShard(10**6 + n, 1000, d) for n, d in enumerate(digests))
+    plan_of_pass = PassPlan(3, planned, 10_000)
+    state = LoaderState(mark=Mark(3, 5_000_000), plan=plan_of_pass)
+    text = json.dumps(state.to_dict(options))
+    assert len(text) < 1_000_000
+    assert LoaderState.from_dict(json.loads(text), options) == state
+    rest = rest_of(state, options)
+    assert rest is not None
+    assert 4_990 < len(rest.needed()) < 5_010
+
+
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+
+
+@given(sizes=sizes, seed=st.integers(0, 5), share=st.floats(0, 1), window=st.integers(1, 60))
+def test_what_is_needed_is_what_still_comes(
+    sizes: list[int], seed: int, share: float, window: int
+) -> None:
+    options = LoaderOptions("cache", batch_size=1, seed=seed)
+    shards = tuple(PlannedShard(n, size, f"{n:032x}") for n, size in enumerate(sizes))
+    whole = PassPlan(0, shards, window)
+    position = round(share * len(whole))
+    rows = [
+        (w.numbers[place], row)
+        for w in whole.windows(options)
+        for place, row in zip(*(a.tolist() for a in w.order()), strict=True)
+    ]
+    rest = Rest(whole, whole.windows(options), Mark(0, position))
+    before, after = {n for n, _ in rows[:position]}, {n for n, _ in rows[position:]}
+    assert rest.needed() == after
+    assert rest.begun() == before & after
+
+
+@given(
+    sizes=sizes,
+    others=st.lists(st.integers(1, 9), max_size=20),
+    gone=st.sets(st.integers(0, 29)),
+)
+def test_stand_ins_hold_as_many_samples_where_they_can(
+    sizes: list[int], others: list[int], gone: set[int]
+) -> None:
+    shards = tuple(PlannedShard(n, size, "a" * 32) for n, size in enumerate(sizes))
+    there = [PlannedShard(100 + n, size, "b" * 32) for n, size in enumerate(others)]
+    before = PassPlan(0, shards, 10)
+    after = with_substitutes(before, there, gone)
+    assert [s.samples for s in after.shards] == sizes
+    changed = [
+        (old.number, new.number)
+        for old, new in zip(before.shards, after.shards, strict=True)
+        if old != new
+    ]
+    wanted = gone & set(range(len(sizes)))
+    assert {old for old, _ in changed} <= wanted
+    assert len({new for _, new in changed}) == len(changed) == min(len(wanted), len(others))
+    enough = sorted(others, reverse=True)
+    needed = sorted((sizes[n] for n in wanted), reverse=True)
+    if all(have >= want for have, want in zip(enough, needed, strict=False)):
+        by_number = dict(zip(range(100, 100 + len(others)), others, strict=True))
+        replaced = {old for old, _ in changed}
+        assert all(by_number[new] >= sizes[old] for old, new in changed)
+        assert replaced == set(sorted(wanted, key=lambda n: -sizes[n])[: len(others)])
+
+
+# ------------------------------------------------------------------------ snapshots
+
+
+def test_a_snapshot_can_be_taken_again_by_its_list(cache: Any) -> None:
+    cache.add(*range(4))
+    with Snapshot.take(cache.root) as one:
+        cache.add(5)
+        listed = {row.number: row.digest for row in one.shards if row.number != 2}
+        with Snapshot.take(cache.root, only=listed) as same:
+            assert [row.number for row in same.shards] == [0, 1, 3]
+            assert same.lease.numbers == (0, 1, 3)
+    with pytest.raises(CacheError, match="1 of 3 shards asked for are not in"):
+        Snapshot.take(cache.root, only={**listed, 3: "0" * 32})
+    cache.retire(0)
+    with pytest.raises(CacheError, match="1 of 3 shards"):
+        Snapshot.take(cache.root, only=listed)
+    assert not any(lease.open for lease in read_leases(cache.root))
+
+
+def test_a_snapshot_travels_as_what_to_take(cache: Any) -> None:
+    cache.add(*range(4))
+    with Snapshot.take(cache.root, job="mine") as one:
+        data = pickle.dumps(one)
+        cache.add(5)
+        with pickle.loads(data) as other:
+            assert other.shards == one.shards
+            assert int(other[13]["id"]) == 1003
+            assert [lease.job for lease in read_leases(cache.root)] == ["mine", "mine"]
+    with pytest.raises(TypeError, match="closed snapshot"):
+        pickle.dumps(one)
+    cache.retire(1)
+    with pytest.raises(CacheError, match="1 of 4 shards"):
+        pickle.loads(data)
