@@ -25,20 +25,22 @@ from growcache.cache.sidecar import Sidecar
 
 BATCH_BYTES = 4 << 20  # that one call writes
 MAX_BUFFERS = 1000  # IOV_MAX is 1024
+MAP_SHARE = 80  # bytes of a file per byte of its map: at worst 1,024 of data for 12, and those
 NAME_BYTES = 24  # what a file's name takes in its directory, beside its text
 
 
 def needed_bytes(sidecar: Sidecar) -> int:
     """Return the bytes on disk to reserve for the shard and its sidecar.
 
-    One block more per file, because a file system may need one to map a fragmented file,
-    and counts it to the file, or to grow a directory. The commit frees what was not used.
+    One block more per file, which a directory may need to grow, and a part of the size, which
+    a file system may need to map a file that lies in fragments, and counts to the file (ext4
+    with small blocks, none beside another, takes most). The commit frees what was not used.
     """
     sizes = [file.nbytes for file in sidecar.files] + [len(sidecar.to_bytes())]
     inner = [file.suffix for file in sidecar.files if "/" in file.suffix]
     if inner:  # their directory
         sizes.append(sum(len(name) + NAME_BYTES for name in inner))
-    return sum(block_bytes(size) + BLOCK_BYTES for size in sizes)
+    return sum(block_bytes(size) + BLOCK_BYTES + size // MAP_SHARE for size in sizes)
 
 
 def write_incoming(
