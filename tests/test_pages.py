@@ -501,7 +501,6 @@ def test_what_is_not_offered_is_not_there() -> None:
         load_config({"source": [{"url": "x"}]})
     taken = set(inspect.signature(Loader.__init__).parameters)
     assert not taken & {"rank", "world_size", "num_workers", "device"}
-    assert not hasattr(Loader, "state_dict")
     assert sorted(FORMATS) == ["bytes", "image", "npy", "raw"]
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False
