@@ -36,7 +36,7 @@ from growcache.cache.index import Edition, StockRow, Totals
 from growcache.cache.leases import LeaseView
 from growcache.cache.ledger import Ledger
 from growcache.cache.locks import FileLock
-from growcache.cache.opening import restore, take_over
+from growcache.cache.opening import reconcile, restore, take_over
 from growcache.cache.room import Room, free_disk_bytes, min_free_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.stock import Stock
@@ -156,6 +156,10 @@ class Cache:
 
     def _start_afresh(self) -> None:
         self._stock.clear()
+        rows, self._room.foreign_bytes = reconcile(
+            self.layout, self._ledger.index, self._ledger.write
+        )
+        self._stock.add(rows)
         self._commits.start_afresh()
         self._evictor.start_afresh()
 

@@ -7,40 +7,62 @@ believed only when the index, asked again, still calls the shard live.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import google_crc32c
 import numpy as np
 
-from growcache.cache.files import Layout, number_of, shard_parts
+from growcache.cache.aside import (
+    editions_finding,
+    identities,
+    issued_finding,
+    lease_findings,
+    litter,
+)
+from growcache.cache.beside import editions_of
+from growcache.cache.files import Layout, shard_parts
+from growcache.cache.findings import Finding
 from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index import IndexView, ShardRow, index_problems, read_index
+from growcache.cache.identity import Identity
+from growcache.cache.index import (
+    Contents,
+    Edition,
+    ShardState,
+    StockRow,
+    read_contents,
+    read_index,
+)
 from growcache.cache.locks import is_held
+from growcache.cache.rebuild import Seen, numbers_in, row_of
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CacheError, CorruptShardError
+from growcache.errors import CacheError, CacheMissingError, CorruptShardError
+
+THREADS = 4  # digests do not hold the GIL, and a disk likes several reads at once
+
+OnShard = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it should be.
+class Survey:
+    """What was found in a cache.
 
     Attributes:
-        severity: ``info`` for what the next start clears up by itself.
-        shard: the number, where it is about one.
-        message: what was expected and what was found.
+        findings: what is amiss.
+        contents: what the index says; empty where it is missing.
+        identity: of the cache; None where nothing but a configuration can tell it.
+        seen: the shards that lie there.
     """
 
-    severity: Literal["error", "info"]
-    shard: int | None
-    message: str
+    findings: list[Finding]
+    contents: Contents
+    identity: Identity | None
+    seen: Seen
 
 
-def check(
-    root: str | os.PathLike[str], on_shard: Callable[[int, int], None] | None = None
-) -> list[Finding]:
+def check(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> list[Finding]:
     """Return everything that is amiss, after reading every byte of every live shard.
 
     Args:
@@ -49,75 +71,157 @@ def check(
 
     Raises:
         CacheMissingError: there is no cache at the path.
-        CacheError: the index cannot be read at all.
     """
     layout = Layout(root)
-    findings = [Finding("error", None, problem) for problem in index_problems(root)]
-    view = read_index(root)
-    for done, row in enumerate(view.shards, 1):
-        problems = list(_problems(layout, view, row))
-        if problems and _still_live(root, row):
-            findings += [Finding("error", row.number, problem) for problem in problems]
-        if on_shard is not None:
-            on_shard(done, len(view.shards))
-    if not is_held(layout.supervisor_lock):
-        findings += _litter(layout)
-    return findings
+    stopped = not is_held(layout.supervisor_lock)
+    found = survey(layout, on_shard, stopped=stopped)
+    return found.findings
 
 
-def _still_live(root: str | os.PathLike[str], row: ShardRow) -> bool:
-    return any(
-        now.number == row.number and now.seq == row.seq for now in read_index(root).shards
-    )
+def survey(layout: Layout, on_shard: OnShard | None, *, stopped: bool) -> Survey:
+    """Read everything.
+
+    Args:
+        layout: of the cache.
+        on_shard: told (done, all) after each shard.
+        stopped: whether no service changes it meanwhile; then all shards are read that lie
+            there, not only the live ones.
+    """
+    contents, findings = _contents(layout)
+    identity, more = identities(layout, contents)
+    findings += more
+    rows = {row.number: row for row in contents.rows if row.state == ShardState.LIVE}
+    others = numbers_in(layout) if stopped else ()
+    examined = _examine_all(layout, identity, sorted({*rows, *others}), on_shard)
+    problems = {n: _wrong(rows.get(n), found) for n, found in examined.items()}
+    spoilt = {n: texts for n, texts in problems.items() if n in rows and texts}
+    findings += _believed(layout, rows, spoilt, stopped=stopped)
+    findings += editions_finding(layout, contents)
+    findings += issued_finding(layout, contents)
+    findings += lease_findings(layout)
+    if stopped:
+        known = {row.number for row in contents.rows if row.state != ShardState.DELETED}
+        findings += litter(layout, known, whole=contents.coherent)
+    if identity is None:
+        findings = [replace(finding, mendable=False) for finding in findings]
+    return Survey(findings, contents, identity, _seen(layout, identity, examined, problems))
 
 
-def _problems(layout: Layout, view: IndexView, row: ShardRow) -> Iterator[str]:
-    path = layout.sidecar(row.number)
+def _contents(layout: Layout) -> tuple[Contents, list[Finding]]:
+    if layout.index.exists():
+        contents = read_contents(layout)
+        errors = [Finding("error", None, text, mendable=True) for text in contents.problems]
+        return contents, errors
+    lying = len(numbers_in(layout))
+    if not lying and not layout.identity.exists():
+        raise CacheMissingError(
+            f"no cache at {layout.root}; fill one with: growcache run CONFIG"
+        )
+    text = f"{layout.index} is missing; {lying} shards lie there"
+    return Contents(), [Finding("error", None, text, mendable=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """A shard as it lies there: its description, if that is whole, and what is wrong."""
+
+    sidecar: Sidecar | None
+    problems: Sequence[str]
+
+
+def _examine_all(
+    layout: Layout, identity: Identity | None, numbers: Sequence[int], told: OnShard | None
+) -> dict[int, _Examined]:
+    found = {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        each = pool.map(lambda number: _examine(layout, identity, number), numbers)
+        for done, (number, examined) in enumerate(zip(numbers, each, strict=True), 1):
+            found[number] = examined
+            if told is not None:
+                told(done, len(numbers))
+    return found
+
+
+def _examine(layout: Layout, identity: Identity | None, number: int) -> _Examined:
+    path = layout.sidecar(number)
     try:
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     except FileNotFoundError:
-        yield f"{path}: the description of the shard is missing"
-        return
+        return _Examined(None, [f"{path}: the description of the shard is missing"])
     except CorruptShardError as error:
-        yield str(error)
-        return
-    yield from _disagreements(view, row, sidecar)
-    if row.samples:
-        yield from _damage(layout, row, sidecar)
-        return
-    for path in shard_parts(layout, row.number):
-        if path != layout.sidecar(row.number) and path.exists():
-            yield f"{path}: an empty shard has files"
+        return _Examined(None, [str(error)])
+    problems = [*_misplaced(sidecar, number, identity)]
+    if sidecar.samples:
+        problems += _damage(layout, number, sidecar)
+    else:
+        files = [p for p in shard_parts(layout, number) if p != path and p.exists()]
+        problems += [f"{file}: an empty shard has files" for file in files]
+    return _Examined(_lean(sidecar), problems)
 
 
-def _disagreements(view: IndexView, row: ShardRow, sidecar: Sidecar) -> Iterator[str]:
-    for name in ("number", "group", "edition", "samples", "shard_bytes", "digest"):
-        noted, described = getattr(row, name), getattr(sidecar, name)
-        if noted != described:
-            yield f"{name}: the index says {noted}, the shard's description {described}"
+def _lean(sidecar: Sidecar) -> Sidecar:
+    """Return the description without its thousands of origins: all shards' are kept."""
+    return replace(sidecar, origins=type(sidecar.origins)())
+
+
+def _misplaced(sidecar: Sidecar, number: int, identity: Identity | None) -> Iterator[str]:
+    if sidecar.number != number:
+        yield f"number: the index says {number}, the shard's description {sidecar.number}"
     if len(sidecar.origins) != sidecar.samples:
         yield f"{sidecar.samples} samples, but origins of {len(sidecar.origins)}"
-    if view.identity is None:
-        yield "the cache has samples but no identity.json"
+    if identity is None:
         return
-    if sidecar.fingerprint != view.identity.fingerprint:
-        yield f"fingerprint {sidecar.fingerprint}, of a cache of {view.identity.fingerprint}"
-    if sidecar.cache_format != view.cache_format:
-        yield f"files of {sidecar.cache_format}, in a cache of {view.cache_format}"
-    if sidecar.schema != view.identity.schema:
-        yield f"samples of {sidecar.schema}, in a cache of {view.identity.schema}"
+    if sidecar.fingerprint != identity.fingerprint:
+        yield f"fingerprint {sidecar.fingerprint}, of a cache of {identity.fingerprint}"
+    if sidecar.cache_format != identity.cache_format:
+        yield f"files of {sidecar.cache_format}, in a cache of {identity.cache_format}"
+    if sidecar.schema != identity.schema:
+        yield f"samples of {sidecar.schema}, in a cache of {identity.schema}"
 
 
-def _damage(layout: Layout, row: ShardRow, sidecar: Sidecar) -> Iterator[str]:
+def _wrong(row: StockRow | None, examined: _Examined) -> list[str]:
+    """Return what is wrong with a shard, and where its row says otherwise."""
+    told = [] if row is None or examined.sidecar is None else _differing(row, examined.sidecar)
+    return [*examined.problems, *told]
+
+
+def _differing(row: StockRow, sidecar: Sidecar) -> Iterator[str]:
+    names = ("group", "edition", "round", "samples", "parts", "record_bytes", "shard_bytes")
+    pairs = [(name, getattr(row, name), getattr(sidecar, name)) for name in (*names, "digest")]
+    for name, noted, described in [*pairs, ("holes", row.holes, len(sidecar.holes))]:
+        if noted != described:
+            yield f"{name}: the index says {noted}, the shard's description {described}"
+
+
+def _believed(
+    layout: Layout,
+    rows: Mapping[int, StockRow],
+    problems: Mapping[int, Iterable[str]],
+    *,
+    stopped: bool,
+) -> list[Finding]:
+    if not problems:
+        return []
+    live = {n: rows[n].seq for n in problems}
+    if not stopped:  # it may have gone while it was read
+        live = {row.number: row.seq for row in read_index(layout.root).shards}
+    return [
+        Finding("error", number, text, mendable=True)
+        for number, texts in problems.items()
+        if live.get(number) == rows[number].seq
+        for text in texts
+    ]
+
+
+def _damage(layout: Layout, number: int, sidecar: Sidecar) -> Iterator[str]:
     shard_format = CACHE_FORMATS.get(sidecar.cache_format)
     if shard_format is None:
         yield f"there is no cache format {sidecar.cache_format!r}"
         return
-    path = shard_path(layout, row.number, sidecar.cache_format)
+    path = shard_path(layout, number, sidecar.cache_format)
+    samples = sidecar.samples
     try:
-        shard = open_shard(
-            layout, row.number, row.samples, sidecar.schema, sidecar.cache_format
-        )
+        shard = open_shard(layout, number, samples, sidecar.schema, sidecar.cache_format)
     except CacheError as error:
         yield str(error)
         return
@@ -127,11 +231,11 @@ def _damage(layout: Layout, row: ShardRow, sidecar: Sidecar) -> Iterator[str]:
         yield from _damaged_files(layout, sidecar, shard)
     finally:
         shard.close()
-    if found != row.digest:
-        yield f"{path}: expected digest {row.digest}, found {found}"
+    if found != sidecar.digest:
+        yield f"{path}: expected digest {sidecar.digest}, found {found}"
     if bad:
         shown = ", ".join(map(str, bad[:10]))
-        yield f"{path}: wrong CRC32C in {len(bad)} of {row.samples} records ({shown})"
+        yield f"{path}: wrong CRC32C in {len(bad)} of {samples} records ({shown})"
 
 
 def _damaged_files(layout: Layout, sidecar: Sidecar, shard: MappedShard) -> Iterator[str]:
@@ -147,12 +251,24 @@ def _damaged_files(layout: Layout, sidecar: Sidecar, shard: MappedShard) -> Iter
             yield f"{path}: wrong CRC32C"
 
 
-def _litter(layout: Layout) -> Iterator[Finding]:
-    """Yield files that no row speaks of; only while nobody may be about to commit them."""
-    known = {row.number for row in read_index(layout.root).shards}
-    for path in sorted(layout.shards.iterdir()):
-        number = number_of(path)
-        if number is None or number not in known:
-            yield Finding("info", number, f"{path}: no live shard; the next start removes it")
-    for path in sorted(layout.incoming.iterdir()):
-        yield Finding("info", None, f"{path}: left by a sampler; the next start removes it")
+def _seen(
+    layout: Layout,
+    identity: Identity | None,
+    examined: Mapping[int, _Examined],
+    problems: Mapping[int, Sequence[str]],
+) -> Seen:
+    """Return which shards can be kept; what is another configuration's is neither."""
+    whole: dict[int, StockRow] = {}
+    damaged: set[int] = set()
+    table: list[Edition] = []
+    for number, found in examined.items():
+        sidecar = found.sidecar
+        if sidecar is None or problems[number]:
+            strange = sidecar is not None and identity is not None
+            if not (strange and sidecar.fingerprint != identity.fingerprint):  # type: ignore[union-attr]
+                damaged.add(number)
+            continue
+        drawn_at = layout.sidecar(number).stat().st_mtime
+        whole[number] = row_of(layout, sidecar, seq=0, drawn_at=drawn_at)
+        table = max(table, editions_of(sidecar.editions), key=len)
+    return Seen(whole, frozenset(damaged), tuple(table))

@@ -31,8 +31,8 @@ class Commits:
         self._next_seq = ledger.index.next_seq()
 
     def start_afresh(self) -> None:
-        """Number commits from 0 again, in a cache that was emptied."""
-        self._next_seq = 0
+        """Number commits on from what the index says, in a cache that holds something else."""
+        self._next_seq = self._ledger.index.next_seq()
 
     def commit(
         self, permit: str, shards: Sequence[Sidecar], fingerprint: str | None

@@ -6,12 +6,13 @@ from typing import Any
 
 from growcache.cache import ownership
 from growcache.cache.ballast import full_disk_named
-from growcache.cache.files import Layout, write_atomic
+from growcache.cache.beside import read_issued, write_editions, write_issued
+from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index import Edition
 from growcache.cache.ledger import Ledger
-from growcache.cache.opening import is_initialised, mark_initialised, read_issued
-from growcache.cache.rebuild import write_editions
+from growcache.cache.opening import rebuild
+from growcache.cache.ownership import is_initialised, mark_initialised
 
 
 class Facts:
@@ -27,9 +28,14 @@ class Facts:
     def __init__(self, layout: Layout, ledger: Ledger) -> None:
         self._layout = layout
         self._ledger = ledger
-        index = ledger.index
         self.identity = read_identity(layout.root)
-        self.issued = read_issued(layout)
+        self._load()
+
+    def _load(self) -> None:
+        index = self._ledger.index
+        # What is committed was issued, even where the file that says so is lost.
+        noted = read_issued(self._layout)
+        self.issued = max(-1 if noted is None else noted, index.last_group())
         self.complete = bool(index.meta("complete", False))
         self.editions = index.editions()
         self._population = (index.meta("population"), index.meta("population_samples"))
@@ -43,17 +49,22 @@ class Facts:
         return emptied
 
     def set_identity(self, identity: Identity, drawn: int) -> bool:
-        """Say what the cache is of; True where one without samples was emptied for it."""
-        index = self._ledger.index
+        """Say what the cache is of; True where it holds something else since.
+
+        One without samples of this identity was emptied for it, or one whose index and
+        identity were lost has its shards again.
+        """
+        index, ledger = self._ledger.index, self._ledger
         with full_disk_named(str(self._layout.identity)):
             settled = ownership.settle_identity(
                 self._layout, index, self.identity, identity, drawn
             )
-        emptied = not is_initialised(index)
-        if emptied:
-            self._forget()
+        anew = not is_initialised(index)
+        if anew:
+            rebuild(self._layout, index, ledger.write, settled)
+            self._load()
         self.identity = settled
-        return emptied
+        return anew
 
     def _forget(self) -> None:
         """Follow what `ownership` did on disk."""
@@ -74,7 +85,7 @@ class Facts:
         if group <= self.issued:
             return
         with full_disk_named(str(self._layout.issued)):
-            write_atomic(self._layout.issued, f"{group}\n".encode())
+            write_issued(self._layout, group)
         self.issued = group
 
     def set_complete(self, complete: bool) -> None:

@@ -59,6 +59,7 @@ class Layout:
         self.editions = self.root / "editions.json"
         self.ballast = self.root / "ballast"
         self.status = self.root / "status.json"
+        self.clearing = self.root / "clearing"
 
     def shard(self, number: int, extension: str = RECORDS) -> Path:
         """Return the path of the shard's samples (the extension is the cache format's)."""

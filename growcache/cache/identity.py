@@ -6,9 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from growcache.cache.files import Layout, write_atomic
+from growcache.cache.guarded import guarded, unguarded
 from growcache.errors import CacheError
 from growcache.schema import Schema
 
@@ -39,18 +38,29 @@ class Identity:
 
     def to_json(self) -> bytes:
         """Return the bytes of ``identity.json``."""
-        values = {
+        return guarded(self.to_values())
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Identity:
+        """Return what `to_json` wrote.
+
+        Raises:
+            ValueError: the bytes are others.
+        """
+        return cls.from_values(unguarded(data))
+
+    def to_values(self) -> dict[str, Any]:
+        """Return it as JSON values; the index has a copy."""
+        return {
             "fingerprint": self.fingerprint,
             "parts": self.parts,
             "schema": self.schema.to_json(),
             "sizes": self.sizes,
         }
-        return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
     @classmethod
-    def from_json(cls, data: bytes) -> Identity:
-        """Return what `to_json` wrote."""
-        values = orjson.loads(data)
+    def from_values(cls, values: dict[str, Any]) -> Identity:
+        """Return what `to_values` gave."""
         schema = Schema.from_json(values["schema"])
         return cls(values["fingerprint"], values["parts"], schema, values["sizes"])
 
@@ -89,7 +99,7 @@ def read_identity(root: str | os.PathLike[str]) -> Identity | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise CacheError(
-            f"{path} is damaged ({error}); empty the cache with: growcache clear {path.parent}"
+            f"{path} is damaged ({error}); mend it with: growcache check {path.parent} --repair"
         ) from None
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from growcache.cache.beside import longest, read_editions, read_issued
+from growcache.cache.clearing import finish_clearing
 from growcache.cache.files import Layout, fsync_directory
-from growcache.cache.identity import read_identity
-from growcache.cache.index import Index, ShardState, StockRow
+from growcache.cache.identity import Identity, read_identity, write_identity
+from growcache.cache.index import Contents, Index, ShardState, StockRow
 from growcache.cache.locks import FileLock, holder
-from growcache.cache.rebuild import adoptable, gaps, read_editions
+from growcache.cache.ownership import is_initialised, mark_initialised
+from growcache.cache.rebuild import look, numbers_in, remade
 from growcache.cache.sweep import match_rows, remove_strangers, remove_temporary, shard_files
 from growcache.errors import CacheBusyError, CacheError
 
@@ -45,6 +47,7 @@ def take_over(layout: Layout, samplers_seconds: float) -> FileLock:
     except BaseException:
         lock.close()
         raise
+    finish_clearing(layout)
     return lock
 
 
@@ -53,12 +56,29 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow],
 
     Afterwards every row that is live or retired has its whole files, and no other file of
     ours is in the way.
+
+    Raises:
+        CacheError: index or identity are damaged.
     """
     remove_temporary(layout)
-    if not is_initialised(index):
-        if read_identity(layout.root) is None:
-            _forget_source(layout)
-        write(lambda: _rebuild(layout, index))
+    index.verify()
+    if is_initialised(index):
+        _heal_identity(layout, index)
+        return reconcile(layout, index, write)
+    identity = read_identity(layout.root)
+    if identity is None:
+        # Index and identity knew of which source the listing is: it is made anew.
+        layout.catalog.unlink(missing_ok=True)
+        fsync_directory(layout.root)
+        if numbers_in(layout):  # whose they are, the configuration will tell
+            return [], sum(found.allocated for found in shard_files(layout).values())
+        _forget(layout)
+    rebuild(layout, index, write, identity)
+    return reconcile(layout, index, write)
+
+
+def reconcile(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
+    """Compare rows and files; see `restore`."""
     files = shard_files(layout)
     match = match_rows(layout, index.shards(), files)
     if match.lost or match.gone:
@@ -67,13 +87,35 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow],
     return match.rows, remove_strangers(layout, files, known)
 
 
-def _forget_source(layout: Layout) -> None:
-    """Remove what nobody can vouch for: index and identity knew whose it was.
+def rebuild(layout: Layout, index: Index, write: Write, identity: Identity | None) -> None:
+    """Fill a new index from whatever lies in the directory, in one transaction."""
+    if identity is None:
+        write(lambda: mark_initialised(index))
+        return
+    seen = look(layout, identity)
+    editions = longest([read_editions(layout) or [], seen.editions])
+    issued = read_issued(layout)
+    old = Contents(meta={"claim": index.meta("claim")} if index.meta("claim") else {})
+    made = remade(old, seen, identity, editions, -1 if issued is None else issued)
+    write(lambda: index.replace(made))
 
-    A cache whose clearing was cut short has lost these two and may have kept the rest.
-    Its listing must not go on with that of another source.
-    """
-    for path in (layout.catalog, layout.editions, layout.issued):
+
+def _heal_identity(layout: Layout, index: Index) -> None:
+    """Write the identity again where its file is lost or damaged: the index has a copy."""
+    copy = index.meta("identity")
+    if copy is None:
+        return
+    try:
+        if read_identity(layout.root) == Identity.from_values(copy):
+            return
+    except CacheError:
+        pass  # it is written anew
+    write_identity(layout.root, Identity.from_values(copy))
+
+
+def _forget(layout: Layout) -> None:
+    """Remove what nobody can vouch for, and no shard needs."""
+    for path in (layout.editions, layout.issued):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)
 
@@ -81,40 +123,3 @@ def _forget_source(layout: Layout) -> None:
 def _bury(index: Index, lost: list[StockRow], gone: list[StockRow]) -> None:
     index.set_state([row.number for row in [*lost, *gone]], ShardState.DELETED)
     index.add_totals(lost_shards=len(lost))
-
-
-def _rebuild(layout: Layout, index: Index) -> None:
-    """Fill a new index from whatever lies in the directory, in one transaction."""
-    mark_initialised(index)
-    identity = read_identity(layout.root)
-    shards = list(adoptable(layout, identity))
-    if identity is None or not shards:
-        return
-    for edition in read_editions(layout):
-        index.insert_edition(edition)
-    index.insert_shards(shards, with_samples=False)
-    numbers = [row.number for row, _ in shards]
-    per_group = int(identity.sizes.get("group_shards", 1))
-    missing = gaps(numbers, max(numbers[-1] + 1, (read_issued(layout) + 1) * per_group))
-    index.insert_gaps(missing)
-    # Whatever those held, it was drawn and is not here: the cache cannot be complete.
-    index.add_totals(evicted_shards=sum(stop - first for first, stop in missing))
-    index.append_history({"event": "rebuilt", "at": time.time()}, keep=1_000)
-
-
-def mark_initialised(index: Index) -> None:
-    """Note that what the index says is all there is: files that it misses are litter."""
-    index.set_meta("initialised", True)
-
-
-def is_initialised(index: Index) -> bool:
-    """Return whether `mark_initialised` was called since the index was made or emptied."""
-    return bool(index.meta("initialised"))
-
-
-def read_issued(layout: Layout) -> int:
-    """Return the highest group a permit was issued for; -1 if none."""
-    try:
-        return int(layout.issued.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
-        return -1

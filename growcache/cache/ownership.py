@@ -7,7 +7,9 @@ from typing import Any
 from growcache.cache.files import Layout, entries_of, fsync_directory, remove_entry
 from growcache.cache.identity import Identity, describe_differences, write_identity
 from growcache.cache.index import Index
-from growcache.errors import FingerprintError
+from growcache.cache.rebuild import notes_of, numbers_in
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CorruptShardError, FingerprintError
 
 
 def claim(
@@ -29,15 +31,18 @@ def claim(
         return False
     if noted is not None and drawn:
         raise FingerprintError(_refusal(layout, describe_differences(noted, parts)))
+    # What nobody has said yet whose it is (`Identity` lost) is not of who asked last.
+    emptied = noted is not None and is_initialised(index)
     if noted is not None:
         # The listing goes before the claim on it is cleared: a crash in between must not
         # let the next source go on with it.
         layout.catalog.unlink(missing_ok=True)
         fsync_directory(layout.root)
+    if emptied:
         start_afresh(layout, index)
     with index.transaction():
         index.set_meta("claim", parts)
-    return noted is not None
+    return emptied
 
 
 def settle_identity(
@@ -52,6 +57,8 @@ def settle_identity(
     Raises:
         FingerprintError: samples of another fingerprint are cached.
     """
+    if not is_initialised(index):
+        _refuse_others(layout, wanted)
     held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
     if held != wanted.fingerprint and drawn:
         differing = wanted.differing(current) if current else []
@@ -62,8 +69,35 @@ def settle_identity(
         start_afresh(layout, index)
     write_identity(layout.root, wanted)
     with index.transaction():
-        index.set_meta("fingerprint", wanted.fingerprint)
+        for key, value in notes_of(wanted).items():
+            index.set_meta(key, value)
     return wanted
+
+
+def _refuse_others(layout: Layout, wanted: Identity) -> None:
+    """Refuse shards of which nothing but they themselves tells that they are another's."""
+    for number in numbers_in(layout):
+        path = layout.sidecar(number)
+        try:
+            sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+        except (CorruptShardError, FileNotFoundError):
+            continue
+        if sidecar.samples and sidecar.fingerprint != wanted.fingerprint:
+            raise FingerprintError(
+                _refusal(
+                    layout, [f"fingerprint ({sidecar.fingerprint} → {wanted.fingerprint})"]
+                )
+            )
+
+
+def mark_initialised(index: Index) -> None:
+    """Note that what the index says is all there is: files that it misses are litter."""
+    index.set_meta("initialised", True)
+
+
+def is_initialised(index: Index) -> bool:
+    """Return whether `mark_initialised` was called since the index was made or emptied."""
+    return bool(index.meta("initialised"))
 
 
 def start_afresh(layout: Layout, index: Index) -> None:

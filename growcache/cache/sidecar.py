@@ -135,6 +135,8 @@ class Sidecar:
         format_version: of this file.
         cache_format: of the records.
         files: of the samples, in the order of the digest.
+        editions: objects, digest and first group of every edition up to its own: with them
+            the shards alone tell what was drawn.
     """
 
     fingerprint: str
@@ -154,6 +156,7 @@ class Sidecar:
     format_version: int = FORMAT_VERSION
     cache_format: str = "tfrecord"
     files: tuple[FileFacts, ...] = ()
+    editions: tuple[tuple[int, str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.samples and not self.files:  # the one file of records that are alike
@@ -196,6 +199,7 @@ class Sidecar:
         values["schema"] = Schema.from_json(values["schema"])
         values["holes"] = tuple(Hole(*hole) for hole in values["holes"])
         values["files"] = tuple(FileFacts(*facts) for facts in values.get("files", ()))
+        values["editions"] = tuple((o, d, g) for o, d, g in values.get("editions", ()))
         return cls(**values)
 
 

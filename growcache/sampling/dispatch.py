@@ -151,6 +151,10 @@ class Dispatcher:
             shards=tuple(range(first, first + self._sizing.group_shards)),
             stops=self._drawing.population.stops(draw.parts),
             take=self._sizing.samples_per_object if whole_objects else None,
+            editions=tuple(
+                (edition.objects, edition.digest, edition.first_group)
+                for edition in self._cache.editions[: draw.edition + 1]
+            ),
         )
         self.flights[permit.id] = Flight(permit, self._estimate(len(draw.parts)))
         return permit

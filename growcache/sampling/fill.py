@@ -204,6 +204,7 @@ def _encode(
         parts=visits,
         origins=Origins.pack(drawn for _, drawn in hand),
         holes=tuple(holes),
+        editions=permit.editions,
         **packed.facts,
     )
     return Filled(sidecar, packed.files)

@@ -41,6 +41,7 @@ class Permit:
         shards: numbers of the group's shards.
         stops: the visits, in the order that decides where each sample goes.
         take: samples to pick of each object at random; None: all of the part.
+        editions: objects, digest and first group of every edition up to its own.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Permit:
     shards: tuple[int, ...]
     stops: tuple[Stop, ...]
     take: int | None = None
+    editions: tuple[tuple[int, str, int], ...] = ()
 
     def to_message(self) -> Message:
         """Return the message that carries the permit."""
@@ -60,6 +62,7 @@ class Permit:
             "round": self.round,
             "shards": self.shards,
             "take": self.take,
+            "editions": self.editions,
             "stops": entries,
         }
 
@@ -74,6 +77,7 @@ class Permit:
             tuple(message["shards"]),
             tuple(Stop(Entry(*values[:-2]), *values[-2:]) for values in message["stops"]),
             message["take"],
+            tuple((objects, digest, first) for objects, digest, first in message["editions"]),
         )
 
 

@@ -1,9 +1,9 @@
-"""``growcache check``: read every byte of a cache, and say what is wrong with it."""
+"""``growcache check``: read every byte of a cache, say what is wrong with it, and mend it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,30 +13,43 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from growcache.cache.check import Finding, check
+from growcache.cache.check import check
+from growcache.cache.findings import Finding
+from growcache.cache.repair import repair
 from growcache.service.terminal import redraws
 from growcache.service.words import plural
 from growcache.usercode import printable
 
+STYLES = {"error": "bold red", "mended": "green", "info": "dim"}
 
-def show_check(cache: Path, *, json: bool) -> int:
-    """Print the findings; return the exit code: 1 where one of them is an error.
+
+def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
+    """Print the findings; return the exit code: 1 where one of them is an error (still).
+
+    Args:
+        cache: its folder.
+        json: as one object.
+        mend: repair what can be.
 
     Raises:
         CacheMissingError: there is no cache.
+        CacheBusyError: a service fills what is to be mended.
     """
-    findings, shards = _with_progress(cache)
+    findings, shards = _with_progress(cache, repair if mend else check)
     errors = [finding for finding in findings if finding.severity == "error"]
     if json:
         value = {"ok": not errors, "shards": shards, "findings": [asdict(f) for f in findings]}
         sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
         sys.stdout.buffer.flush()
     else:
-        _print(findings, errors, shards)
+        _print(findings, shards)
+        _say_what_next(cache, findings)
     return 1 if errors else 0
 
 
-def _with_progress(cache: Path) -> tuple[list[Finding], int]:
+def _with_progress(
+    cache: Path, work: Callable[..., list[Finding]]
+) -> tuple[list[Finding], int]:
     checked = 0
     # On the error stream, so that the output stays clean where it is read by a program.
     console = Console(stderr=True)
@@ -48,10 +61,10 @@ def _with_progress(cache: Path) -> tuple[list[Finding], int]:
             checked = done
             progress.update(task, completed=done, total=total)
 
-        return check(cache, on_shard=advance), checked
+        return work(cache, on_shard=advance), checked
 
 
-def _print(findings: Sequence[Finding], errors: Sequence[Finding], shards: int) -> None:
+def _print(findings: Sequence[Finding], shards: int) -> None:
     console = Console()
     if console.is_terminal:
         console.print(_grid(findings))
@@ -59,8 +72,24 @@ def _print(findings: Sequence[Finding], errors: Sequence[Finding], shards: int) 
         for finding in findings:
             sys.stdout.write(f"{finding.severity}  {_words(finding)}\n")
         sys.stdout.flush()
-    verdict = f"{plural(len(errors), 'error')} in " if errors else "all is well with "
-    console.print(f"{verdict}{plural(shards, 'shard')}", style="bold")
+    console.print(_verdict(findings, shards), style="bold")
+
+
+def _verdict(findings: Sequence[Finding], shards: int) -> str:
+    of = {name: sum(f.severity == name for f in findings) for name in ("error", "mended")}
+    counts = [plural(of["error"], "error")] if of["error"] else []
+    counts += [f"{plural(of['mended'], 'error')} mended"] if of["mended"] else []
+    begin = f"{', '.join(counts)} in" if counts else "all is well with"
+    return f"{begin} {plural(shards, 'shard')}"
+
+
+def _say_what_next(cache: Path, findings: Sequence[Finding]) -> None:
+    drawn = {f.shard for f in findings if f.severity == "mended" and f.shard is not None}
+    if any(f.severity == "error" and f.mendable for f in findings):
+        sys.stdout.write(f"to mend: growcache check {printable(str(cache))} --repair\n")
+    if drawn:
+        again = plural(len(drawn), "shard")
+        sys.stdout.write(f"set aside: {again}; the next growcache run draws them again\n")
 
 
 def _grid(findings: Sequence[Finding]) -> Table:
@@ -68,7 +97,7 @@ def _grid(findings: Sequence[Finding]) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for finding in findings:
-        style = "bold red" if finding.severity == "error" else "dim"
+        style = STYLES[finding.severity]
         grid.add_row(Text(finding.severity, style), Text(_words(finding)))
     return grid
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from growcache.cache.files import (
-    Layout,
-    allocated_tree,
-    entries_of,
-    fsync_directory,
-    remove_entry,
-)
+from growcache.cache.clearing import clear
+from growcache.cache.files import Layout, allocated_tree
 from growcache.cache.leases import read_leases
 from growcache.cache.locks import FileLock, holder
 from growcache.errors import CacheBusyError, CacheError, CacheMissingError
@@ -54,7 +48,7 @@ def clear_cache(root: Path) -> str:
                     f"{layout.root} is being read by {lease.command} (pid {lease.pid} on "
                     f"{lease.host}); stop it first"
                 )
-        _empty(layout)
+        clear(layout)
     freed = in_bytes(before - allocated_tree(layout.root))
     return f"Emptied {layout.root}; {freed} are free again."
 
@@ -67,26 +61,3 @@ def _require(root: Path) -> Layout:
     ):
         raise CacheMissingError(f"no cache at {layout.root}; nothing was deleted")
     return layout
-
-
-def _empty(layout: Layout) -> None:
-    """Delete everything, so that a crash anywhere leaves the whole cache or none of it.
-
-    Shards are adopted where an index has their rows, or where there is none but an
-    identity. So both are gone for good, power cut or not, before the first shard goes.
-    Between the two a start finds every row with its file and says anew what they are of.
-    """
-    for path in (layout.identity, layout.index, *layout.root.glob(f"{layout.index.name}-*")):
-        path.unlink(missing_ok=True)
-    fsync_directory(layout.root)
-    for path in _litter(layout):
-        remove_entry(path)
-
-
-def _litter(layout: Layout) -> Iterator[Path]:
-    """Yield what the next start would remove, or would make again, by itself."""
-    yield from (layout.editions, layout.issued, layout.catalog, layout.ballast, layout.status)
-    for directory in (layout.shards, layout.incoming, layout.leases):
-        if directory.is_dir():
-            yield from entries_of(directory)
-    yield from layout.root.glob(".*.tmp")

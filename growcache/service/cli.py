@@ -198,11 +198,22 @@ def status(
 
 
 @app.command(epilog=epilog("check"))
-def check(cache: Cache, json: AsJson = False) -> None:
-    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong."""
+def check(
+    cache: Cache,
+    mend: Annotated[
+        bool,
+        typer.Option("--repair", help="Mend it; no service may run. Exit 0: all is mended."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong.
+
+    With --repair the index is made anew from the shards, and shards that are
+    damaged are set aside, for the next run to draw them again.
+    """
     from growcache.service.check import show_check
 
-    raise typer.Exit(show_check(cache, json=json))
+    raise typer.Exit(show_check(cache, json=json, mend=mend))
 
 
 @app.command(epilog=epilog("peek"))

@@ -23,7 +23,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache status ./cache --watch",
         "growcache status ./cache --json | jq .coverage",
     ),
-    "check": ("growcache check ./cache", "growcache check ./cache --json"),
+    "check": (
+        "growcache check ./cache",
+        "growcache check ./cache --repair",
+        "growcache check ./cache --json",
+    ),
     "peek": (
         "growcache peek ./cache",
         "growcache peek ./cache --sample 12:0",

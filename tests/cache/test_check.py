@@ -9,6 +9,7 @@ import pytest
 
 from growcache.cache.check import check
 from growcache.cache.files import Layout
+from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.status import Status, WorkerStatus, read_status, write_status
 from growcache.errors import CacheError, CacheMissingError
@@ -74,8 +75,12 @@ def test_litter_is_worth_telling_only_when_nobody_works(root: Path) -> None:
 def test_a_damaged_index_is_an_error_that_says_what_to_do(root: Path) -> None:
     index = Layout(root).index
     index.write_bytes(b"x" * index.stat().st_size)
-    with pytest.raises(CacheError, match=r"remove index\.sqlite"):
-        check(root)
+    with pytest.raises(CacheError, match=f"growcache check {root} --repair"):
+        read_index(root)
+    with pytest.raises(CacheError, match=f"growcache check {root} --repair"):
+        opened(root)
+    assert all(finding.mendable for finding in check(root))
+    assert any("not a database" in finding.message for finding in check(root))
 
 
 def test_no_cache_is_said_so(tmp_path: Path) -> None:

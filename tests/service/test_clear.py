@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from growcache.cache import clearing, files
 from growcache.cache.files import Layout
 from growcache.cache.index import read_index
 from growcache.errors import CacheMissingError
@@ -67,38 +68,28 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
             assert cache.totals().lost_shards == 0
             add(cache, 10)
         step += 1
-    assert wholes == sorted(wholes, reverse=True)
-    assert wholes.count(True) == 2, "before the identity goes, and before the index does"
-    assert wholes.count(False) > len(SHARDS)
+    assert not any(wholes), "what has begun is finished"
+    assert len(wholes) > len(SHARDS)
 
 
-@pytest.mark.parametrize("lost", ["identity", "index", "both"])
-def test_a_power_cut_may_keep_either_of_the_first_two(lost: str, tmp_path: Path) -> None:
-    layout = fill(tmp_path / "cache")
-    for path in (layout.identity, layout.index):
-        if lost in (path.stem, "both"):
-            path.unlink()
-    with opened(layout.root):
-        found = [row.number for row in read_index(layout.root).shards]
-    assert found == ([] if lost == "both" else SHARDS)
-
-
-def test_no_shard_goes_before_the_folder_is_synced(
+def test_no_file_goes_before_the_note_of_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, events, unlink = fill(tmp_path / "cache"), [], Path.unlink
 
     def noted(path: Path, missing_ok: bool = False) -> None:
+        assert layout.clearing.exists()
         events.append(path)
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", noted)
-    monkeypatch.setattr(clear, "fsync_directory", events.append)
+    monkeypatch.setattr(files, "fsync_directory", events.append)
+    monkeypatch.setattr(clearing, "fsync_directory", events.append)
     clear.clear_cache(layout.root)
-    synced = events.index(layout.root)
-    assert {layout.identity, layout.index} <= set(events[:synced])
-    assert all(path.parent == layout.root for path in events[:synced])
-    assert layout.shard(0) in events[synced:]
+    assert events[0] == layout.root
+    note = events.index(layout.clearing)
+    assert {layout.root, layout.shards} <= set(events[1:note]), "the rest is synced first"
+    assert events[note + 1 :] == [layout.root]
 
 
 def test_what_was_cut_short_can_be_cleared_again(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,7 +241,10 @@ FULL = Status(
 
 
 def test_what_check_says(
-    here: Path, capsys: pytest.CaptureFixture[str], write_tables: bool
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    write_tables: bool,
 ) -> None:
     (documented,) = keys(section("check"))
     assert as_json("growcache check cache --json", capsys) == {
@@ -255,8 +259,14 @@ def test_what_check_says(
     text = re.sub(r"[0-9a-f]{32}", lambda match: f"{match[0][:8]}…", text)
     shown("check", text.replace(str(here), HOME), writes=write_tables)
     found = as_json("growcache check cache --json", capsys, 1)
+    shutil.copytree(here / "cache", here / "again" / "cache")
     path.write_bytes(whole)
     assert hold(documented, found) == set(documented)
+    monkeypatch.chdir(here / "again")
+    text = output("growcache check cache --repair", capsys)
+    text = re.sub(r"[0-9a-f]{32}", lambda match: f"{match[0][:8]}…", text)
+    shown("check --repair", text.replace(f"{here}/again", HOME), writes=write_tables)
+    assert as_json("growcache check cache --json", capsys)["ok"]
 
 
 def test_what_peek_says(

@@ -6,18 +6,21 @@ The supervisor is its only writer (`Index`); readers take one picture at a time 
 
 from __future__ import annotations
 
-from growcache.cache.index.reader import IndexView, index_problems, read_index
+from growcache.cache.index.contents import Contents, Range, read_contents
+from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.rows import Edition, ShardRow, ShardState, StockRow, Totals
 from growcache.cache.index.writer import Index
 
 __all__ = [
+    "Contents",
     "Edition",
     "Index",
     "IndexView",
+    "Range",
     "ShardRow",
     "ShardState",
     "StockRow",
     "Totals",
-    "index_problems",
+    "read_contents",
     "read_index",
 ]

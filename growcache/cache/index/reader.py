@@ -15,6 +15,7 @@ from urllib.parse import quote
 from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
+from growcache.cache.index.seals import SEAL
 from growcache.errors import CacheError, CacheMissingError
 from growcache.schema import Schema
 
@@ -77,7 +78,8 @@ def read_index(root: str | os.PathLike[str]) -> IndexView:
         with closing(connect_read_only(layout)) as connection:
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             live, meta, editions, totals = _read(connection)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        # Not only what SQLite refuses: a flipped bit may make a text of a number.
         if "no such table" in str(error):  # created this instant
             return IndexView()
         if not layout.index.exists():
@@ -95,22 +97,6 @@ def read_index(root: str | os.PathLike[str]) -> IndexView:
     )
 
 
-def index_problems(root: str | os.PathLike[str]) -> list[str]:
-    """Return what SQLite's own check finds wrong with the index file.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-    """
-    layout = Layout(root)
-    layout.require()
-    try:
-        with closing(connect_read_only(layout)) as connection:
-            rows = connection.execute("PRAGMA quick_check(10)").fetchall()
-    except sqlite3.Error as error:
-        return [str(damaged(layout, error))]
-    return [f"{layout.index}: {text}" for (text,) in rows if text != "ok"]
-
-
 def _read(
     connection: sqlite3.Connection,
 ) -> tuple[list[ShardRow], dict[str, Any], list[Edition], Totals]:
@@ -124,6 +110,7 @@ def _read(
         for key, value in connection.execute("SELECT key, value FROM meta").fetchall()
     }
     editions = read_editions(connection)
+    meta.pop(SEAL, None)
     sums = dict(connection.execute("SELECT name, value FROM totals").fetchall())
     totals = Totals(
         shards=len(live),
@@ -176,9 +163,9 @@ def _connect(layout: Layout, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
-def damaged(layout: Layout, error: sqlite3.Error) -> CacheError:
-    """Return the error that says how to go on with an index that SQLite refuses."""
+def damaged(layout: Layout, reason: object) -> CacheError:
+    """Return the error that says how to go on with an index that is not what was written."""
     return CacheError(
-        f"the index {layout.index} cannot be read ({error}); stop the service, remove "
-        "index.sqlite*, and the next growcache run rebuilds it from the shards"
+        f"the index {layout.index} is damaged ({reason}); mend it with: "
+        f"growcache check {layout.root} --repair"
     )

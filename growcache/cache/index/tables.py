@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from sqlite_utils.migrations import Migrations
 
+from growcache.cache.index.rows import StockRow
+from growcache.cache.index.seals import STOCK_COLUMNS, row_seal
+
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
@@ -59,3 +62,12 @@ def the_cache(db: Database) -> None:
         "CREATE TABLE uses (shard INTEGER, job TEXT, uses INTEGER, "
         "PRIMARY KEY (shard, job)) WITHOUT ROWID"
     )
+
+
+@migrations()
+def a_checksum_per_row(db: Database) -> None:
+    """What became another number on the disk is found; see `growcache.cache.index.seals`."""
+    db.table("shards").add_column("seal", int)
+    rows = db.execute(f"SELECT {STOCK_COLUMNS} FROM shards").fetchall()
+    seals = [(row_seal(row), row.number) for row in map(StockRow._make, rows)]
+    db.conn.executemany("UPDATE shards SET seal = ? WHERE number = ?", seals)

@@ -10,12 +10,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from growcache.cache.files import Layout, allocated
+from growcache.cache.index.contents import Contents, flaws
 from growcache.cache.index.reader import (
     BUSY_SECONDS,
     damaged,
     read_editions,
 )
 from growcache.cache.index.rows import Edition, ShardState, StockRow
+from growcache.cache.index.seals import (
+    SEAL,
+    STATE_MASK,
+    STOCK_COLUMNS,
+    account_seal,
+    kept_seal,
+    row_seal,
+)
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 
@@ -24,11 +33,6 @@ if TYPE_CHECKING:
 
 KEPT_HOLES = 200
 KEPT_JOBS = 32
-
-STOCK_COLUMNS = (
-    "number, seq, state, group_number, edition, round, samples, parts, holes, "
-    "shard_bytes, allocated, record_bytes, digest, drawn_at, uses"
-)
 
 # A paused reader may keep the WAL from being truncated. The supervisor must not wait for
 # it: it tries again later, and lets no permits out meanwhile.
@@ -86,6 +90,7 @@ class Index:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
+            self._seal()
         except sqlite3.Error as error:
             self._rollback()
             raise index_error(self._layout, error) from error
@@ -105,6 +110,46 @@ class Index:
             # SQLite forgets it, but it may stand whole in the log, which is read anew
             # after a crash. No second try of a failed sync would tell.
             raise IndexInDoubtError(str(named)) from error
+
+    def _seal(self) -> None:
+        seal = account_seal(self._connection)
+        if seal != kept_seal(self._connection):  # else a turn without a change writes nothing
+            self.set_meta(SEAL, seal)
+
+    def verify(self) -> None:
+        """Compare all that counts with its checksums; tens of milliseconds.
+
+        Raises:
+            CacheError: something is not what was written.
+        """
+        try:
+            found = flaws(self._connection)
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            found = [str(error)]
+        if found:
+            raise damaged(self._layout, found[0])
+
+    def replace(self, contents: Contents) -> None:
+        """Say this and nothing else; rows per sample and notes of holes are lost."""
+        self.clear()
+        marks = ",".join("?" * 16)
+        self._connection.executemany(
+            f"INSERT INTO shards ({STOCK_COLUMNS}, seal, samples_indexed) VALUES ({marks}, 0)",
+            [(*row, row_seal(row)) for row in contents.rows],
+        )
+        for edition in contents.editions:
+            self.insert_edition(edition)
+        self.add_totals(**(contents.totals or {}))
+        for key, value in contents.meta.items():
+            self.set_meta(key, value)
+        for query, rows in (
+            ("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", contents.ranges or ()),
+            ("INSERT INTO uses VALUES (?, ?, ?)", contents.uses),
+            ("INSERT INTO jobs VALUES (?, ?)", contents.jobs),
+            ("INSERT INTO finished_leases VALUES (?, ?)", contents.finished),
+            ("INSERT INTO history (at, record) VALUES (?, ?)", contents.history),
+        ):
+            self._connection.executemany(query, rows)
 
     def _rollback(self) -> None:
         if self._connection.in_transaction:
@@ -129,10 +174,11 @@ class Index:
         self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
     ) -> None:
         """Add live shards, with a row per sample if there is room for those."""
-        marks = ",".join("?" * 16)
+        marks = ",".join("?" * 17)
+        columns = f"{STOCK_COLUMNS}, samples_indexed, seal"
         self._connection.executemany(
-            f"INSERT OR REPLACE INTO shards ({STOCK_COLUMNS}, samples_indexed) VALUES ({marks})",
-            [(*row, int(with_samples)) for row, _ in shards],
+            f"INSERT OR REPLACE INTO shards ({columns}) VALUES ({marks})",
+            [(*row, int(with_samples), row_seal(row)) for row, _ in shards],
         )
         for row, sidecar in shards:
             if with_samples:
@@ -167,7 +213,9 @@ class Index:
         """Move shards to a state; what belongs to their samples goes when they are deleted."""
         rows = [(number,) for number in numbers]
         self._connection.executemany(
-            f"UPDATE shards SET state = {state:d} WHERE number = ?", rows
+            f"UPDATE shards SET state = {state:d}, seal = (seal & ~{STATE_MASK}) | {state:d} "
+            "WHERE number = ?",
+            rows,
         )
         if state is ShardState.DELETED:
             self._connection.executemany("DELETE FROM samples WHERE shard = ?", rows)
@@ -184,12 +232,10 @@ class Index:
             found.update(range(max(low, first), min(high + 1, stop)))
         return found
 
-    def insert_gaps(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note numbers [first, stop) that were drawn, and of which nothing is known."""
-        self._connection.executemany(
-            "INSERT INTO deleted_ranges VALUES (?, ?, ?, 0)",
-            [(first, stop - 1, stop - first) for first, stop in ranges],
-        )
+    def last_group(self) -> int:
+        """Return the highest group of which a shard was committed, as far as rows tell; or -1."""
+        (last,) = self._connection.execute("SELECT max(group_number) FROM shards").fetchone()
+        return -1 if last is None else int(last)
 
     def prune_deleted(self, keep: int) -> None:
         """Turn all but the newest deleted rows into ranges with sums."""

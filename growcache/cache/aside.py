@@ -1,0 +1,99 @@
+"""What is amiss with all files of a cache but shards and index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from growcache.cache.beside import read_editions, read_issued
+from growcache.cache.files import Layout, number_of
+from growcache.cache.findings import Finding
+from growcache.cache.identity import Identity, read_identity
+from growcache.cache.index import Contents
+from growcache.cache.leases import SUFFIX, read_leases
+from growcache.cache.locks import is_held
+from growcache.cache.rebuild import numbers_in
+from growcache.errors import CacheError
+
+SET_ASIDE = "set-aside-"  # begins the names of files that repair took out of the shards
+
+
+def identities(layout: Layout, contents: Contents) -> tuple[Identity | None, list[Finding]]:
+    """Return the identity by the file or by the index's copy, and what is wrong with the file."""
+    copy = contents.meta.get("identity")
+    known = Identity.from_values(copy) if copy else None
+    try:
+        held = read_identity(layout.root)
+    except CacheError:
+        return known, [_identity_error(layout, "is damaged", known)]
+    if held is None and (known or contents.rows or numbers_in(layout)):
+        return known, [_identity_error(layout, "is missing", known)]
+    if known is not None and held != known:
+        return known, [_identity_error(layout, "is not that of the index", known)]
+    return held, []
+
+
+def _identity_error(layout: Layout, what: str, known: Identity | None) -> Finding:
+    way = "" if known else (
+        ", and so is the copy in the index: growcache run CONFIG takes the shards over, where "
+        "they are those of CONFIG"
+    )  # fmt: skip
+    return Finding("error", None, f"{layout.identity} {what}{way}", mendable=known is not None)
+
+
+def editions_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:
+    """Yield what is wrong with the file of editions."""
+    # It may have one more than the index, which is told of it afterwards.
+    found, known = read_editions(layout), contents.editions
+    if found is None:
+        yield Finding("error", None, f"{layout.editions} is damaged", mendable=True)
+    elif found[: len(known)] != known:
+        text = f"{layout.editions}: expected {len(known)} editions as in the index"
+        yield Finding("error", None, f"{text}, found {len(found)} others", mendable=True)
+
+
+def issued_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:
+    """Yield what is wrong with the note of the highest group issued."""
+    found = read_issued(layout)
+    least = max((row.group for row in contents.rows), default=-1)
+    if found is None:
+        yield Finding("error", None, f"{layout.issued} is damaged", mendable=True)
+    elif found < least:
+        text = f"{layout.issued}: expected group {least} or more, found {found}"
+        yield Finding("error", None, text, mendable=True)
+
+
+def lease_findings(layout: Layout) -> Iterator[Finding]:
+    """Yield leases that cannot be read."""
+    for path in unreadable_leases(layout):
+        alive = is_held(path)
+        more = "; its reader lives: end it, for its shards may go" if alive else ""
+        yield Finding("error", None, f"{path}: the lease is damaged{more}", mendable=not alive)
+
+
+def unreadable_leases(layout: Layout) -> list[Path]:
+    """Return the leases that nobody can read, so that nobody heeds them."""
+    if not layout.leases.is_dir():
+        return []
+    paths = sorted(p for p in layout.leases.glob(f"*{SUFFIX}") if not p.name.startswith("."))
+    readable = {lease.name for lease in read_leases(layout.root)}
+    return [p for p in paths if p.name.removesuffix(SUFFIX) not in readable and p.exists()]
+
+
+def litter(layout: Layout, known: set[int], *, whole: bool) -> Iterator[Finding]:
+    """Yield files that no row speaks of; only while nobody may be about to commit them.
+
+    Args:
+        layout: of the cache.
+        known: numbers of the shards that may lie there.
+        whole: whether the index tells of all of them.
+    """
+    for path in sorted(layout.shards.iterdir() if whole and layout.shards.is_dir() else ()):
+        number = number_of(path)
+        if number is None or number not in known:
+            yield Finding("info", number, f"{path}: no live shard; the next start removes it")
+    for path in sorted(layout.incoming.iterdir() if layout.incoming.is_dir() else ()):
+        who = (
+            "set aside by a repair" if path.name.startswith(SET_ASIDE) else "left by a sampler"
+        )
+        yield Finding("info", None, f"{path}: {who}; the next start removes it")

@@ -1,0 +1,67 @@
+"""What lies beside the shards, so that a lost index is made again and draws nothing twice.
+
+The supervisor writes these small files, each before what it counts: the editions of the
+listing, and the highest group that a permit was ever given out for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from growcache.cache.files import Layout, write_atomic
+from growcache.cache.guarded import guarded, unguarded
+from growcache.cache.index import Edition
+
+EDITIONS, ISSUED = "editions", "issued"
+
+
+def write_editions(layout: Layout, editions: Iterable[Edition]) -> None:
+    """Keep the editions beside the index too: without them its shards name nothing."""
+    rows = [[e.edition, e.objects, e.digest, e.first_group] for e in editions]
+    write_atomic(layout.editions, guarded({EDITIONS: rows}))
+
+
+def read_editions(layout: Layout) -> list[Edition] | None:
+    """Return the editions that were recorded; None where the file is damaged."""
+    try:
+        rows = unguarded(layout.editions.read_bytes())[EDITIONS]
+        return [Edition(*row) for row in rows]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def write_issued(layout: Layout, group: int) -> None:
+    """Note, durably, the highest group that a permit was issued for."""
+    write_atomic(layout.issued, guarded({ISSUED: group}))
+
+
+def read_issued(layout: Layout) -> int | None:
+    """Return the highest group a permit was issued for; -1 if none, None if damaged."""
+    try:
+        return int(unguarded(layout.issued.read_bytes())[ISSUED])
+    except FileNotFoundError:
+        return -1
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def editions_of(table: Sequence[Sequence[Any]]) -> list[Edition]:
+    """Return the editions that a shard's description names, from the first one on."""
+    return [Edition(i, int(o), str(d), int(first)) for i, (o, d, first) in enumerate(table)]
+
+
+def longest(tables: Iterable[Sequence[Edition]]) -> list[Edition]:
+    """Return the longest table that all agree with as far as they go; earlier ones count more.
+
+    >>> a, b = Edition(0, 9, "a", 0), Edition(1, 18, "b", 4)
+    >>> longest([[a], [a, b], [b]]) == [a, b]
+    True
+    """
+    best: list[Edition] = []
+    for table in tables:
+        if len(table) > len(best) and list(table[: len(best)]) == best:
+            best = list(table)
+    return best
