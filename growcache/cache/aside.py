@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from growcache.cache.beside import read_editions, read_issued
 from growcache.cache.files import Layout, number_of
 from growcache.cache.findings import Finding
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index import Contents
-from growcache.cache.leases import SUFFIX, read_leases
+from growcache.cache.leases import unreadable_leases
 from growcache.cache.locks import is_held
 from growcache.cache.rebuild import numbers_in
 from growcache.errors import CacheError
@@ -64,20 +63,15 @@ def issued_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:
 
 
 def lease_findings(layout: Layout) -> Iterator[Finding]:
-    """Yield leases that cannot be read."""
+    """Yield leases that cannot be read, so that nobody heeds them."""
     for path in unreadable_leases(layout):
-        alive = is_held(path)
-        more = "; its reader lives: end it, for its shards may go" if alive else ""
-        yield Finding("error", None, f"{path}: the lease is damaged{more}", mendable=not alive)
-
-
-def unreadable_leases(layout: Layout) -> list[Path]:
-    """Return the leases that nobody can read, so that nobody heeds them."""
-    if not layout.leases.is_dir():
-        return []
-    paths = sorted(p for p in layout.leases.glob(f"*{SUFFIX}") if not p.name.startswith("."))
-    readable = {lease.name for lease in read_leases(layout.root)}
-    return [p for p in paths if p.name.removesuffix(SUFFIX) not in readable and p.exists()]
+        if is_held(path):
+            text = (
+                f"{path}: the lease is damaged, and its reader lives: end it, its shards may go"
+            )
+            yield Finding("error", None, text)
+        else:  # a power cut does that, for leases are not synced
+            yield Finding("info", None, f"{path}: of a dead reader; the next start removes it")
 
 
 def litter(layout: Layout, known: set[int], *, whole: bool) -> Iterator[Finding]:

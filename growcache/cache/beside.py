@@ -11,7 +11,7 @@ from typing import Any
 
 from growcache.cache.files import Layout, write_atomic
 from growcache.cache.guarded import guarded, unguarded
-from growcache.cache.index import Edition
+from growcache.cache.index import Contents, Edition
 
 EDITIONS, ISSUED = "editions", "issued"
 
@@ -46,6 +46,24 @@ def read_issued(layout: Layout) -> int | None:
         return -1
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def write_beside(
+    layout: Layout, editions: Sequence[Edition], issued: int | None, contents: Contents
+) -> None:
+    """Write again what was lost or is less than an index has rows of.
+
+    Args:
+        layout: of the cache.
+        editions: as they must be.
+        issued: as it was noted; None where that was damaged.
+        contents: of the index.
+    """
+    if read_editions(layout) != editions:
+        write_editions(layout, editions)
+    last = max([-1 if issued is None else issued, *(row.group for row in contents.rows)])
+    if last != (-1 if not layout.issued.exists() else issued):
+        write_issued(layout, last)
 
 
 def editions_of(table: Sequence[Sequence[Any]]) -> list[Edition]:

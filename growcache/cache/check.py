@@ -7,7 +7,7 @@ believed only when the index, asked again, still calls the shard live.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -94,8 +94,13 @@ def survey(layout: Layout, on_shard: OnShard | None, *, stopped: bool) -> Survey
     others = numbers_in(layout) if stopped else ()
     examined = _examine_all(layout, identity, sorted({*rows, *others}), on_shard)
     problems = {n: _wrong(rows.get(n), found) for n, found in examined.items()}
-    spoilt = {n: texts for n, texts in problems.items() if n in rows and texts}
-    findings += _believed(layout, rows, spoilt, stopped=stopped)
+    # Of one without a row only an index that misses rows makes more than litter.
+    spoilt = {
+        n: texts
+        for n, texts in problems.items()
+        if texts and (n in rows or not contents.counted)
+    }
+    findings += _about_shards(spoilt if stopped else _still_live(layout, rows, spoilt))
     findings += editions_finding(layout, contents)
     findings += issued_finding(layout, contents)
     findings += lease_findings(layout)
@@ -193,24 +198,20 @@ def _differing(row: StockRow, sidecar: Sidecar) -> Iterator[str]:
             yield f"{name}: the index says {noted}, the shard's description {described}"
 
 
-def _believed(
-    layout: Layout,
-    rows: Mapping[int, StockRow],
-    problems: Mapping[int, Iterable[str]],
-    *,
-    stopped: bool,
-) -> list[Finding]:
+def _still_live(
+    layout: Layout, rows: Mapping[int, StockRow], problems: Mapping[int, Sequence[str]]
+) -> dict[int, Sequence[str]]:
+    """Return the problems of shards that did not go while they were read."""
     if not problems:
-        return []
-    live = {n: rows[n].seq for n in problems}
-    if not stopped:  # it may have gone while it was read
-        live = {row.number: row.seq for row in read_index(layout.root).shards}
-    return [
-        Finding("error", number, text, mendable=True)
-        for number, texts in problems.items()
-        if live.get(number) == rows[number].seq
-        for text in texts
-    ]
+        return {}
+    now = {row.number: row.seq for row in read_index(layout.root).shards}
+    return {n: texts for n, texts in problems.items() if now.get(n) == rows[n].seq}
+
+
+def _about_shards(problems: Mapping[int, Sequence[str]]) -> Iterator[Finding]:
+    for number, texts in problems.items():
+        for text in texts:
+            yield Finding("error", number, text, mendable=True)
 
 
 def _damage(layout: Layout, number: int, sidecar: Sidecar) -> Iterator[str]:

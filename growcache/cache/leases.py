@@ -272,10 +272,15 @@ def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
 
 def remove_torn_leases(layout: Layout) -> None:
     """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
-    for name in list(_names(layout.leases)):
-        path = layout.leases / name
-        if _read(path) is None and not is_held(path):
+    for path in unreadable_leases(layout):
+        if not is_held(path):
             path.unlink(missing_ok=True)
+
+
+def unreadable_leases(layout: Layout) -> list[Path]:
+    """Return the leases that say nothing, so that nobody heeds them."""
+    paths = [layout.leases / name for name in sorted(_names(layout.leases))]
+    return [path for path in paths if _read(path) is None and path.exists()]
 
 
 def lease_path(layout: Layout, name: str) -> Path:

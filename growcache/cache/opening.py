@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from growcache.cache.beside import longest, read_editions, read_issued
+from growcache.cache.beside import longest, read_editions, read_issued, write_beside
 from growcache.cache.clearing import finish_clearing
 from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import Identity, read_identity, write_identity
@@ -94,9 +94,10 @@ def rebuild(layout: Layout, index: Index, write: Write, identity: Identity | Non
         return
     seen = look(layout, identity)
     editions = longest([read_editions(layout) or [], seen.editions])
-    issued = read_issued(layout)
+    noted = read_issued(layout)
     old = Contents(meta={"claim": index.meta("claim")} if index.meta("claim") else {})
-    made = remade(old, seen, identity, editions, -1 if issued is None else issued)
+    made = remade(old, seen, identity, editions, -1 if noted is None else noted)
+    write_beside(layout, editions, noted, made)
     write(lambda: index.replace(made))
 
 

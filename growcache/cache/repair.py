@@ -15,19 +15,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from growcache.cache.aside import SET_ASIDE, unreadable_leases
-from growcache.cache.beside import (
-    longest,
-    read_editions,
-    read_issued,
-    write_editions,
-    write_issued,
-)
+from growcache.cache.aside import SET_ASIDE
+from growcache.cache.beside import longest, read_editions, read_issued, write_beside
 from growcache.cache.check import OnShard, Survey, survey
 from growcache.cache.files import Layout, fsync_directory, remove_entry, shard_parts
 from growcache.cache.findings import Finding
 from growcache.cache.identity import Identity, write_identity
 from growcache.cache.index import Contents, Index
+from growcache.cache.leases import remove_torn_leases
 from growcache.cache.locks import holder, is_held
 from growcache.cache.opening import take_over
 from growcache.cache.rebuild import remade
@@ -60,7 +55,7 @@ def repair(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> lis
         found = survey(layout, on_shard, stopped=True)
         if all(finding.severity == "info" for finding in found.findings):
             return found.findings
-        _remove_leases(layout)
+        remove_torn_leases(layout)
         if found.identity is None:
             _leave_to_configuration(layout)
         else:
@@ -78,12 +73,6 @@ def _busy(layout: Layout) -> str:
 
 def _outcome(finding: Finding) -> Finding:
     return replace(finding, severity="mended") if finding.mendable else finding
-
-
-def _remove_leases(layout: Layout) -> None:
-    for path in unreadable_leases(layout):
-        if not is_held(path):
-            path.unlink(missing_ok=True)
 
 
 def _leave_to_configuration(layout: Layout) -> None:
@@ -106,10 +95,8 @@ def _mend(layout: Layout, found: Survey, identity: Identity) -> None:
     made = remade(
         found.contents, found.seen, identity, editions, -1 if issued is None else issued
     )
-    last = max([-1 if issued is None else issued, *(row.group for row in made.rows)])
     write_identity(layout.root, identity)
-    write_editions(layout, editions)
-    write_issued(layout, last)
+    write_beside(layout, editions, issued, made)
     _write_index(layout, made, anew=not found.contents.readable)
     _set_aside(layout, found.seen.damaged)
 

@@ -65,12 +65,16 @@ class Identification:
         stored = self._cache.identity
         if stored is None or not self._cache.totals().drawn_shards:
             return None
-        editions = self._cache.editions
-        if not listed and editions and len(self._catalog) < editions[-1].objects:
-            return None  # the listing was lost and is being made anew
+        if self.lacks_objects(listed=listed):
+            return None
         ranged = bool(introduction["ranged"])
         sizing = with_wishes(self._config, stored_sizing(stored.sizes), ranged=ranged)
         return self._found(stored.schema, sizing, introduction, stored.sizes)
+
+    def lacks_objects(self, *, listed: bool) -> bool:
+        """Whether the listing was lost, and is not made anew as far as shards were drawn from it."""
+        editions = self._cache.editions
+        return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
 
     def probe(self, ready: Sequence[Slot], *, listed: bool) -> None:
         """Let a sampler look at the first objects that can be read, if none does so now.

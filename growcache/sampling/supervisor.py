@@ -337,6 +337,8 @@ class Supervisor:
 
     def _establish(self, found: Found) -> None:
         self._cache.set_identity(found.identity)
+        if self._identification.lacks_objects(listed=self._intake.listed):
+            return  # shards were taken over that were drawn from more of it
         dispatcher = Dispatcher(
             self._config,
             self._cache,

@@ -451,9 +451,7 @@ def test_a_lowered_bound_leaves_no_room_until_shards_went(root: Path) -> None:
         assert cache.room() > 0
 
 
-@pytest.mark.mutant(
-    8, "growcache/cache/opening.py", "(read_issued(layout) + 1) * per_group", "0"
-)
+@pytest.mark.mutant(8, "growcache/cache/rebuild.py", "(issued + 1) * group", "0")
 def test_a_lost_index_is_made_again_from_the_shards(root: Path) -> None:
     with opened(root) as cache:
         for number in range(5):

@@ -86,7 +86,8 @@ def read_contents(layout: Layout) -> Contents:
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             found.problems += _integrity(connection)
             found.readable = not found.problems
-            _read_all(connection, found)
+            if not found.readable or _is_made(connection):
+                _read_all(connection, found)
     except sqlite3.Error as error:
         found.problems.append(str(error))
     found.problems = [f"{layout.index}: {problem}" for problem in found.problems]
@@ -104,6 +105,12 @@ def flaws(connection: sqlite3.Connection) -> list[str]:
 def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
     rows = connection.execute(f"PRAGMA integrity_check({MOST_MESSAGES})").fetchall()
     return (text for (text,) in rows if text != "ok")
+
+
+def _is_made(connection: sqlite3.Connection) -> bool:
+    """Whether all tables are there; else a service died while it made them."""
+    query = "SELECT count(*) FROM pragma_table_info('shards') WHERE name = 'seal'"
+    return bool(connection.execute(query).fetchone()[0])
 
 
 def _read_all(connection: sqlite3.Connection, found: Contents) -> None:
