@@ -56,12 +56,19 @@ def is_running(pid: int) -> bool:
 
 
 def samplers_of(pid: int) -> list[int]:
-    """Return the process ids of a supervisor's samplers."""
+    """Return the process ids of a supervisor's samplers that run, or are stopped."""
     try:
         children = psutil.Process(pid).children()
-        return [child.pid for child in children if "sampler" in child.cmdline()]
     except psutil.Error:
         return []
+    return [child.pid for child in children if _is_sampler(child)]
+
+
+def _is_sampler(child: psutil.Process) -> bool:
+    try:
+        return "sampler" in child.cmdline()
+    except psutil.Error:  # it ended, and its parent does not know yet
+        return False
 
 
 def wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +50,6 @@ DISK_BYTES = 12_000_000
 BOUNDS = (4_000_000, 3_000_000, 2_200_000)
 AIM_SECONDS = 2.5
 MOST_VIOLATIONS = 10
-HARMLESS = "nobody: no row is another one"
 Say = Callable[[str], None]
 
 
@@ -323,13 +322,16 @@ class Chaos:
     def _kill_service(self, fault: Fault) -> None:
         if not self._service.alive:
             return
-        states = self._freeze(fault.aim)
+        self._kill_now(fault.aim)
+        time.sleep(fault.luck * 0.3)
+        self._start()
+
+    def _kill_now(self, aim: str) -> None:
+        states = self._freeze(aim)
         left = self._service.kill()
         self.tally.killed(SUPERVISOR, states)
         self._violated([f"G7: sampler {pid} outlives its supervisor" for pid in left])
         self._paused = {role: pid for role, pid in self._paused.items() if role in READERS}
-        time.sleep(fault.luck * 0.3)
-        self._start()
 
     def _kill_sampler(self, fault: Fault) -> None:
         samplers = self._service.samplers()
@@ -426,62 +428,84 @@ class Chaos:
         held = [p.name for p in (layout.supervisor_lock, layout.samplers_lock) if is_held(p)]
         temporary = [str(p.relative_to(self._root)) for p in layout.incoming.iterdir()]
         temporary += [p.name for p in self._root.glob(".*.tmp")]
-        damaged = self._damaged
-        errors = checks.findings(self._findings(), damaged)
+        found = self._findings()
+        errors = checks.findings(found, self._damaged)
         self._violated(checks.stopped(checks.Leftovers(code, running, held, temporary, errors)))
         if code:
             self._say(self._service.last_words())
-        open_ = {flip.number for flip in self._open}
-        self._violated(self._check_command(expect=bool(open_ & self._live())))
         self.tally.events["clean stops"] += 1
+        self._mend_shards(found)
+
+    def _mend_shards(self, found: list[Finding]) -> None:
+        """Have ``check --repair`` set damaged shards aside; they are drawn again, the same."""
+        damaged = {flip.number for flip in self._open} & self._live()
+        self._violated(self._command("check", expect=int(bool(damaged))))
+        if damaged:
+            self._hear()
+            self._settle_flips(found, heal=False)
+            self._repair(damaged)
+            self.tally.events["shards set aside by check --repair"] += len(damaged)
+
+    def _repair(self, damaged: Collection[int]) -> None:
+        self._violated(self._command("check", "--repair"))
+        self._violated(checks.findings(self._findings(), set()))
+        self._damaged -= set(damaged)
+        self._begin_anew()
+        self._ledger.may_return(damaged)
 
     def _live(self) -> set[int]:
         return {row.number for row in read_index(self._root).shards}
 
-    def _check_command(self, *, expect: bool) -> list[str]:
-        command = [sys.executable, "-m", "growcache", "check", str(self._root)]
+    def _command(self, *words: str, expect: int = 0) -> list[str]:
+        """Run a command of growcache on the cache."""
+        name, *options = words
+        command = [sys.executable, "-m", "growcache", name, str(self._root), *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode == int(expect):
+        if done.returncode == expect:
             return []
-        return [f"growcache check: exit code {done.returncode}: {done.stdout[-500:]}"]
+        said = (done.stdout + done.stderr)[-500:]
+        return [f"growcache {' '.join(words)}: exit code {done.returncode}: {said}"]
 
     def _damage_index(self, fault: Fault) -> None:
         """Kill the service, damage or remove the index, and have it made again."""
         self._resume_service()
         self._free()
         if self._service.alive:
-            states = self._freeze("any")
-            self._service.kill()
-            self.tally.killed(SUPERVISOR, states)
+            self._kill_now("any")
+        self._hear()
+        self._settle_flips(self._findings())  # one thing after the other
         began = time.monotonic()
         self._recent.index_faults.append((began, began + 60))
-        outcome = self._index_fault(fault)
-        if outcome != HARMLESS:
+        if fault.kind == schedule.NO_INDEX:
             self._remove_index()
+            self.tally.events["indexes removed"] += 1
+        else:
+            outcome = self._flip_index(fault)
+            self.tally.flips[fault.kind, outcome] += 1
         self._start()
         self._recent.index_faults[-1] = (began, time.monotonic() + 2)
-        if outcome != HARMLESS:
-            self._begin_anew()
-        if fault.kind == schedule.FLIP_INDEX:
-            self.tally.flips[fault.kind, outcome] += 1
-        else:
-            self.tally.events["indexes removed"] += 1
-
-    def _index_fault(self, fault: Fault) -> str:
         if fault.kind == schedule.NO_INDEX:
-            return "removed"
+            self._begin_anew()
+
+    def _flip_index(self, fault: Fault) -> str:
         dice, layout = random.Random(fault.luck), Layout(self._root)
         files = [p for p in self._root.glob("index.sqlite*") if p.suffix != ".sqlite-shm"]
         path = dice.choice(sorted(p for p in files if p.stat().st_size))
         before = _content(layout)
         turn_over(path, some_place(path, dice))
-        try:
-            noticed = bool([f for f in check(self._root) if f.severity == "error"])
-        except CacheError:
-            noticed = True
-        if noticed:
+        if any(finding.severity == "error" for finding in self._findings()):
+            self._repair(())
+            self.tally.events["indexes made again by check --repair"] += 1
             return "check"
-        return _difference(before, _content(layout))
+        after = _content(layout)
+        if before == after:
+            return "nobody: no row is another one"
+        if path.name.endswith("-wal"):  # a log that breaks off is what a crash leaves
+            self._begin_anew()
+            return "nobody: the log ends earlier"
+        self._violated([f"G2: nobody noticed a bit of the index: {_difference(before, after)}"])
+        self._repair(())
+        return "missed"
 
     def _remove_index(self) -> None:
         for path in self._root.glob("index.sqlite*"):
@@ -562,7 +586,7 @@ class Chaos:
         except CacheError as error:
             return [Finding("error", None, str(error))]
 
-    def _settle_flips(self, found: list[Finding]) -> None:
+    def _settle_flips(self, found: list[Finding], *, heal: bool = True) -> None:
         told, live = numbers_told(self._told), self._live()
         numbers = {finding.shard for finding in found if finding.shard is not None}
         for flip in self._open:
@@ -570,7 +594,8 @@ class Chaos:
             self.tally.flips[flip.kind, outcome] += 1
             if outcome == "missed":
                 self._violated([f"G2: nobody noticed a bit turned over in {flip.path}"])
-            flip.heal()
+            if heal:
+                flip.heal()
         self._open.clear()
         self._told.clear()
         # Loaders go on to pass over what was healed; nobody is asked to find it again.
@@ -660,8 +685,6 @@ def _content(layout: Layout) -> frozenset[str]:
 
 
 def _difference(before: frozenset[str], after: frozenset[str]) -> str:
-    """Return what a flip that nobody noticed has changed."""
-    if before == after:
-        return HARMLESS
+    """Return in which tables rows are other ones."""
     tables = sorted(set(re.findall(r'INTO "(\w+)"', "\n".join(before ^ after))))
-    return f"nobody: it is in {', '.join(tables) or 'the schema'}"
+    return f"{', '.join(tables) or 'the schema'} differ"

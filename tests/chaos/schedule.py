@@ -105,7 +105,7 @@ def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]
     def at(until: float = 1.0) -> float:
         return round(dice.uniform(0, seconds * until), 3)
 
-    for _ in range(dice.choice([1, 1, 2, 2])):
+    for _ in range(dice.choice([1, 2, 2, 3])):
         aim = dice.choice(AIMS)
         yield Fault(at(), KILL, _chosen(dice, _KILLS), aim, dice.random())
     for kind, chance in _CHANCES.items():
@@ -118,6 +118,8 @@ def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]
             yield Fault(begin, first, role)
             yield Fault(begin + dice.uniform(0.1, longest), last, role)
     if not (number + 1) % STOP_EVERY:
+        for _ in range(2):  # for `check --repair` to find
+            yield Fault(0.9 * seconds, FLIP_SHARD, luck=dice.random())
         yield Fault(seconds, STOP, luck=dice.random())
 
 
