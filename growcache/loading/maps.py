@@ -77,6 +77,9 @@ class MapPool:
                     del self._holds[key]
                     if key in self._maps:
                         self._maps.pop(key).close()
+                    # When it is here again it is another file: mended, or drawn once more.
+                    self._verified.discard(key)
+                    self._bad.pop(key, None)
 
     def open(
         self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"

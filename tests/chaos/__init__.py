@@ -10,6 +10,7 @@
     reading    a reader, as a program;  readers: as the harness sees it
     states     in which state files were when somebody was killed
     flips      bits turned over, and who noticed
+    indexes    what an index says, before and after a bit of it turned over
     ledger     what was ever seen in the cache
     checks     what must hold, as functions of what was seen
     run        the rounds

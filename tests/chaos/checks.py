@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from growcache.cache.check import Finding
+from growcache.cache.findings import Finding
 from growcache.cache.index import Totals
 from tests.chaos.disk import Seen
 from tests.chaos.flips import Flip

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.check import Finding
+from growcache.cache.findings import Finding
 from growcache.cache.index import Totals
 from growcache.cache.index.rows import ShardState
 from growcache.cache.sidecar import Hole, Origins, Sidecar

@@ -94,6 +94,22 @@ def test_a_corrupt_shard_is_refused_and_logged_once(
     assert len(caplog.records) == 1
 
 
+def test_a_shard_that_comes_back_is_looked_at_anew(cache: Any) -> None:
+    """After it was mended, or drawn once more for a checkpoint, it is another file."""
+    cache.add(0)
+    cache.damage(0)
+    keep = MapPool.of(cache.root)  # as a process has it whose loader goes on
+    with Snapshot.take(cache.root) as snapshot, pytest.raises(CorruptShardError):
+        snapshot[0]
+    cache.damage(0)  # the bit turns back
+    with Snapshot.take(cache.root) as snapshot:
+        assert int(snapshot[0]["id"]) == 0
+    cache.damage(0)
+    with Snapshot.take(cache.root) as snapshot, pytest.raises(CorruptShardError):
+        snapshot[0]
+    assert MapPool.of(cache.root) is keep
+
+
 def test_verify_always_sees_later_damage(cache: Any) -> None:
     cache.add(0)
     with (
