@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from growcache.cache.check import check
 from growcache.cache.eviction import choose
 from growcache.cache.files import allocated_tree
+from growcache.cache.index import Index, read_index
+from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, MAX_BYTES, add, need, opened
 
 
@@ -19,7 +22,7 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
 
     def watch() -> None:
         nonlocal most
-        while not ended.is_set():
+        while not ended.wait(0.001):
             most = max(most, allocated_tree(root))
 
     watcher = threading.Thread(target=watch)
@@ -41,3 +44,62 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
         ended.set()
         watcher.join()
     assert MAX_BYTES / 2 < most <= MAX_BYTES
+
+
+@pytest.mark.mutant(
+    12, "growcache/cache/room.py", "        if self.left() >= 0:", "        if True:"
+)
+def test_a_lowered_bound_is_in_force_once_everything_fits(tmp_path: Path) -> None:
+    least = 900_000
+    with opened(tmp_path / "cache") as cache:
+        for number in range(8):
+            add(cache, number, 30)
+        assert cache.bytes_used > least
+        assert cache.reserve("writing", 4096)
+        cache.max_bytes = least
+        assert (cache.max_bytes, cache.bound_in_force) == (least, MAX_BYTES)
+        assert cache.shrinking
+        assert not cache.reserve("more", 4096)
+        while cache.room() < 0:
+            assert cache.bound_in_force == MAX_BYTES
+            cache.evict([cache.candidates()[0].number])
+            cache.poll_leases(time.monotonic())
+        assert cache.bytes_reserved == 4096, "what was promised is kept"
+        assert (cache.bound_in_force, cache.shrinking) == (least, False)
+        cache.max_bytes = 2 * MAX_BYTES
+        assert cache.bound_in_force == 2 * MAX_BYTES
+
+
+def test_a_bound_that_was_lowered_meanwhile_is_reached_after_the_start(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as cache:
+        for number in range(8):
+            add(cache, number, 30)
+        used = cache.bytes_used
+    with opened(tmp_path / "cache", max_bytes=900_000) as cache:
+        assert cache.shrinking
+        assert 900_000 < cache.bound_in_force <= used
+        cache.evict([c.number for c in cache.candidates()[:-1]])
+        cache.poll_leases(time.monotonic())
+        assert cache.bound_in_force == 900_000
+
+
+def test_what_was_deleted_on_a_full_disk_is_noted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlinking makes room, but somebody else may take it before the row can say so."""
+    with opened(tmp_path / "cache") as cache:
+        add(cache, 0)
+        cache.retire([0])
+        with monkeypatch.context() as patched:
+            patched.setattr(Index, "set_state", _refuse)
+            with pytest.raises(CacheFullError):
+                cache.poll_leases(time.monotonic())
+        assert not list(cache.layout.shards.iterdir())
+        assert cache.totals().retired_shards == 0
+        cache.poll_leases(time.monotonic())
+        assert read_index(tmp_path / "cache").totals.retired_shards == 0
+    assert check(tmp_path / "cache") == []
+
+
+def _refuse(*_: object) -> None:
+    raise CacheFullError("no room on the disk")

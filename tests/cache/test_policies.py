@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.budget import LEAST_BYTES, MOST_BYTES, fixed_budget, minimum_bytes
-from growcache.cache.eviction import ORDERS, Candidate, choose, retire_ahead
+from growcache.cache.eviction import ORDERS, Candidate, choose, retire_ahead, shrink
 
 candidate_lists = st.lists(
     st.builds(
@@ -39,6 +39,34 @@ def test_enough_is_evicted_and_not_one_shard_too_many(
     may_go = [c for c in candidates if not c.leased and c.min_job_uses >= min_uses]
     if choice.short_bytes and policy != "none":
         assert len(chosen) == len(may_go)
+
+
+@given(
+    policies,
+    candidate_lists,
+    st.integers(-5, 10**7),
+    st.integers(0, 10**6),
+    st.integers(0, 3),
+)
+def test_a_lowered_bound_takes_what_it_needs_and_unread_shards_last(
+    policy: str, candidates: list[Candidate], need: int, retired: int, min_uses: int
+) -> None:
+    evict, ahead = shrink(policy, candidates, need, retired, min_uses)
+    by_number = {c.number: c for c in candidates}
+    gone, going = [by_number[n] for n in evict], [by_number[n] for n in ahead]
+    assert not any(c.leased for c in gone)
+    assert all(c.leased for c in going)
+    ripe = [c.min_job_uses >= min_uses for c in gone]
+    assert ripe == sorted(ripe, reverse=True), "an unread shard went before a read one"
+    freed, coming = sum(c.allocated for c in gone), sum(c.allocated for c in going)
+    if gone:
+        assert freed - gone[-1].allocated < need
+    if going:
+        assert freed + retired + coming - going[-1].allocated < need
+    if policy == "none":
+        assert (evict, ahead) == ((), ())
+    elif freed + retired + coming < need:
+        assert len(gone) + len(going) == len(candidates), "more could have gone"
 
 
 @pytest.mark.mutant(

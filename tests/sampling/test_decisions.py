@@ -33,6 +33,7 @@ def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
         ({"index_ok": False}, "index"),
         ({"disk_ok": False}, "min_free"),
         ({"room_bytes": 9, "unused": "job a to read"}, "job a"),
+        ({"shrinking": True, "room_bytes": 99}, "lowered"),
     ],
 )
 def test_whoever_waits_names_the_event(change: dict[str, object], word: str) -> None:
