@@ -114,7 +114,12 @@ class Layout:
 
 def number_of(path: Path) -> int | None:
     """Return the shard number that a file's name stands for; None for other names."""
-    stem = path.name.partition(".")[0]
+    return number_in(path.name)
+
+
+def number_in(name: str) -> int | None:
+    """Return the shard number that a file's name stands for; None for other names."""
+    stem = name.partition(".")[0]
     return int(stem) if stem.isascii() and stem.isdigit() else None
 
 
@@ -128,7 +133,12 @@ def allocated(path: Path) -> int:
 
 def shard_parts(layout: Layout, number: int) -> list[Path]:
     """Return the paths of what a shard may consist of, whatever its format; samples first."""
-    return [layout.shard(number, part) for part in SHARD_PARTS]
+    return [layout.shards / name for name in shard_names(number)]
+
+
+def shard_names(number: int) -> list[str]:
+    """Return their names; for all shards of a cache, since making paths takes a while."""
+    return [f"{number:08d}{part}" for part in SHARD_PARTS]
 
 
 def remove_shard(layout: Layout, number: int) -> None:

@@ -80,7 +80,7 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow],
 def reconcile(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
     """Compare rows and files; see `restore`."""
     files = shard_files(layout)
-    match = match_rows(layout, index.shards(), files)
+    match = match_rows(index.shards(), files)
     if match.lost or match.gone:
         write(lambda: _bury(index, match.lost, match.gone))
     known = {row.number for row in match.rows}

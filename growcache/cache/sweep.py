@@ -14,10 +14,10 @@ from pathlib import Path
 from growcache.cache.files import (
     Layout,
     allocated_tree,
-    number_of,
+    number_in,
     remove_entry,
     remove_shard,
-    shard_parts,
+    shard_names,
 )
 from growcache.cache.index import ShardState, StockRow
 from growcache.cache.leases import remove_torn_leases
@@ -81,11 +81,11 @@ def _directory(path: Path) -> Found:
     return Found(size, blocks * 512)
 
 
-def match_rows(layout: Layout, rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:
+def match_rows(rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:
     """Compare the rows of the index with the files that are there."""
     match = Match([], [], [])
     for row in rows:
-        *samples, sidecar = (files.get(path.name) for path in shard_parts(layout, row.number))
+        *samples, sidecar = (files.get(name) for name in shard_names(row.number))
         there = [found for found in samples if found]
         # All files together, for each alone is described in the sidecar only; none is empty.
         if sidecar is not None and sum(found.size for found in there) == row.shard_bytes:
@@ -102,8 +102,8 @@ def remove_strangers(layout: Layout, files: Mapping[str, Found], known: set[int]
     """Remove shards that no row speaks of; return the bytes of files that are not ours."""
     foreign, unknown = 0, set()
     for name, found in files.items():
-        number = number_of(Path(name))
-        if number is None or layout.shards / name not in shard_parts(layout, number):
+        number = number_in(name)
+        if number is None or name not in shard_names(number):
             foreign += found.allocated
         elif number not in known:
             unknown.add(number)

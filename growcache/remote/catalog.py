@@ -17,7 +17,7 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -70,6 +70,8 @@ class Catalog:
         self._seen: SeenKeys | None = None
         self._key_hash = key_hash
         self._end = 0
+        self._kept = 0  # bytes of the file that the disk has, for sure
+        self._lost = False  # it may not have the rest, and no second try would tell
         self._complete = False
         self._writable = True
 
@@ -98,6 +100,7 @@ class Catalog:
         catalog._writable = not readonly
         try:
             catalog._recover()
+            catalog._kept = catalog._end
         except BaseException:
             catalog.close()
             raise
@@ -145,6 +148,9 @@ class Catalog:
         """Release the file; what was not flushed is lost."""
         with self._lock:
             if self._descriptor >= 0:
+                if self._lost:  # or the next to open it would believe what it reads there
+                    with suppress(OSError):
+                        os.ftruncate(self._descriptor, self._kept)
                 os.close(self._descriptor)
                 self._descriptor = -1
 
@@ -280,6 +286,7 @@ class Catalog:
         """Append a frame; return where its packed body starts."""
         if not self._writable:
             raise CacheError(f"{self._path} was opened for reading")
+        self._refuse_lost()
         content = _FRAME.pack(kind, flag, count, width, digest) + sizes + packed
         frame = _HEAD.pack(len(content), google_crc32c.value(content)) + content
         with self._failure_named():
@@ -298,8 +305,18 @@ class Catalog:
             raise
 
     def _sync(self) -> None:
+        self._refuse_lost()
+        self._lost = True
         with self._failure_named():
             os.fsync(self._descriptor)
+        self._kept, self._lost = self._end, False
+
+    def _refuse_lost(self) -> None:
+        if self._lost:
+            raise CacheError(
+                f"cannot go on with the listing {self._path}: the disk did not keep what was "
+                "written, and asked again it would not say so; start again on a sound disk"
+            )
 
     @contextmanager
     def _failure_named(self) -> Iterator[None]:

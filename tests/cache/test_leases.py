@@ -21,6 +21,7 @@ from growcache.cache.leases import (
     LeaseView,
     protected,
     read_leases,
+    remove_torn_leases,
 )
 from growcache.cache.locks import FileLock, is_held
 
@@ -167,3 +168,12 @@ def test_a_probe_does_not_look_like_a_holder(layout: Layout) -> None:
         assert is_held(layout.supervisor_lock)
     with FileLock.acquire(layout.supervisor_lock, shared=True):
         assert not is_held(layout.supervisor_lock)
+
+
+@pytest.mark.parametrize("data", [b"", bytes(200)])
+def test_a_start_removes_what_a_power_cut_left_of_a_lease(layout: Layout, data: bytes) -> None:
+    torn = layout.leases / "torn.lease"
+    torn.write_bytes(data)
+    with Lease.create(layout.root, "job", [1]) as lease:
+        remove_torn_leases(layout)
+        assert set(layout.leases.iterdir()) == {lease.path}

@@ -82,6 +82,27 @@ def test_a_call_at_whose_entry_one_is_killed_is_not_made(tmp_path: Path) -> None
     verify_dead(root, Told(issued=0), str(rename), work.DIRECT_MAX_BYTES)
 
 
+def test_readers_undo_what_a_service_left_while_it_made_or_closed_the_index(
+    tmp_path: Path,
+) -> None:
+    """Into its log and out of it the index goes by a journal that a reader could not undo."""
+    need_strace()
+    root, kind = tmp_path / "cache", "tfrecord-fixed"
+    calls = tracing.record(work.direct, root, kind, log=tmp_path / "log", below=root)
+    journal = [
+        (place, call)
+        for place, call in enumerate(calls)
+        if call.name == "unlink" and call.paths[0].endswith("-journal") and call.result == 0
+    ]
+    assert len(journal) == 2
+    for place, call in journal:
+        shutil.rmtree(root)
+        assert tracing.died(tracing.killed(work.direct, root, kind, at=call))
+        assert Path(call.paths[0]).exists()
+        said = told(before.mark for before in calls[:place] if before.mark)
+        verify(root, KINDS[kind], said, str(call), work.DIRECT_MAX_BYTES)
+
+
 def _changes(call: Call) -> bool:
     """Whether the disk is another after the call: of two alike, one point is enough."""
     return not call.mark and call.result >= 0

@@ -58,3 +58,21 @@ def test_the_power_goes_after_a_call(life: str, part: int | None, tmp_path: Path
             where = f"{life}, power cut after {call}, {arrived} arrived"
             verify(root, KINDS[kind], said, where, max_bytes)
     assert seen
+
+
+def test_a_new_cache_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    """Its directories are synced where they stand, or all of it goes, with what was issued."""
+    need_strace()
+    base, kind = tmp_path / "disk", "tfrecord-fixed"
+    base.mkdir()
+    root = base / "deep" / "cache"
+    calls = tracing.record(work.direct, root, kind, log=tmp_path / "l", below=base, data=True)
+    issued = next(place for place, call in enumerate(calls) if call.mark == "issued 0")
+    disk = power.Disk(base)
+    for call in calls[:issued]:
+        disk.apply(call)
+    shutil.rmtree(base)
+    base.mkdir()
+    power.lay_out(disk.cut(lambda: False, lambda: False), base)
+    said = told(["issued 0"])
+    verify(root, KINDS[kind], said, "power cut", work.DIRECT_MAX_BYTES)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from growcache.cache.index import read_index
 from tests.cache.making import KINDS
 from tests.crash import tracing, work
 from tests.crash.tracing import Call, need_strace
-from tests.crash.verify import told, verify
+from tests.crash.verify import Told, told, verify
 
 SOME = 2
 SECONDS = 1200
@@ -47,6 +48,23 @@ def test_a_call_is_refused(kind: str, error: str, some: int | None, tmp_path: Pa
             assert code in (0, work.ENDED) or (dies and tracing.died(code)), where
             assert not _believed(found), where
             verify(root, KINDS[kind], told(marks), where)
+
+
+def test_a_shard_stays_whose_row_may_be_kept(tmp_path: Path) -> None:
+    """A log whose sync failed may hold the row all the same; then its files must be there."""
+    need_strace()
+    root, log, kind = tmp_path / "cache", tmp_path / "log", "tfrecord-fixed"
+    calls = tracing.record(work.stubborn, root, kind, True, log=log, below=root)
+    told_at = next(place for place, call in enumerate(calls) if call.mark == "committed 1")
+    at = [call for call in calls[:told_at] if call.name == "fdatasync"][-1]
+    assert at.paths[0].endswith("-wal")
+    shutil.rmtree(root)
+    code, _ = tracing.refused(
+        work.stubborn, root, kind, True, at=at, error="EIO", log=log, below=root
+    )
+    assert tracing.died(code)
+    assert 1 in {row.number for row in read_index(root).shards}, "the log does not hold the row"
+    verify(root, KINDS[kind], Told(frozenset({0}), 1), str(at))
 
 
 def _may_fail(call: Call) -> bool:

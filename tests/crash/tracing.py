@@ -111,7 +111,7 @@ def record(
     how += ["-xx", "-s", "100000000"] if data else ["-s", "40"]
     code = traced(work, *arguments, how=[*how, "-o", str(log)])
     assert code == 0, f"the work failed without being disturbed: {code}"
-    return list(_calls(log, below, encoded=data))
+    return list(calls_in(log, below, encoded=data))
 
 
 def killed(work: Work, *arguments: Any, at: Call) -> int:
@@ -138,7 +138,7 @@ def refused(
     how = ["-y", "-s", "300", "-e", f"trace={CHANGING}", "-o", str(log)]
     how += ["-e", f"inject={at.name}:error={name}:when={at.nth}{more}"]
     code = traced(work, *arguments, how=how)
-    return code, list(_calls(log, below, encoded=False))
+    return code, list(calls_in(log, below))
 
 
 def traced(work: Work, *arguments: Any, how: list[str]) -> int:
@@ -185,7 +185,8 @@ def _text(arguments: str) -> str:
     return unhex(found).decode() if found.startswith("\\x") else str(found)
 
 
-def _calls(log: Path, below: Path, *, encoded: bool) -> Iterator[Call]:
+def calls_in(log: Path, below: Path, *, encoded: bool = False) -> Iterator[Call]:
+    """Yield the calls of a record on files below the directory, and the marks."""
     counts: Counter[str] = Counter()
     for line in log.read_text().splitlines():
         match = _LINE.match(line)

@@ -19,6 +19,7 @@ from growcache.cache.sweep import LEASE_GRACE_SECONDS
 from tests.cache.making import MAX_BYTES, add, equal, opened, samples_of
 
 START_SECONDS = 2.0
+PATIENCE_SECONDS = 10.0  # of the clock, for the machine may have other things to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,10 @@ def verify_next(
 ) -> None:
     """The next service goes on where the dead one was."""
     _let_time_pass(Layout(root).leases)
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     with opened(root, kind, resume_seconds=0, max_bytes=max_bytes) as cache:
-        assert time.monotonic() - began < START_SECONDS, f"{where}: the start takes too long"
+        assert time.process_time() - worked < START_SECONDS, f"{where}: the start does too much"
+        assert time.monotonic() - began < PATIENCE_SECONDS, f"{where}: the start waits"
         layout, view, totals = cache.layout, read_index(root), cache.totals()
         live = {row.number for row in view.shards}
         assert {row.number for row in dead.shards} == live, where

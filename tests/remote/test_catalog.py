@@ -171,6 +171,33 @@ def test_a_full_disk_shows_at_the_sync_too(
         catalog.flush()
 
 
+def test_what_a_failed_sync_lost_is_not_believed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second fsync says nothing of what the first one lost; neither does reading it."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    entries = some(3 * BLOCK)
+    with Catalog.open(path) as catalog:
+        catalog.append(entries[:BLOCK])
+        catalog.flush()
+        catalog.append(entries[BLOCK:])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            with pytest.raises(CacheError, match="Input/output"):
+                catalog.flush()
+        with pytest.raises(CacheError, match="start again"):
+            catalog.flush()
+        with pytest.raises(CacheError, match="start again"):
+            catalog.append(some(BLOCK, first=3 * BLOCK))
+        assert catalog.entries(range(3 * BLOCK)) == entries
+    with Catalog.open(path) as again:
+        assert again.entries(range(len(again))) == entries[:BLOCK]
+        assert again.append(entries) == 2 * BLOCK
+
+
 def test_a_failing_disk_is_named(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
