@@ -99,6 +99,13 @@ def _tensor(name: str, array: Any) -> torch.Tensor:
         ) from None
 
 
+def _distributed() -> tuple[int, int] | None:
+    """Return (rank, world size) of the default process group; None where there is none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
 class EpochLoader(Loader):
     """Batches from a growing cache; every iteration is a new epoch over what is there by now.
 
@@ -109,4 +116,6 @@ class EpochLoader(Loader):
     Yields dicts of field name to tensor [batch, *shape] in the dtype of the schema.
     """
 
-    framework = Framework(take_rows, join_parts, _tensor, _copy_in_this_thread_alone)
+    framework = Framework(
+        take_rows, join_parts, _tensor, _copy_in_this_thread_alone, _distributed
+    )

@@ -3,8 +3,9 @@
 A lease is a file that its reader holds with flock, so the kernel frees it when the reader
 dies. It has one byte per shard, which the reader moves on as its epoch does. It may name
 shards that are not there, with their digests: its *wishes* (`growcache.cache.wishes`).
+Where several ranks of a job read one snapshot, it says so, and whether its list is final.
 
-    magic · u32 length of header · header (JSON) · closed flag · one state per shard
+    magic · u32 length of header · header (JSON) · stage · one state per shard
 
 The reader owns the file's content, the supervisor its removal. What makes the pair safe
 without a lock between them: the reader makes its lease visible, *then* reads the index
@@ -36,7 +37,31 @@ SUFFIX = ".lease"
 MAGIC = b"GCLEASE1"
 
 HELD, MAPPED, READ, DROPPED = 0, 1, 2, 3  # MAPPED: read, and its map is kept
-_OPEN, _CLOSED = b"\0", b"\1"
+# The stage of a lease. SETTLED: open, and nothing is dropped from it any more.
+_OPEN, _CLOSED, _SETTLED = b"\0", b"\1", b"\2"
+
+
+@dataclass(frozen=True, slots=True)
+class RankNote:
+    """What the lease of one rank of a job says to the other ranks.
+
+    Attributes:
+        run: names one start of the job; a job that is started anew has another.
+        walk: the how-manieth walk over the cache of this run it is.
+        pass_number: the pass that the lease is for.
+        rank: of its reader, among those that share the cache; 0 leads.
+        ranks: how many share the cache.
+        follows: the name of the lease of rank 0 that this one copies; empty for rank 0.
+        settings: what must be alike on all ranks, by the names of the arguments.
+    """
+
+    run: str
+    walk: int
+    pass_number: int
+    rank: int
+    ranks: int
+    follows: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lease:
@@ -66,6 +91,7 @@ class Lease:
         numbers: Iterable[int],
         *,
         wishes: Mapping[int, str] | None = None,
+        ranks: RankNote | None = None,
     ) -> Lease:
         """Return a lease that the supervisor sees from now on.
 
@@ -79,6 +105,7 @@ class Lease:
             numbers: the shards to protect; those of ``wishes`` are added.
             wishes: the digest by shard number. Shards that are live may be named too: they
                 stay so, and come back where they were just retired.
+            ranks: for the other ranks of the job.
 
         Raises:
             CacheError: the leases directory cannot be written.
@@ -95,6 +122,7 @@ class Lease:
                 "created": time.time(),
                 "numbers": _ranges(wanted),
                 "wishes": list(wished.items()),
+                "ranks": ranks,
             }
         )
         start = len(MAGIC) + 4 + len(header)
@@ -128,6 +156,11 @@ class Lease:
             raise
         return cls(_LeaseFile(layout, path, descriptor, start), wanted, wished)
 
+    @property
+    def name(self) -> str:
+        """The name of its file, without suffix, as `LeaseView` has it."""
+        return self.path.name.removesuffix(SUFFIX)
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Let go of shards that were not read (retired ones, or those left out)."""
         self._set(numbers, DROPPED)
@@ -139,6 +172,10 @@ class Lease:
     def released(self, number: int) -> None:
         """Say that a shard marked as read is no longer mapped."""
         self._set([number], READ)
+
+    def settle(self) -> None:
+        """Say that nothing will be dropped any more, so that others may copy the list."""
+        self._file.settle()
 
     def _set(self, numbers: Iterable[int], state: int) -> None:
         for number in numbers:
@@ -178,6 +215,10 @@ class _LeaseFile:
         if self._open and self._pid == os.getpid():
             os.pwrite(self._descriptor, bytes([state]), self._start + 1 + place)
 
+    def settle(self) -> None:
+        if self._open and self._pid == os.getpid():
+            os.pwrite(self._descriptor, _SETTLED, self._start)
+
     def close(self) -> None:
         if not self._open or self._pid != os.getpid():
             return
@@ -207,6 +248,8 @@ class LeaseView:
         numbers: its shards, ascending.
         states: one of HELD, MAPPED, READ, DROPPED per shard.
         wishes: the digests of those that must come, or come back, by number.
+        settled: whether nothing will be dropped any more.
+        ranks: what it says to other ranks of its job; None where it is of none.
     """
 
     name: str
@@ -220,6 +263,8 @@ class LeaseView:
     numbers: tuple[int, ...]
     states: bytes
     wishes: Mapping[int, str] = field(default_factory=dict)
+    settled: bool = False
+    ranks: RankNote | None = None
 
     def holding(self) -> tuple[int, ...]:
         """Return the shards that the reader would still open or read, or has mapped."""
@@ -230,8 +275,18 @@ class LeaseView:
         return self._with(HELD)
 
     def used(self) -> tuple[int, ...]:
-        """Return the shards that were read, mapped still or not."""
+        """Return the shards that were read, mapped still or not.
+
+        Each rank of a job reads a part of every shard. Together that is one use, which the
+        lease of rank 0 counts; the others protect, and count nothing.
+        """
+        if self.ranks is not None and self.ranks.rank:
+            return ()
         return self._with(MAPPED, READ)
+
+    def kept(self) -> tuple[int, ...]:
+        """Return the shards that were not dropped."""
+        return self._with(HELD, MAPPED, READ)
 
     def wishing(self) -> dict[int, str]:
         """Return the wishes that its reader still waits for, or has not read yet."""
@@ -338,6 +393,8 @@ def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
             numbers=numbers,
             states=states,
             wishes={int(number): str(digest) for number, digest in header.get("wishes", ())},
+            settled=flag == _SETTLED,
+            ranks=RankNote(**header["ranks"]) if header.get("ranks") else None,
         )
     except (struct.error, ValueError, KeyError, TypeError):
         return None

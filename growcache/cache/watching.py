@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
+_CHANGES = frozenset({"created", "deleted", "modified", "moved"})
+
 _log = logging.getLogger(__name__)
 
 
@@ -41,12 +43,14 @@ def watched(directory: Path, told: Callable[[], None]) -> Watch:
         directory: that exists.
         told: called from another thread at every change.
     """
-    from watchdog.events import FileSystemEvent, FileSystemEventHandler
+    from watchdog.events import DirModifiedEvent, FileSystemEvent, FileSystemEventHandler
     from watchdog.observers import Observer
 
     class Tell(FileSystemEventHandler):
         def on_any_event(self, event: FileSystemEvent) -> None:
-            if event.event_type not in ("opened", "closed_no_write"):  # our own looks
+            # To look opens and closes files, SQLite's with their attributes set anew; who
+            # is told of that looks again, for ever.
+            if event.event_type in _CHANGES and type(event) is not DirModifiedEvent:
                 told()
 
     logging.getLogger("watchdog.observers.inotify").addFilter(_is_news)  # once, if repeated

@@ -11,11 +11,12 @@ import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
 from growcache.loading.calls import blamed
-from growcache.loading.framework import Framework, Integers
+from growcache.loading.framework import Booleans, Framework, Integers
 from growcache.loading.gather import LARGE_ROW_BYTES, Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Piece, marks_after
 from growcache.loading.ragged import Ragged, Styler
+from growcache.loading.ranks import VALID
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Form, Mark
 from growcache.loading.transforms import Transform
@@ -98,7 +99,8 @@ class Assembler:
             if options.transform
             else None
         )
-        self._pieces: list[Piece] = []
+        self._walked: list[Piece] = []
+        self._valid: list[Booleans] = []
         self._numbers: list[Integers] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
@@ -108,19 +110,28 @@ class Assembler:
         """Rows that the current block still takes."""
         return self.rows - self._gatherer.filled
 
-    def add(self, pieces: list[Piece]) -> None:
-        """Append rows of one pass; its snapshot may be closed afterwards."""
+    def add(self, pieces: list[Piece], walked: list[Piece]) -> None:
+        """Append rows of one pass; its snapshot may be closed afterwards.
+
+        Args:
+            pieces: the rows of this rank.
+            walked: the rows of all ranks that share the cache.
+        """
+        self._walked += walked
+        if not pieces:
+            return
         shards: list[MappedShard | None] = []
         places, rows, numbers = [], [], []
         for window, start, stop in pieces:
             place = window.places[start:stop]
             places.append(place + len(shards))
             rows.append(window.rows[start:stop])
-            numbers.append(np.asarray(window.plan.numbers)[place])
+            numbers.append(np.asarray(window.numbers)[place])
             shards += window.shards
         origin = self._gatherer.add(shards, np.concatenate(places), np.concatenate(rows))
-        self._pieces += pieces
         self._numbers.append(np.concatenate(numbers)[origin])
+        if self._options.marks_valid:
+            self._valid.append(np.concatenate([_valid(piece) for piece in pieces])[origin])
         if self._transform is not None:
             self._note(self._transform, pieces, origin)
 
@@ -133,7 +144,7 @@ class Assembler:
             if transform.takes_origin:
                 places, rows = window.places[start:stop], window.rows[start:stop]
                 origins += [
-                    window.snapshot.sidecar(plan.numbers[place]).origin(row)
+                    window.snapshot.sidecar(window.numbers[place]).origin(row)
                     for place, row in zip(places.tolist(), rows.tolist(), strict=True)
                 ]
         order = origin.tolist()
@@ -147,10 +158,16 @@ class Assembler:
         numbers, places, origins = np.concatenate(self._numbers), self._places, self._origins
         size, rows = self._options.batch_size, len(numbers)
         ends = [min(start + size, rows) for start in range(0, rows, size)]
-        marks = marks_after(self._pieces, ends)
+        step, walked = size * self._options.ranks.local_world_size, _count(self._walked)
+        marks = marks_after(
+            self._walked, [min(step * n, walked) for n in range(1, len(ends) + 1)]
+        )
+        valid = self._valid
         self._begin()
         if self._transform is not None:
             columns = self._transform.run(columns, places, origins or None)
+        if valid:
+            columns = {**columns, VALID: np.concatenate(valid)}
         batches = deque(
             self._batch(columns, start, end)
             for start, end in zip([0, *ends[:-1]], ends, strict=True)
@@ -189,9 +206,22 @@ class Assembler:
         self._begin()
 
     def _begin(self) -> None:
-        self._pieces, self._numbers, self._places, self._origins = [], [], [], []
+        self._walked, self._valid = [], []
+        self._numbers, self._places, self._origins = [], [], []
 
     def close(self) -> None:
         """End the threads of the transform."""
         if self._transform is not None:
             self._transform.close()
+
+
+def _count(pieces: list[Piece]) -> int:
+    return sum(stop - start for _, start, stop in pieces)
+
+
+def _valid(piece: Piece) -> Booleans:
+    """Return bool [n]: which rows are what was planned there, and no padding."""
+    window, start, stop = piece
+    if window.valid is None:
+        return np.ones(stop - start, np.bool_)
+    return window.valid[start:stop]

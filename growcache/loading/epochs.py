@@ -13,6 +13,7 @@ from growcache.cache.index import IndexView, read_index
 from growcache.errors import CacheMissingError
 from growcache.loading.blocks import Block, count_of
 from growcache.loading.bookmark import Bookmark
+from growcache.loading.following import company
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.producer import EpochEnd, Failure, Item, Link, PassBegun, Producer
@@ -126,7 +127,8 @@ class Engine:
         self._next_epoch = start.next_epoch
         self._bookmark = Bookmark(self._options, start)
         link = Link(self._next_epoch)
-        producer = Producer(self._options, link, self._framework, start, self._missing)
+        ranks = company(self._options)
+        producer = Producer(self._options, link, self._framework, start, self._missing, ranks)
         thread = threading.Thread(target=producer.run, name="growcache-loader", daemon=True)
         thread.start()
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.

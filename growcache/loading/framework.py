@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
+Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 # take(source, rows, out): out[i] = source[rows[i]]; uint8 [samples, nbytes] with any row
 # stride, int64 [n], uint8 [n, nbytes] contiguous. Rows are within bounds.
@@ -61,6 +62,10 @@ def _as_it_is(name: str, array: Any) -> Any:
     return array
 
 
+def _nobody() -> tuple[int, int] | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """A framework as far as the loader knows it; NumPy's by default.
@@ -70,12 +75,14 @@ class Framework:
         join: copies parts of different lengths.
         deliver: ``deliver(field, array)``: what a batch holds instead of an array.
         prepare: called first in the thread that copies.
+        ranks: (rank, world size) of this process as the framework has it; None: it has none.
     """
 
     take: Take = take_rows
     join: Join = join_parts
     deliver: Callable[[str, Any], Any] = _as_it_is
     prepare: Callable[[], None] | None = None
+    ranks: Callable[[], tuple[int, int] | None] = _nobody
 
 
 NUMPY = Framework()

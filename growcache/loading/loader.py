@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -13,6 +14,7 @@ from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.maps import Verify
 from growcache.loading.options import LoaderOptions, missing, names_of
 from growcache.loading.ragged import RaggedStyle
+from growcache.loading.ranks import Ranks, find_ranks
 from growcache.loading.report import Report
 from growcache.loading.resume import MISSING, Missing
 from growcache.loading.state import LoaderState
@@ -44,6 +46,8 @@ class Loader:
         fields: Sequence[str] | None = None,
         as_tuple: Sequence[str] | None = None,
         ragged: RaggedStyle = "offsets",
+        rank: int | None = None,
+        world_size: int | None = None,
         job: str = "default",
         verify: Verify = "first",
     ) -> None:
@@ -80,6 +84,13 @@ class Loader:
                 value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
                 ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
                 lists as bytes; str always in lists.
+            rank: of this process among the ``world_size`` of its job. All ranks make the
+                same number of steps, and together they deliver what one process would. None
+                asks torch.distributed (PyTorch's loader) and then the variables ``RANK`` and
+                ``WORLD_SIZE``; ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` say which ranks are on
+                this machine, and share its cache. With ``fixed``, or without ``drop_last``,
+                ``_valid`` bool [batch] tells samples from those that only fill a batch up.
+            world_size: goes with ``rank``; 1 makes a loader for this process alone.
             job: in whose name uses are counted.
             verify: ``first`` checks a shard when this process first maps it, ``always`` in
                 every pass.
@@ -88,6 +99,7 @@ class Loader:
             ConfigError: arguments that cannot be meant.
         """
         self._as_tuple = names_of("as_tuple", as_tuple)
+        self._said = (rank, world_size)
         self._options = LoaderOptions(
             path=path,
             batch_size=batch_size,
@@ -103,8 +115,12 @@ class Loader:
             ragged=ragged,
             job=job,
             verify=verify,
+            ranks=self._ranks(),
         )
         self._engine = Engine(self._options, self.framework)
+
+    def _ranks(self) -> Ranks:
+        return find_ranks(*self._said, self.framework.ranks(), os.environ)
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch."""
@@ -207,8 +223,10 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options, "as_tuple": self._as_tuple}
+        return {"options": self._options, "as_tuple": self._as_tuple, "said": self._said}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._options, self._as_tuple = state["options"], state["as_tuple"]
+        self._as_tuple, self._said = state["as_tuple"], state["said"]
+        # In another process it may be another rank.
+        self._options = replace(state["options"], ranks=self._ranks())
         self._engine = Engine(self._options, self.framework)

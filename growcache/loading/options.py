@@ -12,8 +12,15 @@ from typing import Any
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import STYLES, RaggedStyle
+from growcache.loading.ranks import ALONE, Deal, Ranks, deal
 from growcache.loading.transforms import arguments_of
 from growcache.schema import Schema
+
+# Arguments that decide which rows come when, and how they are cut.
+ORDER = (
+    *("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed"),
+    "world_size",
+)
 
 
 def names_of(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -54,6 +61,7 @@ class LoaderOptions:
     ragged: RaggedStyle = "offsets"
     job: str = "default"
     verify: Verify = "first"
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "min_samples", "samples_per_epoch"):
@@ -72,6 +80,13 @@ class LoaderOptions:
             raise ConfigError(
                 f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
             )
+        alone = self.ranks.world_size == self.ranks.local_world_size
+        if not alone and self.samples_per_epoch is None:
+            raise ConfigError(
+                f"{self.ranks.world_size} ranks on several machines, "
+                f"{self.ranks.local_world_size} on this one, have caches that grow unlike; set "
+                "samples_per_epoch, so that all make the same number of steps"
+            )
         if self.samples_per_epoch is None:
             return
         if self.fixed:
@@ -79,10 +94,11 @@ class LoaderOptions:
                 "fixed and samples_per_epoch exclude one another: a fixed epoch is one pass "
                 "over everything"
             )
-        if self.drop_last and self.samples_per_epoch < self.batch_size:
+        if self.drop_last and self.samples_per_epoch < self.step_samples:
+            ranks = f" times world_size {self.ranks.world_size}" * (self.ranks.world_size > 1)
             raise ConfigError(
                 f"samples_per_epoch {self.samples_per_epoch} is less than batch_size "
-                f"{self.batch_size}, so drop_last leaves nothing; use drop_last=False"
+                f"{self.batch_size}{ranks}, so drop_last leaves nothing; use drop_last=False"
             )
 
     @property
@@ -118,11 +134,40 @@ class LoaderOptions:
         """Batches of an epoch of ``samples_per_epoch``; None where epochs grow."""
         return None if self.samples_per_epoch is None else self.steps(self.samples_per_epoch)
 
+    @property
+    def step_samples(self) -> int:
+        """Samples of one step over all ranks."""
+        return self.batch_size * self.ranks.world_size
+
+    @property
+    def least_samples(self) -> int:
+        """Samples without which there is no step at all in a pass."""
+        dropped = self.samples_per_epoch is None and not self.keeps_last
+        return self.step_samples if dropped else 1
+
+    @property
+    def marks_valid(self) -> bool:
+        """Whether batches tell which of their rows are padding."""
+        return self.ranks.told and self.keeps_last
+
+    @property
+    def alike(self) -> dict[str, Any]:
+        """What must be alike on all ranks of a job, by the names of the arguments."""
+        return {name: getattr(self, name) for name in ORDER}
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job, each of which delivers a part of every step."""
+        return self.ranks.world_size
+
     def usable(self, samples: int) -> int:
-        """Return how many of so many samples make batches."""
+        """Return how many of so many samples make batches of a single rank."""
         return samples if self.keeps_last else samples - samples % self.batch_size
 
+    def deal(self, samples: int) -> Deal:
+        """Return how an epoch of so many samples, over all ranks, goes to the ranks."""
+        return deal(samples, self.batch_size, self.ranks, keeps_last=self.keeps_last)
+
     def steps(self, samples: int) -> int:
-        """Return how many batches so many samples make."""
-        extra = self.batch_size - 1 if self.keeps_last else 0
-        return (samples + extra) // self.batch_size
+        """Return how many batches of each rank so many samples make."""
+        return self.deal(samples).steps

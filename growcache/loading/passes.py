@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,12 +21,14 @@ import numpy as np
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, ConfigError, CorruptShardError, GrowcacheError
 from growcache.loading.ahead import Ahead
-from growcache.loading.framework import Integers
+from growcache.loading.following import Company, Watch
+from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window, visiting_order, window_samples
+from growcache.loading.ranks import stand_ins
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
-from growcache.loading.waiting import take_snapshot, wait_for_samples
+from growcache.loading.waiting import wait_for_samples
 
 
 class StoppedError(Exception):
@@ -40,25 +42,45 @@ class OpenWindow:
     Attributes:
         snapshot: that holds them.
         plan: the window as planned.
+        numbers: of its shards, by place; behind the planned ones one that stands in.
         shards: the maps, by place; None for a corrupt one, which no row refers to.
         places: int64 [n], the shard of each row.
         rows: int64 [n], the row in its shard.
         positions: int64 [n], where the row stands in the pass.
         skipped: samples of shards that cannot be read.
         corrupt: these shards.
+        valid: bool [n], false where another row stands in; None where none does.
     """
 
     snapshot: Snapshot
     plan: Window
+    numbers: tuple[int, ...]
     shards: list[MappedShard | None]
     places: Integers
     rows: Integers
     positions: Integers
-    skipped: int
-    corrupt: tuple[int, ...]
+    skipped: int = 0
+    corrupt: tuple[int, ...] = ()
+    valid: Booleans | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def chosen(self, chosen: Integers, *, padding: bool = False) -> OpenWindow:
+        """Return some of the rows.
+
+        Args:
+            chosen: int64 [k], indices of rows; they may repeat.
+            padding: whether they only fill a batch.
+        """
+        valid = None if self.valid is None else self.valid[chosen]
+        return replace(
+            self,
+            places=self.places[chosen],
+            rows=self.rows[chosen],
+            positions=self.positions[chosen],
+            valid=np.zeros(len(chosen), np.bool_) if padding else valid,
+        )
 
 
 class Piece(NamedTuple):
@@ -120,6 +142,7 @@ class Walk:
     Args:
         options: of the loader.
         first_pass: the number of the first pass.
+        ranks: the others that walk the same passes.
         resume: gives the rest of a pass that was begun elsewhere, to begin with instead;
             None to stop.
         stop: set when the walk shall end, together with ``wake``.
@@ -135,12 +158,15 @@ class Walk:
         self,
         options: LoaderOptions,
         first_pass: int,
+        ranks: Company,
         resume: Callable[[], tuple[Snapshot, Rest] | None] | None,
         stop: threading.Event,
         wake: threading.Event,
         on_pass: Callable[[OpenPass], None],
     ) -> None:
         self._options = options
+        self._ranks = ranks
+        self._watch = Watch(wake, stop.is_set)
         self._stop = stop
         self._wake = wake
         self._on_pass = on_pass
@@ -157,8 +183,8 @@ class Walk:
         else:
             self._next_pass = Ahead(lambda: self._resumed(resume), "snapshot")
 
-    def next_pass(self) -> None:
-        """End the pass, wherever it stands, and enter the next one.
+    def next_pass(self) -> PassPlan:
+        """End the pass, wherever it stands, and enter the next one; return its plan.
 
         Raises:
             StoppedError: the walk was asked to end.
@@ -172,6 +198,7 @@ class Walk:
         self._next_pass, self._pass = None, begun
         self._on_pass(begun)
         self._enter(begun.first)
+        return begun.plan
 
     def take(self, rows: int) -> list[Piece]:
         """Return the next so many rows; fewer only where the pass ends.
@@ -203,7 +230,7 @@ class Walk:
         """Count these rows' shards as used: their bytes have been copied."""
         for window, start, stop in pieces:
             places = np.unique(window.places[start:stop]).tolist()
-            window.snapshot.mark_read([window.plan.numbers[place] for place in places])
+            window.snapshot.mark_read([window.numbers[place] for place in places])
 
     def close(self) -> None:
         """Free the leases."""
@@ -245,13 +272,21 @@ class Walk:
     def _open_pass(self, number: int, min_samples: int) -> OpenPass:
         began = time.monotonic()
         while True:
-            snapshot = self._take(min_samples)
+            snapshot = self._take(number, min_samples)
             waited = time.monotonic() - began
             plan = self._plan(snapshot, number)
-            if plan.shards:
+            if len(plan) >= self._options.least_samples:
+                self._settle(snapshot)
                 windows = plan.windows(self._options)
                 return self._begun(OpenPass(snapshot, plan, windows, 0, frozenset(), waited))
             snapshot.close()  # all of it was evicted between two looks
+
+    def _settle(self, snapshot: Snapshot) -> None:
+        try:
+            self._ranks.settle(snapshot, self._watch)
+        except BaseException:
+            snapshot.close()
+            raise
 
     def _plan(self, snapshot: Snapshot, number: int) -> PassPlan:
         order = visiting_order(
@@ -289,32 +324,23 @@ class Walk:
             raise
         return begun
 
-    def _take(self, min_samples: int) -> Snapshot:
-        options = self._options
-        whole_batch = 1
-        if options.samples_per_epoch is None and not options.keeps_last:
-            whole_batch = options.batch_size
+    def _take(self, number: int, min_samples: int) -> Snapshot:
+        options, ranks = self._options, self._ranks
         view = wait_for_samples(
             options.root,
-            max(min_samples, whole_batch),
+            max(min_samples, options.least_samples),
             complete=options.fixed,
             wake=self._wake,
-            stopped=self._stop.is_set,
+            stopped=lambda: self._stop.is_set() or ranks.offers(number),
         )
         if self._stop.is_set():
             raise StoppedError
-        if view.totals.samples < whole_batch:
+        if view.totals.samples < options.least_samples and not ranks.offers(number):
             raise ConfigError(
                 f"all {view.totals.samples} samples of {options.root} are less than one batch "
-                f"of {whole_batch}; use a smaller batch_size or drop_last=False"
+                f"of {options.least_samples}; use a smaller batch_size or drop_last=False"
             )
-        snapshot = take_snapshot(
-            options.root,
-            job=options.job,
-            verify=options.verify,
-            wake=self._wake,
-            stopped=self._stop.is_set,
-        )
+        snapshot = ranks.take(number, self._watch)
         if snapshot is None:
             raise StoppedError
         return self._pinned(snapshot) if options.fixed else snapshot
@@ -343,10 +369,45 @@ class Walk:
         left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
         unread = (n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None)
         corrupt = tuple(number for number in unread if number in left)
-        if not good.all():
-            places, rows, positions = places[good], rows[good], positions[good]
-        return OpenWindow(
-            begun.snapshot, plan, shards, places, rows, positions, int(lost.sum()), corrupt
+        window = OpenWindow(begun.snapshot, plan, plan.numbers, shards, places, rows, positions)
+        if self._options.ranks.share:
+            filled = window if there.all() else self._filled(window, there)
+            window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
+        elif not good.all():
+            window = replace(window.chosen(np.flatnonzero(good)), skipped=int(lost.sum()))
+        return replace(window, corrupt=corrupt)
+
+    def _filled(self, window: OpenWindow, there: Booleans) -> OpenWindow:
+        """Return the window with as many rows as planned, for ranks make equal steps."""
+        good = there
+        if not good.any():
+            window, good = self._borrowed(window)
+        chosen = stand_ins(good)
+        return replace(
+            window, places=window.places[chosen], rows=window.rows[chosen], valid=there
+        )
+
+    def _borrowed(self, window: OpenWindow) -> tuple[OpenWindow, Booleans]:
+        """Put a whole shard of another window into one that has none; say which rows are it."""
+        snapshot = window.snapshot
+        for row in snapshot.shards:
+            try:
+                shard = snapshot.mapped(row.number)
+            except CorruptShardError:
+                continue
+            places, rows = window.places.copy(), window.rows.copy()
+            n = min(len(window), row.samples)
+            places[:n], rows[:n] = len(window.shards), np.arange(n)
+            borrowed = replace(
+                window,
+                numbers=(*window.numbers, row.number),
+                shards=[*window.shards, shard],
+                places=places,
+                rows=rows,
+            )
+            return borrowed, places == len(window.shards)
+        raise CorruptShardError(
+            f"every shard of {self._options.root} is damaged; run growcache check"
         )
 
     def _mapped(self, begun: OpenPass, number: int) -> MappedShard | None:

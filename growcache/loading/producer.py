@@ -14,11 +14,15 @@ import threading
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from growcache.errors import CacheError
 from growcache.loading.blocks import Assembler, Block
+from growcache.loading.following import Company
 from growcache.loading.framework import Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
+from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
 from growcache.loading.state import LoaderState, PassPlan, rest_of
@@ -122,6 +126,7 @@ class Producer:
         framework: lends copies, and says what a batch holds.
         start: where it begins.
         missing: what to do about shards of the start that are not there any more.
+        ranks: the others that walk the same passes.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class Producer:
         framework: Framework,
         start: LoaderState,
         missing: Missing,
+        ranks: Company,
     ) -> None:
         self._options = options
         self._link = link
@@ -138,6 +144,7 @@ class Producer:
         self._start = start
         self._rest = rest_of(start, options)
         self._missing = missing
+        self._ranks = ranks
         self._assembler: Assembler | None = None
         self._ahead = 0  # blocks that may wait; known with the first one
 
@@ -169,7 +176,8 @@ class Producer:
             stopped = link.stop.is_set
             attempt = Attempt(options, start.fingerprint, self._missing, link.wake, stopped)
             resume = functools.partial(reopen, attempt, self._rest)
-        return Walk(options, first_pass, resume, link.stop, link.wake, self._begin_pass)
+        watched = (link.stop, link.wake)
+        return Walk(options, first_pass, self._ranks, resume, *watched, self._begin_pass)
 
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
@@ -182,11 +190,49 @@ class Producer:
 
     def _epoch(self, epoch: int, walk: Walk) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
-        if options.samples_per_epoch is not None:
+        if options.ranks.world_size > 1:
+            self._with_ranks(epoch, walk, done)
+        elif options.samples_per_epoch is not None:
             left = options.usable(options.samples_per_epoch) - done * options.batch_size
             self._fixed_length(epoch, walk, left)
         elif not done or self._rest is not None:  # else its last batch was delivered
             self._whole_pass(epoch, walk, done)
+
+    def _with_ranks(self, epoch: int, walk: Walk, steps: int) -> None:
+        """Produce this rank's part of an epoch of which so many steps were delivered."""
+        options = self._options
+        if options.samples_per_epoch is not None:
+            self._dealt(epoch, walk, options.deal(options.samples_per_epoch), steps)
+        elif not steps or self._rest is not None:  # else its last batch was delivered
+            deal = options.deal(len(walk.next_pass()))
+            self._dealt(epoch, walk, deal, steps, whole_pass=True)
+
+    def _dealt(
+        self, epoch: int, walk: Walk, deal: Deal, steps: int, *, whole_pass: bool = False
+    ) -> None:
+        """Produce what is dealt to this rank, over as many passes as it takes.
+
+        An epoch that the consumer has left is walked to its end all the same, without
+        copying, so that what later epochs hold does not depend on how far this one ran.
+        Where each epoch is a pass it does not, and is left as well.
+        """
+        done, empty_passes = min(steps * deal.step_rows, deal.rows), 0
+        while done < deal.rows and not (whole_pass and self._abandoned(epoch)):
+            # A block is whole steps, so that all ranks make theirs of the same rows.
+            span = self._assembler.rows * deal.ranks if self._assembler else 1
+            pieces = walk.take(min(deal.rows - done, span - done % span))
+            if not pieces:
+                if empty_passes > 1:
+                    raise self._unreadable()
+                walk.next_pass()
+                empty_passes += 1
+                continue
+            first, done, empty_passes = done, done + _count(pieces), 0
+            if not self._abandoned(epoch):
+                padding = _padding(pieces[-1], deal) if done == deal.rows else []
+                self._add(walk, pieces, _mine(pieces, first, deal), padding)
+            if done == deal.rows or done % span == 0:
+                self._put(epoch)
 
     def _whole_pass(self, epoch: int, walk: Walk, done: int) -> None:
         walk.next_pass()
@@ -197,7 +243,8 @@ class Producer:
             found = _count(pieces)
             usable = self._options.usable(found)
             if usable:
-                self._add(walk, _shortened(pieces, usable))
+                kept = _shortened(pieces, usable)
+                self._add(walk, kept, kept, [])
                 self._put(epoch)
                 delivered += usable
         if not delivered and not self._abandoned(epoch):
@@ -221,15 +268,19 @@ class Producer:
                 continue
             left, empty_passes = left - _count(pieces), 0
             if not self._abandoned(epoch):
-                self._add(walk, pieces)
+                self._add(walk, pieces, pieces, [])
             assert self._assembler is not None
             if left <= 0 or not self._assembler.room:
                 self._put(epoch)
 
-    def _add(self, walk: Walk, pieces: list[Piece]) -> None:
+    def _add(
+        self, walk: Walk, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
+    ) -> None:
+        """Put this rank's rows into the block, and count what all ranks read."""
         assert self._assembler is not None
-        self._assembler.add(pieces)
+        self._assembler.add(mine + padding, pieces)
         walk.read(pieces)
+        walk.skipped += sum(map(_standing_in, mine))
         self._link.skipped = walk.skipped
 
     def _put(self, epoch: int) -> None:
@@ -268,3 +319,31 @@ def _shortened(pieces: list[Piece], rows: int) -> list[Piece]:
             kept.append(Piece(window, start, start + n))
         rows -= n
     return kept
+
+
+def _mine(pieces: list[Piece], first: int, deal: Deal) -> list[Piece]:
+    """Return of these rows those of this rank; ``first`` is the place of the first."""
+    mine, begin = [], first
+    for window, low, high in pieces:
+        end = begin + high - low
+        rows = [np.arange(a, b) for a, b in deal.mine(begin, end)]
+        if rows:
+            chosen = window.chosen(np.concatenate(rows) + (low - begin))
+            mine.append(Piece(chosen, 0, len(chosen)))
+        begin = end
+    return mine
+
+
+def _padding(piece: Piece, deal: Deal) -> list[Piece]:
+    """Return the last row, as often as this rank needs it to fill its last batch."""
+    if not deal.padding:
+        return []
+    last = np.full(deal.padding, piece.stop - 1)
+    return [Piece(piece.window.chosen(last, padding=True), 0, deal.padding)]
+
+
+def _standing_in(piece: Piece) -> int:
+    """Count rows that stand in for samples of corrupt shards."""
+    window, start, stop = piece
+    valid = window.valid
+    return 0 if valid is None else stop - start - int(valid[start:stop].sum())

@@ -21,6 +21,7 @@ from growcache.cache.leases import Lease
 from growcache.cache.locks import is_held
 from growcache.cache.wishes import Outcome, outcomes
 from growcache.errors import CacheError, ConfigError
+from growcache.loading.following import resuming
 from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import PlannedShard, Rest, with_substitutes
@@ -129,7 +130,14 @@ def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
     wishes = {number: digest for number, digest in digests.items() if number not in there}
     if attempt.missing != "refetch":
         digests, wishes = {number: digests[number] for number in there}, {}
-    create = functools.partial(Lease.create, options.root, options.job, digests, wishes=wishes)
+    create = functools.partial(
+        Lease.create,
+        options.root,
+        options.job,
+        digests,
+        wishes=wishes,
+        ranks=resuming(options, rest.plan.number),
+    )
     lease = when_room(create, attempt.wake, attempt.stopped)
     if lease is None:
         return None

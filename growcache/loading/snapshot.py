@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from bisect import bisect_right
@@ -14,7 +15,7 @@ from growcache.cache.files import Layout
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import IndexView, ShardRow, read_index
-from growcache.cache.leases import Lease
+from growcache.cache.leases import Lease, LeaseView, RankNote
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading.maps import Key, MapPool, Verify, key_of
@@ -83,6 +84,7 @@ class Snapshot:
         job: str = "default",
         verify: Verify = "first",
         only: Mapping[int, str] | None = None,
+        ranks: RankNote | None = None,
     ) -> Snapshot:
         """Return what is cached now, leased.
 
@@ -92,6 +94,7 @@ class Snapshot:
             verify: check a shard when this process first maps it, or before every use.
             only: digests by number of the shards to take; None for all. ``{row.number:
                 row.digest for row in snapshot.shards}`` takes what another snapshot has.
+            ranks: what the lease says to the other ranks of the job.
 
         Raises:
             CacheMissingError: no cache there, or no sample in it yet.
@@ -105,7 +108,7 @@ class Snapshot:
                 "growcache.loading.waiting.wait_for_samples, or use a loader, which waits"
             )
         wanted = [row for row in view.shards if row.samples and _is_of(only, row)]
-        lease = Lease.create(layout.root, job, [row.number for row in wanted])
+        lease = Lease.create(layout.root, job, [row.number for row in wanted], ranks=ranks)
         try:
             # Only what is still live after the lease was there is safe: the evictor
             # retires first and reads the leases then.
@@ -121,6 +124,48 @@ class Snapshot:
             return cls(layout, view, found, lease, job=job, verify=verify)
         except BaseException:
             lease.close()
+            raise
+
+    @classmethod
+    def copy(
+        cls,
+        path: str | os.PathLike[str],
+        lease: LeaseView,
+        *,
+        job: str,
+        verify: Verify,
+        ranks: RankNote | None = None,
+    ) -> Snapshot:
+        """Return a snapshot of the shards that another reader's lease holds, retired or not.
+
+        It holds only if that lease is still open afterwards; the caller looks.
+
+        Args:
+            path: of the cache directory.
+            lease: settled, so that its list is final.
+            job: as for `take`.
+            verify: as for `take`.
+            ranks: as for `take`.
+
+        Raises:
+            CacheError: the index knows a shard of it no more.
+        """
+        layout = Layout(path)
+        view = read_index(layout.root, retired=True)
+        numbers = set(lease.kept())
+        rows = [row for row in (*view.shards, *view.retired) if row.number in numbers]
+        if len(rows) < len(numbers):
+            gone = min(numbers - {row.number for row in rows})
+            raise CacheError(
+                f"shard {gone} of the snapshot of pid {lease.pid} is not in the index of "
+                f"{layout.root} any more; iterate anew on all ranks"
+            )
+        rows.sort(key=operator.attrgetter("seq"))
+        own = Lease.create(layout.root, job, numbers, ranks=ranks)
+        try:
+            return cls(layout, view, rows, own, job=job, verify=verify)
+        except BaseException:
+            own.close()
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -17,14 +17,11 @@ import numpy as np
 
 from growcache.errors import ConfigError
 from growcache.loading.framework import Integers
-from growcache.loading.options import LoaderOptions
+from growcache.loading.options import ORDER, LoaderOptions
 from growcache.loading.plan import Window, cut
 
 VERSION = 1
 DIGEST_CHARACTERS = 32
-
-# Arguments of the loader that decide which rows come when, and how they are cut.
-ORDER = ("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed")
 
 
 class PlannedShard(NamedTuple):

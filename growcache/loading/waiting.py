@@ -23,6 +23,7 @@ from growcache.loading.maps import Verify
 from growcache.loading.snapshot import Snapshot, mean_bytes
 
 POLL_SECONDS = 1.0
+SOON_SECONDS = 0.05
 FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
 
 T = TypeVar("T")
@@ -91,15 +92,15 @@ def looks(
         wake: set at every change, and from outside to look at ``stopped`` at once.
         stopped: ends it, after the first look at the earliest.
     """
-    layout = Layout(path)
+    layout, pause = Layout(path), Pause(wake)
     yield _look(layout)
-    with _watched(layout.root, wake):
+    with woken(layout.root, wake):
         while True:
             wake.clear()
             if stopped():
                 return
             yield _look(layout)
-            wake.wait(POLL_SECONDS)
+            pause.wait()
 
 
 def take_snapshot(
@@ -225,11 +226,30 @@ def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) ->
     return f"waiting for {event} in {layout.root}, {view.totals.samples} are there{hint}"
 
 
+class Pause:
+    """The time to the next look: short after a change, and then longer and longer.
+
+    A change is seen before it is there: SQLite writes a commit, and shows it once it is synced.
+
+    Args:
+        wake: set at every change; the caller clears it before each look.
+    """
+
+    def __init__(self, wake: threading.Event) -> None:
+        self._wake = wake
+        self._seconds = SOON_SECONDS
+
+    def wait(self) -> None:
+        """Return when it is time for the next look."""
+        changed = self._wake.wait(self._seconds)
+        self._seconds = SOON_SECONDS if changed else min(POLL_SECONDS, 2 * self._seconds)
+
+
 @contextmanager
-def _watched(root: Path, wake: threading.Event) -> Iterator[None]:
+def woken(folder: Path, wake: threading.Event) -> Iterator[None]:
     """Set ``wake`` at every change in the directory; polling is what is left without."""
     # The index and its WAL lie in the root itself; before it exists, its parent says so.
-    existing = next(p for p in (root, *root.parents) if p.is_dir())
+    existing = next(p for p in (folder, *folder.parents) if p.is_dir())
     watch = watched(existing, wake.set)
     try:
         yield

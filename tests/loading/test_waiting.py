@@ -130,3 +130,19 @@ def test_a_wait_ends_when_it_is_told(cache: Any) -> None:
     wait_for_samples(cache.root, 10, wake=wake, stopped=stop.is_set)
     assert time.monotonic() - began < 0.9  # less than a poll
     timer.join()
+
+
+def test_a_look_does_not_wake_itself(cache: Any) -> None:
+    """To look opens and closes files of the very directory that is watched."""
+    cache.add(0)
+    stop, looks = threading.Event(), 0
+
+    def stopped() -> bool:
+        nonlocal looks
+        looks += 1
+        return stop.is_set()
+
+    timer = later(stop.set, 0.7)
+    wait_for_samples(cache.root, 1000, stopped=stopped)
+    timer.join()
+    assert looks < 10  # less and less often; each look's own events would make hundreds

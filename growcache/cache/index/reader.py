@@ -40,6 +40,7 @@ class IndexView:
         population_samples: estimated samples of the source.
         editions: the recorded editions.
         meta: everything else that the supervisor noted, by name.
+        retired: shards on their way out, oldest first; read only where they are asked for.
     """
 
     shards: list[ShardRow] = field(default_factory=list)
@@ -50,6 +51,7 @@ class IndexView:
     population_samples: float | None = None
     editions: list[Edition] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)
+    retired: list[ShardRow] = field(default_factory=list)
 
     @property
     def schema(self) -> Schema | None:
@@ -62,8 +64,12 @@ class IndexView:
         return self.identity.cache_format if self.identity else "tfrecord"
 
 
-def read_index(root: str | os.PathLike[str]) -> IndexView:
+def read_index(root: str | os.PathLike[str], *, retired: bool = False) -> IndexView:
     """Return what the index says now.
+
+    Args:
+        root: of the cache.
+        retired: whether to tell also of shards on their way out, which leases may hold.
 
     The connection is fresh and is closed before this returns: a cursor that stays open
     keeps seeing shards as live after they were retired.
@@ -78,6 +84,7 @@ def read_index(root: str | os.PathLike[str]) -> IndexView:
         with closing(connect_read_only(layout)) as connection:
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             live, meta, editions, totals = _read(connection)
+            going = _rows(connection, ShardState.RETIRED) if retired else []
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         # Not only what SQLite refuses: a flipped bit may make a text of a number.
         if "no such table" in str(error):  # created this instant
@@ -94,15 +101,14 @@ def read_index(root: str | os.PathLike[str]) -> IndexView:
         population_samples=meta.pop("population_samples", None),
         editions=editions,
         meta=meta,
+        retired=going,
     )
 
 
 def _read(
     connection: sqlite3.Connection,
 ) -> tuple[list[ShardRow], dict[str, Any], list[Edition], Totals]:
-    query = f"SELECT {_COLUMNS} FROM shards WHERE state = ?"
-    live = list(map(_new_row, connection.execute(query, [ShardState.LIVE]).fetchall()))
-    live.sort(key=_SEQ)  # nearly in order already, so half the time of ORDER BY
+    live = _rows(connection, ShardState.LIVE)
     _, live_bytes = _sums(connection, ShardState.LIVE)
     retired, retired_bytes = _sums(connection, ShardState.RETIRED)
     meta = {
@@ -121,6 +127,14 @@ def _read(
         **sums,
     )
     return live, meta, editions, totals
+
+
+def _rows(connection: sqlite3.Connection, state: ShardState) -> list[ShardRow]:
+    """Return the shards in a state, oldest first."""
+    query = f"SELECT {_COLUMNS} FROM shards WHERE state = ?"
+    rows = list(map(_new_row, connection.execute(query, [state]).fetchall()))
+    rows.sort(key=_SEQ)  # nearly in order already, so half the time of ORDER BY
+    return rows
 
 
 def _sums(connection: sqlite3.Connection, state: ShardState) -> tuple[int, int]:
