@@ -97,6 +97,11 @@ def restart(seconds: float, *, ready: bool, words: str) -> list[str]:
     return []
 
 
+def is_refusal(words: str, *, full: bool) -> bool:
+    """Whether a start was refused because there was not one block left for the index."""
+    return full and "no room on the disk for the index" in words
+
+
 @dataclass(frozen=True, slots=True)
 class Leftovers:
     """What lies about after the service was stopped.

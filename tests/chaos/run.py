@@ -51,6 +51,7 @@ DISK_BYTES = 12_000_000
 BOUNDS = (4_000_000, 3_000_000, 2_200_000)
 AIM_SECONDS = 2.5
 MOST_VIOLATIONS = 10
+MEMORY_SECONDS = 300.0  # batches may wait so long in a reader that is stopped
 Say = Callable[[str], None]
 
 
@@ -161,11 +162,11 @@ class Chaos:
         self._ledger = Ledger()
         self._recent = _Recent()
         self._open: list[Flip] = []  # of this round
-        self._damaged: set[int] = set()
         self._inspected: set[tuple[int, str]] = set()
         self._told: list[Line] = []
         self._paused: dict[str, int] = {}
         self._filled_at: float | None = None
+        self._refused = False
         self._lost_shards = self._drawn = 0
         self._last: deque[str] = deque(maxlen=30)
         self._round = -1
@@ -345,10 +346,14 @@ class Chaos:
 
     def _start(self) -> None:
         seconds = self._service.start()
-        self.tally.starts.append(seconds)
         ready, words = self._service.ready, ""
         if not ready:
             words = self._service.last_words()
+        self._refused = checks.is_refusal(words, full=self._filled_at is not None)
+        if self._refused:
+            self.tally.events["starts refused while the disk was full"] += 1
+            return
+        self.tally.starts.append(seconds)
         self._violated(checks.restart(seconds, ready=ready, words=words))
 
     def _pause(self, fault: Fault) -> None:
@@ -388,7 +393,10 @@ class Chaos:
         if flip is not None:
             self._open.append(flip)
             self._recent.flips.append(flip)
-            self._damaged.add(flip.number)
+
+    @property
+    def _damaged(self) -> set[int]:
+        return {flip.number for flip in self._open}
 
     def _change_bound(self, fault: Fault) -> None:
         others = [bound for bound in BOUNDS if bound != self._service.max_bytes]
@@ -439,7 +447,7 @@ class Chaos:
 
     def _mend_shards(self, found: list[Finding]) -> None:
         """Have ``check --repair`` set damaged shards aside; they are drawn again, the same."""
-        damaged = {flip.number for flip in self._open} & self._live()
+        damaged = self._damaged & self._live()
         self._violated(self._command("check", expect=int(bool(damaged))))
         if damaged:
             self._hear()
@@ -450,7 +458,6 @@ class Chaos:
     def _repair(self, damaged: Collection[int]) -> None:
         self._violated(self._command("check", "--repair"))
         self._violated(checks.findings(self._findings(), set()))
-        self._damaged -= set(damaged)
         self._begin_anew()
         self._ledger.may_return(damaged)
 
@@ -536,7 +543,8 @@ class Chaos:
         if not self._service.alive:
             words = self._service.last_words()
             code = self._service.exit_code
-            self._violated([f"the service ended by itself, with exit code {code}: {words}"])
+            if not self._refused:
+                self._violated([f"the service ended by itself, exit code {code}: {words}"])
             self._start()
         self._follow_bound()
 
@@ -571,8 +579,8 @@ class Chaos:
     def _look(self) -> None:
         self._hear()
         found = self._findings()
-        self._settle_flips(found)
         self._violated(checks.findings(found, self._damaged))
+        self._settle_flips(found)
         self._inspect()
         self._read_books()
         used = allocated_tree(self._root)
@@ -582,7 +590,7 @@ class Chaos:
         known = len(self.tally.seen.over)
         self._violated([f"G1: {u:,} bytes used, {a:,} allowed" for a, u in seen.over[known:]])
         self.tally.seen = seen
-        self._recent.forget(time.monotonic() - 30)
+        self._recent.forget(time.monotonic() - MEMORY_SECONDS)
 
     def _findings(self) -> list[Finding]:
         try:
@@ -602,8 +610,6 @@ class Chaos:
                 flip.heal()
         self._open.clear()
         self._told.clear()
-        # Loaders go on to pass over what was healed; nobody is asked to find it again.
-        self._damaged &= {flip.number for flip in self._recent.flips}
 
     def _inspect(self) -> None:
         """Look at every sample of the shards that are new, and at where it says it is from."""
