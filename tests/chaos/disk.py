@@ -38,7 +38,10 @@ class Disk:
 
         It becomes as small as what lies in it, so nothing else of it is disturbed.
         """
-        return bool(self.size) and self._resize(max(4096, used_bytes(self.root) + spare))
+        # Others write meanwhile, and it cannot become smaller than what lies in it.
+        return bool(self.size) and any(
+            self._resize(max(4096, used_bytes(self.root) + spare + 4096 * n)) for n in range(20)
+        )
 
     def free(self) -> None:
         """Give the file system its size back."""

@@ -60,9 +60,13 @@ def turn_over(path: Path, place: tuple[int, int]) -> bool:
         os.close(descriptor)
 
 
-def some_place(path: Path, dice: random.Random) -> tuple[int, int]:
-    """Return a byte and a bit of a file."""
-    return dice.randrange(max(1, path.stat().st_size)), dice.randrange(8)
+def some_place(path: Path, dice: random.Random, tries: int = 1) -> tuple[int, int]:
+    """Return a byte and a bit of a file; with more tries rather one that says something."""
+    data = path.read_bytes() or b"\0"
+    offset = dice.randrange(len(data))
+    while not data[offset] and tries > 1:
+        offset, tries = dice.randrange(len(data)), tries - 1
+    return offset, dice.randrange(8)
 
 
 def flip_shard(root: Path, kind: str, luck: float, sound: Collection[int]) -> Flip | None:

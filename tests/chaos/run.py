@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -236,6 +237,7 @@ class Chaos:
         status = self._service.status()
         if status is not None:
             self._say(f"  {status.state}, waiting for {status.waiting_for}")
+            self._violated(checks.named(status.state, status.waiting_for))
         self._say(
             f"round {this.number}: {self.tally.all_kills} kills, "
             f"{sum(self.tally.flips.values())} flips, {self.tally.events['full disks']} full "
@@ -354,7 +356,8 @@ class Chaos:
             self.tally.events["starts refused while the disk was full"] += 1
             return
         self.tally.starts.append(seconds)
-        self._violated(checks.restart(seconds, ready=ready, words=words))
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        self._violated(checks.restart(seconds, ready=ready, words=words, load=load))
 
     def _pause(self, fault: Fault) -> None:
         pids = {
@@ -500,7 +503,7 @@ class Chaos:
         files = [p for p in self._root.glob("index.sqlite*") if p.suffix != ".sqlite-shm"]
         path = dice.choice(sorted(p for p in files if p.stat().st_size))
         before = content(layout)
-        turn_over(path, some_place(path, dice))
+        turn_over(path, some_place(path, dice, tries=100))
         if any(finding.severity == "error" for finding in self._findings()):
             self._repair(())
             self.tally.events["indexes made again by check --repair"] += 1

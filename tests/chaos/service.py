@@ -15,7 +15,7 @@ from growcache.cache.files import Layout
 from growcache.cache.status import Status
 from tests.chaos.processes import is_running, samplers_of, send, spawn, wait_for_end
 
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
 

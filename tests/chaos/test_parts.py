@@ -103,6 +103,7 @@ VIOLATIONS: dict[str, Callable[[], Sequence[str]]] = {
     "a process": lambda: checks.stopped(Leftovers(processes=[1])),
     "a lock": lambda: checks.stopped(Leftovers(locks=["supervisor.lock"])),
     "a temporary file": lambda: checks.stopped(Leftovers(temporary=["incoming/x"])),
+    "no event named": lambda: checks.named("waiting", None),
     "no progress": lambda: checks.progress(False, checks.PROGRESS_SECONDS, None),
     "a reader that starves": lambda: checks.reading("torch", checks.PROGRESS_SECONDS),
 }
@@ -121,6 +122,10 @@ NONE: dict[str, Callable[[], Sequence[str]]] = {
     "balanced": lambda: checks.totals(Totals(drawn=9, samples=4, evicted_samples=5), 0),
     "damaged on purpose": lambda: checks.findings([Finding("error", 3, "digest")], {3}),
     "clean": lambda: checks.stopped(Leftovers()),
+    "a slow start of a busy machine": lambda: checks.restart(
+        11.0, ready=True, words="", load=2.0
+    ),
+    "an event named": lambda: checks.named("waiting", "samplers to start"),
 }
 
 
@@ -132,6 +137,13 @@ def test_what_is_a_violation(name: str) -> None:
 @pytest.mark.parametrize("name", NONE)
 def test_what_is_none(name: str) -> None:
     assert NONE[name]() == []
+
+
+def test_a_start_is_refused_on_a_full_disk_only() -> None:
+    words = "growcache: no room on the disk for the index x: database or disk is full"
+    assert checks.is_refusal(words, full=True)
+    assert not checks.is_refusal(words, full=False)
+    assert not checks.is_refusal("Traceback", full=True)
 
 
 def test_what_becomes_of_a_flip() -> None:
