@@ -106,10 +106,14 @@ class Layout:
         Raises:
             CacheMissingError: there is none.
         """
-        if not self.index.exists():
+        if self.index.exists():
+            return
+        if self.identity.exists():
             raise CacheMissingError(
-                f"no cache at {self.root}; fill one with: growcache run CONFIG"
+                f"the index of the cache at {self.root} is missing; the next growcache run "
+                f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
             )
+        raise CacheMissingError(f"no cache at {self.root}; fill one with: growcache run CONFIG")
 
 
 def number_of(path: Path) -> int | None:

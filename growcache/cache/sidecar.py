@@ -186,7 +186,8 @@ class Sidecar:
             CorruptShardError: damaged, cut off, or of a later version.
         """
         inner = data[_HEAD_BYTES:-1]
-        if data[:_HEAD_BYTES] != (_HEAD % google_crc32c.value(inner)).encode():
+        head = (_HEAD % google_crc32c.value(inner)).encode()
+        if data[:_HEAD_BYTES] != head or data[-1:] != b"}":
             raise CorruptShardError(f"{label}: the description of the shard is damaged")
         values = _loads(inner)
         if values["format_version"] != FORMAT_VERSION:

@@ -242,6 +242,11 @@ class Catalog:
             self._sync()
 
     @property
+    def torn_bytes(self) -> int:
+        """What the file has at its end that is no whole frame."""
+        return os.fstat(self._descriptor).st_size - self._end
+
+    @property
     def allocated_bytes(self) -> int:
         """What the file takes on the disk, in whole blocks."""
         return os.fstat(self._descriptor).st_blocks * 512
@@ -405,7 +410,8 @@ class Catalog:
             os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash in the very first write
         elif head != _MAGIC:
             raise CacheError(
-                f"{self._path} is not a catalog of this version; move it away and list anew"
+                f"{self._path} is not a catalog of this version; remove it, to list anew, with: "
+                f"growcache check {self._path.parent} --repair"
             )
         self._end = len(_MAGIC)
         self._scan()

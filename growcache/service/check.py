@@ -16,6 +16,7 @@ from rich.text import Text
 from growcache.cache.check import check
 from growcache.cache.findings import Finding
 from growcache.cache.repair import repair
+from growcache.service.listing import check_listing, mend_listing
 from growcache.service.terminal import redraws
 from growcache.service.words import plural
 from growcache.usercode import printable
@@ -36,6 +37,7 @@ def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
         CacheBusyError: a service fills what is to be mended.
     """
     findings, shards = _with_progress(cache, repair if mend else check)
+    findings += mend_listing(cache) if mend else check_listing(cache)
     errors = [finding for finding in findings if finding.severity == "error"]
     if json:
         value = {"ok": not errors, "shards": shards, "findings": [asdict(f) for f in findings]}

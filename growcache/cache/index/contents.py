@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 from growcache.cache.files import Layout
 from growcache.cache.index.reader import connect_read_only
 from growcache.cache.index.rows import Edition, ShardState, StockRow
-from growcache.cache.index.seals import (
-    SEAL,
-    STOCK_COLUMNS,
-    account_seal,
-    kept_seal,
-    split_rows,
-)
+from growcache.cache.index.seals import STOCK_COLUMNS, read_account, split_rows
 from growcache.errors import CacheMissingError
 
 MOST_MESSAGES = 10  # of SQLite, about one file
@@ -95,8 +89,8 @@ def read_contents(layout: Layout) -> Contents:
 
 
 def flaws(connection: sqlite3.Connection) -> list[str]:
-    """Return what is wrong with the index besides what SQLite finds; quick."""
-    found = Contents()
+    """Return what is wrong with the index of a cache that is being opened."""
+    found = Contents(problems=[*_integrity(connection)])
     _read_account(connection, found)
     _read_shards(connection, found)
     return found.problems
@@ -122,18 +116,15 @@ def _read_all(connection: sqlite3.Connection, found: Contents) -> None:
 
 
 def _read_account(connection: sqlite3.Connection, found: Contents) -> None:
-    kept = kept_seal(connection)
-    meta = connection.execute("SELECT key, value FROM meta WHERE key != ?", [SEAL]).fetchall()
-    totals = connection.execute("SELECT name, value FROM totals").fetchall()
-    if kept is None and (meta or totals):
+    account = read_account(connection)
+    if account.seal is None and not account.is_empty():
         found.problems.append("the checksum of totals and notes is missing")
-    elif kept not in (None, account_seal(connection)):
+    elif account.seal not in (None, account.right_seal()):
         found.problems.append("totals, notes or editions are not what was written")
     else:
-        found.totals = dict(totals)
-        found.meta = {key: json.loads(value) for key, value in meta}
-        query = "SELECT edition, objects, digest, first_group FROM editions ORDER BY edition"
-        found.editions = [Edition(*row) for row in connection.execute(query).fetchall()]
+        found.totals = dict(account.totals)
+        found.meta = {key: json.loads(value) for key, value in account.meta}
+        found.editions = [Edition(*row) for row in account.editions]
 
 
 def _read_shards(connection: sqlite3.Connection, found: Contents) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from growcache.cache.index.rows import ShardState, StockRow
 
@@ -28,21 +29,40 @@ def row_seal(row: StockRow) -> int:
     return zlib.crc32(repr(fixed).encode("utf-8", "backslashreplace")) << 2 | row.state
 
 
-def account_seal(connection: sqlite3.Connection) -> int:
-    """Return the checksum of the totals, the notes and the editions as they are now."""
-    said = (
-        connection.execute("SELECT name, value FROM totals ORDER BY name").fetchall(),
-        connection.execute("SELECT key, value FROM meta WHERE key != ? ORDER BY key", [SEAL])
-        .fetchall(),
-        connection.execute("SELECT * FROM editions ORDER BY edition").fetchall(),
-    )  # fmt: skip
-    return zlib.crc32(repr(said).encode("utf-8", "backslashreplace"))
+class Account(NamedTuple):
+    """What counts beside the rows of shards, as it lies in the tables.
+
+    Attributes:
+        totals: (name, value).
+        meta: (key, JSON), without the seal.
+        editions: their rows.
+        seal: that the last transaction wrote; None where there is none.
+    """
+
+    totals: list[tuple[str, int]]
+    meta: list[tuple[str, str]]
+    editions: list[tuple[int, int, str, int]]
+    seal: object
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return not (self.totals or self.meta or self.editions)
+
+    def right_seal(self) -> int:
+        """Return the checksum of what is there now."""
+        return zlib.crc32(repr(self[:3]).encode("utf-8", "backslashreplace"))
 
 
-def kept_seal(connection: sqlite3.Connection) -> int | None:
-    """Return the checksum that the last transaction wrote; None where there is none."""
-    row = connection.execute("SELECT value FROM meta WHERE key = ?", [SEAL]).fetchone()
-    return int(row[0]) if row else None
+def read_account(connection: sqlite3.Connection) -> Account:
+    """Return what the tables themselves have: an index of theirs may be damaged too."""
+
+    def rows(table: str) -> list[Any]:
+        return sorted(connection.execute(f"SELECT * FROM {table} NOT INDEXED"), key=repr)
+
+    meta = rows("meta")
+    seal = next((value for key, value in meta if key == SEAL), None)
+    noted = [row for row in meta if row[0] != SEAL]
+    return Account(rows("totals"), noted, rows("editions"), None if seal is None else int(seal))
 
 
 def split_rows(rows: Iterable[Sequence[object]]) -> tuple[list[StockRow], list[object]]:

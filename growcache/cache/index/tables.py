@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sqlite_utils.migrations import Migrations
 
 from growcache.cache.index.rows import StockRow
-from growcache.cache.index.seals import STOCK_COLUMNS, row_seal
+from growcache.cache.index.seals import SEAL, STOCK_COLUMNS, read_account, row_seal
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -71,3 +71,6 @@ def a_checksum_per_row(db: Database) -> None:
     rows = db.execute(f"SELECT {STOCK_COLUMNS} FROM shards").fetchall()
     seals = [(row_seal(row), row.number) for row in map(StockRow._make, rows)]
     db.conn.executemany("UPDATE shards SET seal = ? WHERE number = ?", seals)
+    account = read_account(db.conn)
+    if not account.is_empty():
+        db.table("meta").insert({"key": SEAL, "value": str(account.right_seal())})

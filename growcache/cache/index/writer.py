@@ -21,8 +21,7 @@ from growcache.cache.index.seals import (
     SEAL,
     STATE_MASK,
     STOCK_COLUMNS,
-    account_seal,
-    kept_seal,
+    read_account,
     row_seal,
 )
 from growcache.cache.sidecar import Sidecar
@@ -112,9 +111,9 @@ class Index:
             raise IndexInDoubtError(str(named)) from error
 
     def _seal(self) -> None:
-        seal = account_seal(self._connection)
-        if seal != kept_seal(self._connection):  # else a turn without a change writes nothing
-            self.set_meta(SEAL, seal)
+        account = read_account(self._connection)
+        if account.right_seal() != account.seal:  # a turn without a change writes nothing
+            self.set_meta(SEAL, account.right_seal())
 
     def verify(self) -> None:
         """Compare all that counts with its checksums; tens of milliseconds.
