@@ -39,7 +39,8 @@ from tests.cache.making import KINDS, OTHER, add, config, equal, opened, samples
 from tests.tables import DOCS
 
 KIND = KINDS["tfrecord-ragged"]
-LIVE, GONE, OPEN = {0, 3, 4, 5, 7}, {1, 2, 6}, {8}  # numbers; of the last none was committed
+LIVE, GONE = frozenset({0, 3, 4, 5, 7}), frozenset({1, 2, 6})
+OPEN = frozenset({8})  # issued, and never committed
 
 
 @dataclass(frozen=True)
