@@ -269,7 +269,10 @@ def _seen(
             if not (strange and sidecar.fingerprint != identity.fingerprint):  # type: ignore[union-attr]
                 damaged.add(number)
             continue
-        drawn_at = layout.sidecar(number).stat().st_mtime
+        try:
+            drawn_at = layout.sidecar(number).stat().st_mtime
+        except FileNotFoundError:  # a service that runs has evicted it since it was read
+            continue
         whole[number] = row_of(layout, sidecar, seq=0, drawn_at=drawn_at)
         table = max(table, editions_of(sidecar.editions), key=len)
     return Seen(whole, frozenset(damaged), tuple(table))

@@ -39,6 +39,17 @@ def test_a_good_cache_has_no_findings(root: Path) -> None:
     assert list(Layout(root).leases.iterdir()) == []
 
 
+@pytest.mark.parametrize("seen", [1, 3])
+def test_a_shard_that_is_evicted_meanwhile_is_no_finding(root: Path, seen: int) -> None:
+    with opened(root) as cache:
+
+        def evict(done: int, total: int) -> None:
+            if done == seen:
+                assert cache.evict([1]) == (1,)
+
+        assert check(root, evict) == []
+
+
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [

@@ -50,7 +50,6 @@ from tests.chaos.tally import Tally
 
 DISK_BYTES = 12_000_000
 BOUNDS = (4_000_000, 3_000_000, 2_200_000)
-AIM_SECONDS = 2.5
 MOST_VIOLATIONS = 10
 MEMORY_SECONDS = 300.0  # batches may wait so long in a reader that is stopped
 Say = Callable[[str], None]
@@ -68,6 +67,7 @@ class Plan:
         readers: which of them.
         kinds: of faults.
         rounds: at most; None for as many as there is time for.
+        aim_seconds: the patience for the moment at which somebody is to be killed.
     """
 
     seed: int
@@ -77,6 +77,7 @@ class Plan:
     readers: tuple[str, ...] = READERS
     kinds: frozenset[str] = schedule.EVERYTHING
     rounds: int | None = None
+    aim_seconds: float = 4.0
 
 
 def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
@@ -300,12 +301,13 @@ class Chaos:
         Some moments are shorter than it takes to be told of them: then it goes on, and the
         next one may be met, until the patience is at an end.
         """
-        deadline = time.monotonic() + AIM_SECONDS
+        patience = self._wanted.aim_seconds
+        deadline = time.monotonic() + patience
         while True:
             samplers = self._service.samplers()
             if aim == "reserved":  # a sampler that stands still does not begin to write
                 self._stop_all(samplers)
-            wait_for_moment(self._root, aim, AIM_SECONDS / 3)
+            wait_for_moment(self._root, aim, patience / 3)
             writers = [*samplers, self._service.pid]
             self._stop_all(writers if aim == "incoming" else reversed(writers))
             states = current(observe(self._root))
