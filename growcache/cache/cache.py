@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from growcache.cache.opening import reconcile, restore, take_over
 from growcache.cache.room import Room, free_disk_bytes, min_free_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.stock import Stock
+from growcache.cache.wishes import drawn_otherwise
 from growcache.config import CacheConfig
 from growcache.schema import Schema
 
@@ -292,8 +293,9 @@ class Cache:
     def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[StockRow]:
         """Make written shards live, all of them or none, and settle the permit's promise.
 
-        Shards that were committed before are left as they are: a group is filled anew
-        when one of its shards is missing.
+        Shards that were committed before are left as they are: a group is filled anew when
+        one of its shards is missing. But those that had left the cache come back, where
+        they are what a lease wishes for; where they are not, the wish is refused.
 
         Returns:
             The rows of the new shards.
@@ -304,9 +306,15 @@ class Cache:
             CacheFullError: no room on the disk to note it; the files are removed.
         """
         identity = self._facts.identity
-        rows = self._commits.commit(permit, shards, identity.fingerprint if identity else None)
+        rows, merits = self._commits.commit(
+            permit, shards, identity.fingerprint if identity else None, self.wishes
+        )
         self._stock.add(rows)
         self._evictor.admit(rows)
+        self._evictor.wishlist.shards_came()
+        if merits.denied:
+            holes = {s.number: [hole.reason for hole in s.holes] for s in shards}
+            self.refuse_wishes({n: drawn_otherwise(n, holes[n]) for n in merits.denied})
         return rows
 
     # Shards go
@@ -340,6 +348,32 @@ class Cache:
             The shards that were deleted.
         """
         return self._evictor.evict(numbers)
+
+    # Shards that are wished for
+
+    @property
+    def wishes(self) -> Mapping[int, str]:
+        """Digests of the shards to be drawn again, by number, in the order to do so."""
+        return self._evictor.wishlist.pending
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The shards that readers wish for and have not read yet; they are not retired."""
+        return self._evictor.wishlist.wanted
+
+    def refuse_wishes(self, reasons: Mapping[int, str]) -> None:
+        """Say, by shard number, why a wish is never granted."""
+        self._evictor.wishlist.refuse(reasons)
+
+    def never_committed(self, numbers: Sequence[int]) -> list[int]:
+        """Return those of a group's ascending shard numbers that were never committed."""
+        known = self._commits.known(numbers)
+        return [number for number in numbers if number not in known]
+
+    def sizes(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return the allocated bytes of shards, also of those that left, as far as known."""
+        remains = self._ledger.index.remains(numbers)
+        return {number: row.allocated for number, row in remains.items()}
 
     # Accounts
 

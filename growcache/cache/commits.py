@@ -6,7 +6,7 @@ written and fsynced under the permit's name → renamed → directory fsynced �
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from growcache.cache.ballast import full_disk_named
 from growcache.cache.files import SIDECAR, Layout, fsync_directory, remove_shard
@@ -16,6 +16,7 @@ from growcache.cache.ledger import Ledger
 from growcache.cache.rebuild import row_of
 from growcache.cache.room import Room
 from growcache.cache.sidecar import Sidecar
+from growcache.cache.wishes import Merits, judged
 from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtError
 
 SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
@@ -35,22 +36,44 @@ class Commits:
         self._next_seq = self._ledger.index.next_seq()
 
     def commit(
-        self, permit: str, shards: Sequence[Sidecar], fingerprint: str | None
-    ) -> list[StockRow]:
-        """Make written shards live, all of them or none; return the rows of the new ones."""
+        self,
+        permit: str,
+        shards: Sequence[Sidecar],
+        fingerprint: str | None,
+        wishes: Mapping[int, str],
+    ) -> tuple[list[StockRow], Merits]:
+        """Make written shards live, all that have a claim to it or none.
+
+        Args:
+            permit: in whose name they lie there.
+            shards: what was written.
+            fingerprint: of the cache.
+            wishes: the digests of shards that left the cache and shall come back.
+
+        Returns:
+            The rows of the new shards, and what became of each.
+        """
         numbers = sorted(sidecar.number for sidecar in shards)
-        known = self._ledger.index.known(numbers[0], numbers[-1] + 1) if numbers else set()
-        fresh = [sidecar for sidecar in shards if sidecar.number not in known]
+        known = self.known(numbers)
+        merits = judged({s.number: s.digest for s in shards}, known, wishes)
+        taken = [s for s in shards if s.number in merits.fresh or s.number in merits.returned]
         try:
-            _refuse_others(fresh, fingerprint)
-            for sidecar in fresh:
+            _refuse_others(taken, fingerprint)
+            for sidecar in taken:
                 read_incoming(self._layout, permit, sidecar.number)
-            return self._make_live(permit, fresh)
+            return self._make_live(permit, taken, merits.returned), merits
         finally:
             discard_incoming(self._layout, permit, numbers)
             self._room.release(permit)
 
-    def _make_live(self, permit: str, sidecars: Sequence[Sidecar]) -> list[StockRow]:
+    def known(self, numbers: Sequence[int]) -> set[int]:
+        """Return those of a group's ascending numbers that were ever committed."""
+        index = self._ledger.index
+        return index.known(numbers[0], numbers[-1] + 1) if numbers else set()
+
+    def _make_live(
+        self, permit: str, sidecars: Sequence[Sidecar], returned: Collection[int]
+    ) -> list[StockRow]:
         if not sidecars:
             return []
         now, layout = time.time(), self._layout
@@ -61,7 +84,7 @@ class Commits:
                 row_of(layout, sidecar, seq=self._next_seq + i, drawn_at=now)
                 for i, sidecar in enumerate(sidecars)
             ]
-            self._insert(list(zip(rows, sidecars, strict=True)))
+            self._insert(list(zip(rows, sidecars, strict=True)), returned)
         except IndexInDoubtError:
             raise  # a row that may be there needs its files; the next start knows
         except BaseException:
@@ -70,11 +93,20 @@ class Commits:
         self._next_seq += len(rows)
         return rows
 
-    def _insert(self, shards: list[tuple[StockRow, Sidecar]]) -> None:
+    def _insert(
+        self, shards: list[tuple[StockRow, Sidecar]], returned: Collection[int]
+    ) -> None:
         budget, index = self._room.budget, self._ledger.index
         grows = sum(_sample_rows_bytes(sidecar) for _, sidecar in shards)
         fits = grows <= budget.wal and index.pages_bytes() + grows <= budget.samples
-        self._ledger.write(lambda: index.insert_shards(shards, with_samples=fits))
+        back = [pair for pair in shards if pair[0].number in returned]
+        new = [pair for pair in shards if pair[0].number not in returned]
+
+        def note() -> None:
+            index.return_shards(back, with_samples=fits)
+            index.insert_shards(new, with_samples=fits)
+
+        self._ledger.write(note)
 
 
 def _refuse_others(sidecars: Iterable[Sidecar], fingerprint: str | None) -> None:

@@ -15,12 +15,17 @@ from growcache.cache.leases import LeaseView, lease_path
 from growcache.cache.ledger import Ledger
 from growcache.cache.readers import Readers
 from growcache.cache.stock import Stock
+from growcache.cache.wishlist import Wishlist
 
 POSTPONED_LEASES = 16
 
 
 class Evictor:
-    """Counts what readers used, and takes shards off the stock."""
+    """Counts what readers used, and takes shards off the stock.
+
+    Attributes:
+        wishlist: what readers wish for.
+    """
 
     def __init__(
         self, layout: Layout, ledger: Ledger, stock: Stock, resume_seconds: float
@@ -30,6 +35,7 @@ class Evictor:
         self._stock = stock
         self._readers = Readers(layout, resume_seconds, ledger.index.uses())
         self._finished = ledger.index.finished_leases()
+        self.wishlist = Wishlist(ledger, stock)
         self._candidates: dict[int, Candidate] = {}
         self._deleted: list[int] = []  # whose rows do not say so yet
         self._as_of = -1  # the readers' version that the candidates were made from
@@ -45,7 +51,14 @@ class Evictor:
         # A log that cannot be cut must grow slowly: then many leases make one transaction.
         if finished and (self._ledger.log_is_short or len(finished) >= POSTPONED_LEASES):
             self._count_uses(finished)
+        self._follow_wishes()
         self._delete_unheld()
+
+    def _follow_wishes(self) -> None:
+        retired = len(self._stock.retired)
+        self.wishlist.follow(self._readers.leases)
+        if len(self._stock.retired) != retired:
+            self._as_of = -1  # some of them live again
 
     def _count_uses(self, finished: Sequence[LeaseView]) -> None:
         # The names go into the transaction of the uses, so that a crash before the unlink
@@ -84,12 +97,14 @@ class Evictor:
         """Follow the stock: the cache was emptied."""
         self._readers.uses.clear()
         self._deleted.clear()
+        self.wishlist.start_afresh()
         self._as_of = -1
 
     def retire(self, numbers: Iterable[int]) -> None:
-        """Take live shards out of all new snapshots."""
+        """Take live shards out of all new snapshots; those that are wished for stay."""
         live, index = self._stock.live, self._ledger.index
-        rows = [live[number] for number in dict.fromkeys(numbers) if number in live]
+        going = [n for n in dict.fromkeys(numbers) if n not in self.wishlist.wanted]
+        rows = [live[number] for number in going if number in live]
         if not rows:
             return
 

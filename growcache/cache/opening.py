@@ -123,4 +123,4 @@ def _forget(layout: Layout) -> None:
 
 def _bury(index: Index, lost: list[StockRow], gone: list[StockRow]) -> None:
     index.set_state([row.number for row in [*lost, *gone]], ShardState.DELETED)
-    index.add_totals(lost_shards=len(lost))
+    index.add_totals(lost_shards=len(lost), lost_samples=sum(row.samples for row in lost))

@@ -194,7 +194,8 @@ def _totals(old: Contents, rows: Sequence[StockRow], ranges: Sequence[Range]) ->
     found.update(drawn_shards=shards, drawn=samples)
     found.update(evicted_shards=shards + len(gone))
     found.update(evicted_samples=samples + sum(row.samples for row in gone))
-    kept = {n: v for n, v in (old.totals or {}).items() if n not in {*found, "lost_shards"}}
+    counted = {*found, "lost_shards", "lost_samples"}
+    kept = {n: v for n, v in (old.totals or {}).items() if n not in counted}
     return dict(found) | kept
 
 

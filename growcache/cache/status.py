@@ -21,6 +21,7 @@ from growcache.cache.files import Layout, allocated, allocated_tree, write_atomi
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import LeaseView, read_leases
 from growcache.cache.locks import holder, is_held
+from growcache.cache.wishes import REFUSED_META, pending, refused_of
 
 TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
 State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"]
@@ -97,6 +98,8 @@ class Status:
         ramping: whether shards are still smaller than later ones will be.
         endless: whether the user's function draws the samples, so that nobody knows how many
             there are.
+        wishes: shards that readers wait for and that are drawn again for them.
+        refetched_samples: samples that were drawn again because a reader wished for them.
     """
 
     state: State = "stopped"
@@ -146,6 +149,8 @@ class Status:
     complete: bool = False
     ramping: bool = False
     endless: bool = False
+    wishes: int = 0
+    refetched_samples: int = 0
 
     def to_json(self) -> builtins.bytes:
         """Return the status as one JSON object."""
@@ -223,17 +228,19 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     layout = Layout(root)
     layout.require()
     told = _told(layout)
-    told = replace(told, path=str(layout.root), leases=lease_statuses(read_leases(root)))
+    leases = read_leases(root)
+    told = replace(told, path=str(layout.root), leases=lease_statuses(leases))
     if not is_held(layout.supervisor_lock):
-        return _stopped(layout, told)
+        return _stopped(layout, told, leases)
     pid = holder(layout.supervisor_lock).get("pid")
     if told.pid != pid:  # a supervisor that has only just started
-        told = replace(_stopped(layout, told), state="running", pid=pid)
+        told = replace(_stopped(layout, told, leases), state="running", pid=pid)
     return told
 
 
-def _stopped(layout: Layout, told: Status) -> Status:
+def _stopped(layout: Layout, told: Status, leases: Iterable[LeaseView]) -> Status:
     view = read_index(layout.root)
+    live = {row.number for row in view.shards}
     return replace(
         told,
         **counts(view),
@@ -244,6 +251,7 @@ def _stopped(layout: Layout, told: Status) -> Status:
         workers=0,
         worker_states=[],
         reserved_bytes=0,
+        wishes=len(pending(leases, live, refused_of(view.meta.get(REFUSED_META)))),
         samples_per_second=0.0,
         bytes_per_second=0.0,
     )
@@ -257,6 +265,7 @@ def counts(view: IndexView) -> dict[str, Any]:
         "samples": totals.samples,
         "drawn": totals.drawn,
         "evicted_samples": totals.evicted_samples,
+        "refetched_samples": totals.refetched_samples,
         "holes": totals.holes,
         "delivered": totals.delivered,
         "reuse": totals.reuse,

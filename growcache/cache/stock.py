@@ -36,7 +36,7 @@ class Stock:
         return self.live_bytes + self.retired_bytes
 
     def add(self, rows: Iterable[StockRow]) -> None:
-        """Take shards in, each younger than those before."""
+        """Take shards in, each younger than those before it."""
         for row in rows:
             if row.state == ShardState.RETIRED:
                 self.retired[row.number] = row
@@ -53,6 +53,13 @@ class Stock:
             self.live_samples -= row.samples
             self.live_bytes -= row.allocated
             self.add([row._replace(state=ShardState.RETIRED)])
+
+    def revive(self, rows: Iterable[StockRow]) -> None:
+        """Move retired shards back to the live ones."""
+        for row in rows:
+            self.remove([row.number])
+            self.add([row._replace(state=ShardState.LIVE)])
+        self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Forget retired shards, whose files are gone."""

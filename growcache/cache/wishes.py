@@ -9,13 +9,15 @@ reason, which stands in the index for as long as a lease asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from growcache.cache.index import IndexView
+from growcache.cache.leases import LeaseView
 
 REFUSED_META = "refused_wishes"  # {shard: {digest: reason}}, in the index
+MOST_REASON = 300  # characters
 MOST_REFUSED = 1000  # noted at a time; the others follow as readers give these up
 
 Refused = Mapping[tuple[int, str], str]
@@ -80,6 +82,26 @@ def other_bytes(number: int) -> str:
     )
 
 
+def drawn_otherwise(number: int, holes: Sequence[str]) -> str:
+    """Return why a wish is refused whose shard, drawn again, has another digest.
+
+    Args:
+        number: of the shard.
+        holes: why visits of it yielded nothing.
+    """
+    why = f"objects of shard {number} were rewritten or removed since it was drawn"
+    return short_reason(f"{why}: {'; '.join(holes[:2])}" if holes else why)
+
+
+def short_reason(text: str) -> str:
+    """Return a reason as long as the index notes one.
+
+    >>> len(short_reason("x" * 1000)) == MOST_REASON
+    True
+    """
+    return text if len(text) <= MOST_REASON else text[: MOST_REASON - 1] + "…"
+
+
 def refused_of(meta: Any) -> dict[tuple[int, str], str]:
     """Return the refused wishes that the index notes, by (shard, digest)."""
     return {
@@ -95,3 +117,134 @@ def refused_meta(refused: Refused) -> dict[str, dict[str, str]]:
     for (number, digest), reason in list(refused.items())[:MOST_REFUSED]:
         meta.setdefault(str(number), {})[digest] = reason
     return meta
+
+
+def by_age(leases: Iterable[LeaseView]) -> list[LeaseView]:
+    """Return the leases that wish for shards they have not read yet, the oldest first."""
+    wishing = [lease for lease in leases if lease.wishing()]
+    return sorted(wishing, key=lambda lease: (lease.created, lease.name))
+
+
+def pending(
+    leases: Iterable[LeaseView], there: Collection[int], refused: Refused
+) -> dict[int, str]:
+    """Return the digests of the shards that shall be drawn again, in the order to do so.
+
+    Where two leases want one shard with different bytes, the older one is heard first.
+
+    Args:
+        leases: the unfinished ones.
+        there: the shards whose files lie in the cache.
+        refused: wishes that cannot be granted.
+    """
+    found: dict[int, str] = {}
+    for lease in by_age(leases):
+        for number, digest in lease.wishing().items():
+            if number not in there and (number, digest) not in refused:
+                found.setdefault(number, digest)
+    return found
+
+
+def settled(
+    leases: Iterable[LeaseView], there: Mapping[int, str], refused: Refused
+) -> dict[tuple[int, str], str]:
+    """Return the refused wishes that somebody still has, those among them that ``there`` denies.
+
+    Args:
+        leases: the unfinished ones.
+        there: the digests of shards whose files lie in the cache.
+        refused: so far.
+    """
+    found: dict[tuple[int, str], str] = {}
+    for lease in by_age(leases):
+        for wish in lease.wishing().items():
+            number, digest = wish
+            if wish in refused:
+                found[wish] = refused[wish]
+            elif there.get(number, digest) != digest:
+                found[wish] = other_bytes(number)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Merits:
+    """What becomes of shards that were written.
+
+    Attributes:
+        fresh: never committed before.
+        returned: they had left the cache, and are as they were wished.
+        denied: they had left the cache, and are not as they were wished.
+    """
+
+    fresh: frozenset[int]
+    returned: frozenset[int]
+    denied: frozenset[int]
+
+
+def judged(
+    written: Mapping[int, str], known: Collection[int], wishes: Mapping[int, str]
+) -> Merits:
+    """Return what becomes of written shards; what is in no set is left as it is.
+
+    Args:
+        written: digests of the new files by shard number.
+        known: numbers that were ever committed.
+        wishes: see `pending`; none of them lies in the cache.
+    """
+    again = {number for number in written if number in known and number in wishes}
+    returned = frozenset(number for number in again if written[number] == wishes[number])
+    return Merits(frozenset(written).difference(known), returned, frozenset(again - returned))
+
+
+def too_large(
+    lease: LeaseView, sizes: Mapping[int, int], capacity: int
+) -> tuple[int, int] | None:
+    """Return (bytes of its wishes, of all it holds), where they can never lie there together.
+
+    Args:
+        lease: that wishes.
+        sizes: allocated bytes by shard number, of all that it holds.
+        capacity: bytes that the bound leaves for shards.
+    """
+    wishing = lease.wishing()
+    wished = sum(sizes[number] for number in wishing)
+    held = sum(sizes[number] for number in lease.holding())
+    return (wished, held) if held > capacity else None
+
+
+def said_of(outcomes: Mapping[int, Outcome]) -> str:
+    """Return in words what a reader that resumes waits for; empty where it need not.
+
+    >>> said_of({3: PENDING, 4: LIVE, 9: PENDING})
+    '2 of the 3 shards of its checkpoint (3, 9)'
+    """
+    waiting = [number for number, found in outcomes.items() if found == PENDING]
+    if not waiting:
+        return ""
+    return f"{len(waiting)} of the {len(outcomes)} shards of its checkpoint ({named(waiting)})"
+
+
+def refusal(outcomes: Mapping[int, Outcome]) -> str:
+    """Return in words which wishes were refused and why; empty where none was.
+
+    >>> refusal({3: Outcome("refused", "a.npy is gone"), 4: LIVE})
+    '1 of the 2 shards of its checkpoint cannot be drawn again (3): a.npy is gone'
+    """
+    refused = {number: found.reason for number, found in outcomes.items() if found.reason}
+    if not refused:
+        return ""
+    reasons = "; ".join(list(dict.fromkeys(refused.values()))[:3])
+    return (
+        f"{len(refused)} of the {len(outcomes)} shards of its checkpoint cannot be drawn again "
+        f"({named(refused)}): {reasons}"
+    )
+
+
+def named(numbers: Iterable[int], most: int = 5) -> str:
+    """Return numbers as a text, the first few of them.
+
+    >>> named([1, 2, 3, 4, 5, 6, 7])
+    '1, 2, 3, 4, 5, …'
+    """
+    shown = list(map(str, numbers))
+    return ", ".join(shown[:most] + ["…"] * (len(shown) > most))

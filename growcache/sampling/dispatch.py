@@ -29,9 +29,11 @@ from growcache.sampling.population import Population
 from growcache.sampling.reasons import reason, suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
 from growcache.sampling.sizing import check_bound
+from growcache.sampling.wished import NO_ROOM, Task, Wished
 from growcache.usercode import printable, short
 
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
+FULL = "the cache is full, and with cache.eviction none no shard makes room for another"
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
@@ -44,6 +46,7 @@ class Flight:
         estimate_bytes: what it will take on disk, about.
         need_bytes: what it takes, once the sampler knows.
         granted: whether it may write.
+        fresh: its shards that were never committed.
         asked_at: order of asking, so that room goes to who waits longest.
     """
 
@@ -52,6 +55,7 @@ class Flight:
     need_bytes: int | None = None
     granted: bool = False
     asked_at: float = 0.0
+    fresh: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,8 @@ class Dispatcher:
         self._drawing = Drawing(sampling, cache, catalog, sizing)
         next_new = cache.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
-        # Asked in ascending order: the draws would walk from the start to go back.
-        self._drawn = {group: self._drawing.again(group) for group in sorted(unfinished)}
         self._book = Book(next_new, unfinished)
+        self._wished = Wished(cache, catalog, self._drawing, self._book, sizing.group_shards)
         last = self._drawing.again(next_new - 1) if next_new else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
@@ -124,39 +127,67 @@ class Dispatcher:
     def next_permit(self) -> Permit | None:
         """Return the next permit, if one may be given now; `verdict` says why not."""
         now = time.monotonic()
+        wish = self._wished.next(now)
+        if wish is not None:
+            return self._grant_wish(wish)
         group = self._book.due(now)
-        draw = self._drawn.get(group) if group is not None else self._next_draw()
+        draw = self._drawing.again(group) if group is not None else self._next_draw()
         self.verdict = decide(self._outlook(draw))
-        if not self.verdict.granted or draw is None:
+        if not self.verdict.granted or draw is None or not self._issue(draw):
             return None
-        if group is None:
-            try:
-                self._cache.issue(draw.group)
-            except CacheFullError as error:
-                self.verdict = Verdict(False, "waiting", f"free space on the disk: {error}")
-                return None
-            self._drawn[draw.group] = draw
-            self._round = draw.round
-        tries = self._book.start(draw.group)
-        return self._take_off(draw, tries)
+        fresh = self._shards_of(draw.group)
+        if group is not None:
+            fresh = tuple(self._cache.never_committed(fresh))
+        return self._take_off(draw, self._book.start(draw.group), fresh, fresh)
 
-    def _take_off(self, draw: Draw, tries: int) -> Permit:
-        first = draw.group * self._sizing.group_shards
+    def _grant_wish(self, wish: Task) -> Permit | None:
+        draw, share = wish.draw, len(wish.write) / wish.shards
+        outlook = self._outlook(draw, share=share, wished=True)
+        self.verdict = decide(outlook)
+        if outlook.group_bytes > outlook.room_bytes and not self.landlord.evicts_for_wishes:
+            self._wished.refuse(draw.group, FULL)
+            return None
+        if not self.verdict.granted or not self._issue(draw):
+            return None
+        tries = self._book.start(draw.group, again=wish.again)
+        return self._take_off(draw, tries, wish.write, wish.missing)
+
+    def _issue(self, draw: Draw) -> bool:
+        """Note that the group is issued, unless it was before; False where that cannot be."""
+        if draw.group < self._book.next_new:
+            return True
+        try:
+            self._cache.issue(draw.group)
+        except CacheFullError as error:
+            self.verdict = Verdict(False, "waiting", f"free space on the disk: {error}")
+            return False
+        self._round = draw.round
+        return True
+
+    def _shards_of(self, group: int) -> tuple[int, ...]:
+        first = group * self._sizing.group_shards
+        return tuple(range(first, first + self._sizing.group_shards))
+
+    def _take_off(
+        self, draw: Draw, tries: int, write: tuple[int, ...], fresh: tuple[int, ...]
+    ) -> Permit:
         whole_objects = self._config.sampling.weight_by == "objects"
         permit = Permit(
             id=f"{self._run}-{draw.group:08d}-{tries}-{uuid.uuid4().hex[:4]}",
             group=draw.group,
             edition=draw.edition,
             round=draw.round,
-            shards=tuple(range(first, first + self._sizing.group_shards)),
+            shards=self._shards_of(draw.group),
             stops=self._drawing.population.stops(draw.parts),
             take=self._sizing.samples_per_object if whole_objects else None,
             editions=tuple(
                 (edition.objects, edition.digest, edition.first_group)
                 for edition in self._cache.editions[: draw.edition + 1]
             ),
+            write=write,
         )
-        self.flights[permit.id] = Flight(permit, self._estimate(len(draw.parts)))
+        estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
+        self.flights[permit.id] = Flight(permit, estimate, fresh=fresh)
         return permit
 
     def _next_draw(self) -> Draw | None:
@@ -186,16 +217,53 @@ class Dispatcher:
         ended = not self._drawing.replacement and draw.round != self._round
         return ended and self._kept_everything
 
-    def _outlook(self, draw: Draw | None) -> Outlook:
+    def follow_wishes(self) -> list[str]:
+        """Take up what readers wish for; return permits that nobody waits for any more."""
+        self._wished.follow(self._shard_bytes, self.landlord.capacity)
+        vain = [
+            id_
+            for id_, flight in self.flights.items()
+            if flight.need_bytes is not None
+            and not (flight.granted or flight.fresh or self._is_wished(flight))
+        ]
+        for id_ in vain:
+            group = self.flights.pop(id_).permit.group
+            self._book.done(group)
+        return vain
+
+    def _shard_bytes(self, number: int) -> int:
+        """Return what a shard of which nothing is known takes on disk, rather too little."""
+        group = number // self._sizing.group_shards
+        expected = self._estimate(self._sizing.group_parts(group)) // self._sizing.group_shards
+        return 3 * expected // 4
+
+    @property
+    def wishes(self) -> int:
+        """How many shards readers wish for that are to be drawn again."""
+        return len(self._cache.wishes)
+
+    @property
+    def wish_due(self) -> bool:
+        """Whether a wish waits for a sampler."""
+        return self._book.due_wish(time.monotonic()) is not None
+
+    def _is_wished(self, flight: Flight) -> bool:
+        return bool(self._wished.of(flight.permit.written))
+
+    def _outlook(
+        self, draw: Draw | None, *, share: float = 1.0, wished: bool = False
+    ) -> Outlook:
         sampling, cache = self._config.sampling, self._cache
-        group_bytes = self._estimate(len(draw.parts)) if draw is not None else 0
+        group_bytes = int(share * self._estimate(len(draw.parts))) if draw is not None else 0
         promised = sum(f.estimate_bytes for f in self.flights.values() if not f.granted)
         room = cache.room() - promised
         evictable = clearing = 0
         if draw is not None and group_bytes > room:
-            evictable, clearing = self.landlord.movable()
+            evictable, clearing = self.landlord.movable(wished=wished)
         samples = sum(
-            len(f.permit.stops) * self._sizing.samples_per_object for f in self.flights.values()
+            len(f.permit.stops) * self._sizing.samples_per_object
+            for f in self.flights.values()
+            if f.fresh
         )
         return Outlook(
             parts_known=draw is not None,
@@ -205,7 +273,7 @@ class Dispatcher:
             max_retrying=2 * sampling.workers,
             last_error=self.last_error,
             retry_event=self._retry_event,
-            drawn_samples=self.drawn_this_run + samples,
+            drawn_samples=0 if wished else self.drawn_this_run + samples,
             max_drawn_samples=self._limits.samples,
             egress_bytes=self.egress_bytes,
             max_egress_bytes=sampling.max_egress,
@@ -218,6 +286,10 @@ class Dispatcher:
             unused=self.landlord.unused(),
             evicts=self.landlord.evicts,
             shrinking=cache.shrinking,
+            wished=wished,
+            holders=self.landlord.awaited_for_wishes() if wished else "",
+            wishes=self._book.urgent,
+            wishes_unlisted=self._wished.listing_awaited,
         )
 
     def _estimate(self, parts: int) -> int:
@@ -277,7 +349,8 @@ class Dispatcher:
         drawn = self._cache.totals().drawn_parts
         if self._drawing.replacement:
             return -math.expm1(-drawn / population)  # expected, for independent draws
-        return 1.0 if self._round else min(1.0, drawn / population)
+        # A wish may have skipped ahead, to a later round even.
+        return 1.0 if self._round and not self._book.behind else min(1.0, drawn / population)
 
     # -------------------------------------------------------------------- room
 
@@ -289,23 +362,28 @@ class Dispatcher:
         granted: list[str] = []
         self.blocked, self.short_of_disk = "", False
         self.landlord.shrink()
-        for flight in sorted(waiting, key=lambda f: f.asked_at):
+        for flight in sorted(waiting, key=lambda f: (not self._is_wished(f), f.asked_at)):
             assert flight.need_bytes is not None
-            self.blocked = self._obstacle(flight.permit.id, flight.need_bytes)
+            wished = self._is_wished(flight)
+            self.blocked = self._obstacle(flight.permit.id, flight.need_bytes, wished=wished)
             if self.blocked:
+                if not (flight.fresh or self.short_of_disk or self.landlord.evicts_for_wishes):
+                    self._wished.refuse(flight.permit.group, FULL)
                 break  # first come, first served: else a large group would wait for ever
             flight.granted = True
             granted.append(flight.permit.id)
         return granted
 
-    def _obstacle(self, permit: str, nbytes: int) -> str:
+    def _obstacle(self, permit: str, nbytes: int, *, wished: bool) -> str:
         """Reserve the bytes; return what has to happen before that can be done."""
         try:
-            reserved = self.landlord.reserve(permit, nbytes)
+            reserved = self.landlord.reserve(permit, nbytes, wished=wished)
         except CacheFullError as error:  # it could not even note what it evicts
             self.short_of_disk = True
             return f"free space on the disk: {error}"
         if not reserved:
+            if wished:
+                return f"room for shards of a checkpoint: {self.landlord.awaited_for_wishes()}"
             return self.landlord.awaited()
         if self._cache.disk_holds_promises():
             return ""
@@ -328,6 +406,9 @@ class Dispatcher:
             or (self._cache.shrinking and self._config.cache.eviction != "none")
         ):
             return False
+        spent = self.verdict.final and self.verdict.mood == "waiting"
+        if self._cache.wishes and not spent:
+            return False
         return self.verdict.final or bool(self.flights and not self.landlord.evicts)
 
     # ----------------------------------------------------------------- reports
@@ -336,7 +417,12 @@ class Dispatcher:
         """Note that a group is encoded and how much room it takes."""
         if flight := self.flights.get(permit):
             flight.need_bytes, flight.asked_at = nbytes, time.monotonic()
-            self._bytes_per_part = nbytes / len(flight.permit.stops)
+            if nbytes > self.landlord.capacity and not flight.fresh:
+                self._wished.refuse(
+                    flight.permit.group, NO_ROOM.format(nbytes, nbytes, self.landlord.capacity)
+                )
+            share = len(flight.permit.written) / len(flight.permit.shards)
+            self._bytes_per_part = nbytes / share / len(flight.permit.stops)
 
     def written(self, permit: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes.
@@ -347,15 +433,15 @@ class Dispatcher:
         flight = self.flights.pop(permit, None)
         if flight is None:
             return []  # of a permit that was taken back
-        shards = [self._sidecar(permit, number) for number in flight.permit.shards]
+        shards = [self._sidecar(permit, number) for number in flight.permit.written]
         try:
             self._cache.commit(permit, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
             self._fail(flight.permit.group, str(error), disk=True)
             return []
         self._book.done(flight.permit.group)
-        self._drawn.pop(flight.permit.group, None)
-        reasons = [reason(hole.key, hole.reason) for shard in shards for hole in shard.holes]
+        fresh = [shard for shard in shards if shard.number in flight.fresh]
+        reasons = [reason(hole.key, hole.reason) for shard in fresh for hole in shard.holes]
         self._reasons.extend(reasons)
         self._check_holes()
         return reasons
@@ -396,6 +482,9 @@ class Dispatcher:
         if flight := self._land(permit):
             group = flight.permit.group
             if self._book.abandoned(group, death.suspicion) >= MOST_SUSPICION:
+                if not flight.fresh:
+                    self._wished.refuse(group, f"sampler after sampler died on it: {death}")
+                    return
                 first = short(flight.permit.stops[0].entry.key)
                 raise SamplingError(
                     f"sampler after sampler died on group {group} (its first object is "

@@ -36,6 +36,7 @@ class Drawing:
         for edition in self._editions:
             self._draws.add(self.population.span(edition))
         self._peeked: tuple[tuple[int, int], Draw | None] | None = None
+        self._last: Draw | None = None
 
     @property
     def up_to_date(self) -> bool:
@@ -43,7 +44,25 @@ class Drawing:
         return bool(self._editions) and self._editions[-1].objects == len(self._catalog)
 
     def again(self, group: int) -> Draw | None:
-        """Return what a group holds that was issued before."""
+        """Return what a group holds that was issued before; a second time it costs nothing."""
+        if self._last is None or self._last.group != group:
+            self._last = self._draws.group(group)
+        return self._last
+
+    def ahead(self, group: int, next_new: int) -> Draw | None:
+        """Return what a group holds that is wished for before its turn.
+
+        None past the end of a fixed set. The listing must be at its end: what is listed
+        decides what the groups in front of it hold.
+
+        Args:
+            group: its number, ``next_new`` or more.
+            next_new: the first group that was never issued.
+
+        Raises:
+            LookupError: the source has no part for this node.
+        """
+        self._extend(next_new, ended=True)
         return self._draws.group(group)
 
     def next(self, group: int, round_: int) -> Draw | None:

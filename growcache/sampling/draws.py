@@ -9,6 +9,7 @@ the inverse permutation tells without any record of them.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,8 +22,10 @@ Ints = npt.NDArray[np.int64]
 DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
 RAMP_GROUPS = 4  # groups of each size before the size doubles
 RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
+RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
 _CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
 _ROUNDS = 6
+_MARKS = 512  # places in the order that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class _Segment:
     round: int
     order: Permutation
     earlier: tuple[tuple[Permutation, int], ...]  # of this round: order, positions consumed
+    parts: int  # that it yields in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +165,14 @@ class _Cursor:
     group: int
     segment: _Segment
     position: int
+    left: int  # parts that the segment still yields
 
 
 class Draws:
-    """The draws of one cache, group after group, in any order (in sequence it is fastest).
+    """The draws of one cache, group after group, in any order (ascending is fastest).
+
+    Places that were passed are remembered, every so many: to go back to an old group takes a
+    walk from the last of them in front of it, not from the start.
 
     Args:
         seed: of the order.
@@ -186,8 +194,10 @@ class Draws:
         self._mine = mine
         self._replacement = replacement
         self._spans: list[Span] = []
-        self._cursor: _Cursor | None = None
-        self._before: _Cursor | None = None  # so that the last group can be asked for again
+        self._totals: dict[Span, int] = {}
+        # Ascending. Each stands in front of its group before that is settled: an edition may
+        # still be added for it.
+        self._marks: list[_Cursor] = []
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -197,6 +207,7 @@ class Draws:
     def add(self, span: Span) -> None:
         """Let groups from ``span.first_group`` on draw from a larger edition."""
         self._spans.append(span)
+        self._marks = [mark for mark in self._marks if mark.group <= span.first_group]
 
     def group(self, number: int) -> Draw | None:
         """Return what group ``number`` holds; None past the end of a fixed set.
@@ -211,8 +222,8 @@ class Draws:
             return self._independent(number, count)
         cursor = self._at(number)
         parts, position = self._take(cursor.segment, cursor.position, count)
-        self._before = self._cursor
-        self._cursor = _Cursor(number + 1, cursor.segment, position)
+        left = cursor.left - len(parts)
+        self._mark(_Cursor(number + 1, cursor.segment, position, left))
         return Draw(number, cursor.segment.span.edition, cursor.segment.round, parts)
 
     def round_of(self, number: int) -> int:
@@ -248,28 +259,47 @@ class Draws:
 
     def _at(self, number: int) -> _Cursor:
         """The cursor before group ``number``, at a position that still yields a part."""
-        cursor = self._cursor
-        if cursor is None or cursor.group > number:
-            cursor = self._before
-        if cursor is None or cursor.group > number:
-            cursor = _Cursor(0, self._segment(self._span(0), 0, ()), 0)
+        place = bisect_right(self._marks, number, key=lambda mark: mark.group)
+        cursor = self._marks[place - 1] if place else self._begin(0, self._span(0), 0)
         while cursor.group < number:
             cursor = self._leap(self._settle(cursor), number)
-        # Kept as it stands before settling: an edition may still be added for this group.
-        self._cursor = cursor
+            self._mark(cursor)
         return self._settle(cursor)
 
+    def _mark(self, cursor: _Cursor) -> None:
+        """Remember the place; beyond so many, every other one but the last is forgotten."""
+        marks = self._marks
+        place = bisect_right(marks, cursor.group, key=lambda mark: mark.group)
+        if place and marks[place - 1].group == cursor.group:
+            return
+        marks.insert(place, cursor)
+        if len(marks) > _MARKS:
+            self._marks = [*marks[:-2:2], *marks[-2:]]
+
     def _leap(self, cursor: _Cursor, number: int) -> _Cursor:
-        """Jump over groups of one segment: towards ``number``, by one group at least."""
+        """Jump over groups of one edition: towards ``number``, by one group at least."""
         begins = [span.first_group for span in self._spans if span.first_group > cursor.group]
         target = min([number, *begins])
-        while target > cursor.group + 1:
-            position = self._skip(cursor, self._given(target) - self._given(cursor.group))
-            if position < cursor.segment.span.parts:
-                return _Cursor(target, cursor.segment, position)
-            target = (cursor.group + target) // 2  # a round ends before it, in a short group
-        count = self._count(cursor.group)
-        return _Cursor(cursor.group + 1, cursor.segment, self._skip(cursor, count))
+        cursor = self._leap_rounds(cursor, target)
+        before, segment = self._given(cursor.group), cursor.segment
+        if self._given(target) - before < cursor.left:
+            count = self._given(target) - before
+            position = self._skip(cursor, count)
+            return _Cursor(target, segment, position, cursor.left - count)
+        groups = range(cursor.group + 1, target + 1)  # in one of these the segment ends
+        ends = bisect_left(groups, cursor.left, key=lambda g: self._given(g) - before)
+        return _Cursor(groups[ends], segment, segment.span.parts, 0)
+
+    def _leap_rounds(self, cursor: _Cursor, target: int) -> _Cursor:
+        """Jump over whole rounds, which have equally many groups once shards are full."""
+        segment = cursor.segment
+        begun = bool(segment.earlier) or cursor.left < segment.parts
+        if begun or self._sizing.max_parts is not None or cursor.group < RAMP_END:
+            return cursor
+        groups = -(-segment.parts // self._sizing.group_parts(cursor.group))
+        rounds = (target - cursor.group - 1) // groups
+        group, round_ = cursor.group + rounds * groups, segment.round + rounds
+        return self._begin(group, segment.span, round_) if rounds > 0 else cursor
 
     def _given(self, number: int) -> int:
         limit = self._sizing.max_parts
@@ -292,22 +322,36 @@ class Draws:
         segment = cursor.segment
         if span != segment.span:
             earlier = (*segment.earlier, (segment.order, cursor.position))
-            segment = self._segment(span, segment.round, earlier)
-            cursor = _Cursor(cursor.group, segment, 0)
-        if self._plain(segment) and cursor.position < span.parts:
+            # What this round yields is what the edition adds to what it had still to yield.
+            parts = self._total(span) - self._total(segment.span) + cursor.left
+            segment = self._segment(span, segment.round, earlier, parts)
+            cursor = _Cursor(cursor.group, segment, 0, parts)
+        if cursor.left:
             return cursor
-        if len(self._take(segment, cursor.position, 1)[0]):
-            return cursor
-        fresh = self._segment(span, segment.round + 1, ())
-        if not len(self._take(fresh, 0, 1)[0]):
+        return self._begin(cursor.group, span, segment.round + 1)
+
+    def _begin(self, group: int, span: Span, round_: int) -> _Cursor:
+        """Return the cursor in front of a group that begins a round."""
+        parts = self._total(span)
+        if not parts:
             raise LookupError(f"edition {span.edition} has no part for this node")
-        return _Cursor(cursor.group, fresh, 0)
+        return _Cursor(group, self._segment(span, round_, (), parts), 0, parts)
+
+    def _total(self, span: Span) -> int:
+        """Return how many parts of an edition are ours."""
+        if self._mine is None:
+            return span.parts
+        if span not in self._totals:
+            starts = range(0, span.parts, _CHUNK)
+            chunks = (np.arange(at, min(at + _CHUNK, span.parts)) for at in starts)
+            self._totals[span] = sum(int(self._mine(chunk).sum()) for chunk in chunks)
+        return self._totals[span]
 
     def _segment(
-        self, span: Span, round_: int, earlier: tuple[tuple[Permutation, int], ...]
+        self, span: Span, round_: int, earlier: tuple[tuple[Permutation, int], ...], parts: int
     ) -> _Segment:
         key = derive(self._seed, "order", span.edition, round_)
-        return _Segment(span, round_, Permutation(span.parts, key), earlier)
+        return _Segment(span, round_, Permutation(span.parts, key), earlier, parts)
 
     def _take(self, segment: _Segment, position: int, count: int) -> tuple[Ints, int]:
         """The next parts from a position on, and the position behind them."""

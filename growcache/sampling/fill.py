@@ -162,7 +162,7 @@ def encode_group(
     fingerprint: str,
     cache_format: str,
 ) -> list[Filled]:
-    """Return the shards of a group: samples of each visit are dealt round-robin over them."""
+    """Return the shards to be written: samples of visits are dealt round-robin over a group."""
     hands: list[list[tuple[Sample, DrawnFrom]]] = [[] for _ in permit.shards]
     holes: list[list[Hole]] = [[] for _ in permit.shards]
     for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
@@ -176,6 +176,7 @@ def encode_group(
     return [
         _encode(permit, place, hand, holes[place], schema, fingerprint, cache_format)
         for place, hand in enumerate(hands)
+        if permit.shards[place] in permit.written
     ]
 
 

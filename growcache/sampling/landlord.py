@@ -24,24 +24,38 @@ class Landlord:
         self._cache = cache
         self.evicts = evicts and bounds.eviction != "none"
 
-    def reserve(self, permit: str, nbytes: int) -> bool:
+    @property
+    def capacity(self) -> int:
+        """The bytes that the bound leaves for shards."""
+        cache = self._cache
+        return cache.max_bytes - cache.budget_bytes - cache.catalog_bytes
+
+    @property
+    def evicts_for_wishes(self) -> bool:
+        """Whether shards that readers wish for may take the place of others."""
+        return self._bounds.eviction != "none"
+
+    def reserve(self, permit: str, nbytes: int, *, wished: bool = False) -> bool:
         """Promise bytes to a permit, evicting for them if need be; False: not yet.
+
+        Args:
+            permit: whose.
+            nbytes: how many.
+            wished: for shards that a reader wishes for; see `make_room`.
 
         Raises:
             ConfigError: the bound can never hold so much at once.
         """
-        cache = self._cache
-        most = cache.max_bytes - cache.budget_bytes - cache.catalog_bytes
-        if nbytes > most:
+        if nbytes > self.capacity:
             raise ConfigError(
-                f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and {most:,} is "
-                "all that the bound leaves for samples; raise it, or lower "
-                "sampling.shard_samples"
+                f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and "
+                f"{self.capacity:,} is all that the bound leaves for samples; raise it, or "
+                "lower sampling.shard_samples"
             )
-        if cache.reserve(permit, nbytes):
+        if self._cache.reserve(permit, nbytes):
             return True
-        self.make_room(nbytes)
-        return cache.reserve(permit, nbytes)
+        self.make_room(nbytes, wished=wished)
+        return self._cache.reserve(permit, nbytes)
 
     def shrink(self) -> None:
         """Let go what does not fit below the bound, if it was lowered."""
@@ -63,15 +77,23 @@ class Landlord:
         if evict:
             cache.evict(evict)
 
-    def make_room(self, nbytes: int) -> None:
-        """Evict until so many bytes are free, or retire ahead what readers still hold."""
+    def make_room(self, nbytes: int, *, wished: bool = False) -> None:
+        """Evict until so many bytes are free, or retire ahead what readers still hold.
+
+        Args:
+            nbytes: to be free.
+            wished: for shards that a reader wishes for. Then others go however little they
+                were used: the reader and a full cache that nobody reads would else wait for
+                one another.
+        """
         cache, bounds = self._cache, self._bounds
         short = nbytes - cache.room()
-        if short <= 0 or not self.evicts:
+        if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
             return
-        candidates = cache.candidates()
-        seed = cache.totals().drawn_shards
-        choice = eviction.choose(bounds.eviction, candidates, short, bounds.min_uses, seed)
+        candidates, totals = self._candidates(), cache.totals()
+        seed = totals.drawn_shards + totals.refetched_shards
+        min_uses = 0 if wished else bounds.min_uses
+        choice = eviction.choose(bounds.eviction, candidates, short, min_uses, seed)
         if choice.evict:
             cache.evict(choice.evict)
         if cache.room() >= nbytes:
@@ -82,22 +104,36 @@ class Landlord:
             [candidate for candidate in candidates if candidate.number not in gone],
             cache.max_bytes,
             cache.totals().retired_bytes,
-            bounds.min_uses,
+            min_uses,
             seed,
         )
         if ahead:
             cache.retire(ahead)
 
-    def movable(self) -> tuple[int, int]:
-        """Return bytes of shards that may go (now, once their readers let go)."""
+    def _candidates(self) -> list[eviction.Candidate]:
+        """Return the live shards but for those that a reader wishes for: they never go."""
+        wanted, candidates = self._cache.wanted, self._cache.candidates()
+        return [c for c in candidates if c.number not in wanted] if wanted else candidates
+
+    def movable(self, *, wished: bool = False) -> tuple[int, int]:
+        """Return bytes of shards that may go (now, once their readers let go).
+
+        Args:
+            wished: in favour of shards that a reader wishes for.
+        """
         free = held = 0
-        for candidate in self._cache.candidates():
-            if candidate.min_job_uses >= self._bounds.min_uses:
+        min_uses = 0 if wished else self._bounds.min_uses
+        for candidate in self._candidates():
+            if candidate.min_job_uses >= min_uses:
                 if candidate.leased:
                     held += candidate.allocated
                 else:
                     free += candidate.allocated
         return free, held
+
+    def awaited_for_wishes(self) -> str:
+        """Return the event that would make room for what readers wish for, in words."""
+        return self._holders(always=True) or "groups in flight to be written"
 
     def awaited(self) -> str:
         """Return the event that would make room, in words."""
@@ -125,9 +161,9 @@ class Landlord:
         often = "once" if least == 1 else f"{least} times"
         return f"job {names} to read more shards {often} each (cache.min_uses)"
 
-    def _holders(self) -> str:
+    def _holders(self, *, always: bool = False) -> str:
         leases = [lease for lease in self._cache.leases if lease.holding()]
-        if not leases or not self._cache.totals().retired_shards:
+        if not leases or not (always or self._cache.totals().retired_shards):
             return ""
         oldest = min(leases, key=lambda lease: lease.created)
         age = max(0, time.time() - oldest.created)

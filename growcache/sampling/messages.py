@@ -1,6 +1,6 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
-    supervisor → sampler   setup · probe · permit · grant
+    supervisor → sampler   setup · probe · permit · grant · revoke
     sampler → supervisor   ready · refused · probed · progress · called · need · written · failed
 
 The end of the pipe is a message too: whoever reads it stops.
@@ -42,6 +42,7 @@ class Permit:
         stops: the visits, in the order that decides where each sample goes.
         take: samples to pick of each object at random; None: all of the part.
         editions: objects, digest and first group of every edition up to its own.
+        write: the shards of the group that are wanted, ascending; None: all of them.
     """
 
     id: str
@@ -52,6 +53,12 @@ class Permit:
     stops: tuple[Stop, ...]
     take: int | None = None
     editions: tuple[tuple[int, str, int], ...] = ()
+    write: tuple[int, ...] | None = None
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The shards that the sampler shall write."""
+        return self.shards if self.write is None else self.write
 
     def to_message(self) -> Message:
         """Return the message that carries the permit."""
@@ -63,6 +70,7 @@ class Permit:
             "shards": self.shards,
             "take": self.take,
             "editions": self.editions,
+            "write": self.write,
             "stops": entries,
         }
 
@@ -78,6 +86,7 @@ class Permit:
             tuple(Stop(Entry(*values[:-2]), *values[-2:]) for values in message["stops"]),
             message["take"],
             tuple((objects, digest, first) for objects, digest, first in message["editions"]),
+            None if message["write"] is None else tuple(message["write"]),
         )
 
 

@@ -105,6 +105,7 @@ class Overview:
             population_samples=self._population_samples,
             coverage=self._coverage(dispatcher),
             evicted_samples=totals.evicted_samples,
+            refetched_samples=totals.refetched_samples,
             holes=totals.holes,
             failures=self.failures,
             reuse=totals.reuse,
@@ -138,6 +139,7 @@ class Overview:
             complete=complete,
             ramping=dispatcher is not None and dispatcher.ramping,
             endless=endless,
+            wishes=len(cache.wishes),
         )
 
     def _state(

@@ -37,6 +37,11 @@ class Outlook:
         unused: why the other shards may not go, in words.
         evicts: whether anything is evicted, by the policy and in this run.
         shrinking: whether the bound was lowered below what is used.
+        wished: whether this is about a group that a reader wishes for; then only shards
+            that are held cannot make room, and ``holders`` says who does, and
+        holders: that, in words.
+        wishes: groups that readers wish for and that new ones come after, and
+        wishes_unlisted: whether some of them wait for the listing to end.
     """
 
     measured: bool = True
@@ -60,6 +65,10 @@ class Outlook:
     unused: str = ""
     evicts: bool = True
     shrinking: bool = False
+    wished: bool = False
+    holders: str = ""
+    wishes: int = 0
+    wishes_unlisted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,10 @@ GRANTED = Verdict(True)
 
 def decide(outlook: Outlook) -> Verdict:
     """Return the verdict on one more group."""
+    if outlook.wished:
+        return _for_budgets(outlook) or _for_wished_room(outlook) or GRANTED
+    if outlook.wishes:
+        return _for_wishes(outlook)
     if outlook.complete:
         return Verdict(False, "complete", final=True)
     return _for_work(outlook) or _for_budgets(outlook) or _for_room(outlook) or GRANTED
@@ -84,6 +97,19 @@ def decide(outlook: Outlook) -> Verdict:
 
 def _wait(event: str) -> Verdict:
     return Verdict(False, "waiting", event)
+
+
+def _for_wishes(o: Outlook) -> Verdict:
+    if o.wishes_unlisted:
+        return _wait("the listing to end: shards of a checkpoint were never drawn here")
+    groups = "1 group" if o.wishes == 1 else f"{o.wishes} groups"
+    return _wait(f"wishes first: {groups} that a checkpoint needs")
+
+
+def _for_wished_room(o: Outlook) -> Verdict | None:
+    if o.group_bytes <= o.room_bytes + o.evictable_bytes + o.clearing_bytes:
+        return None
+    return _wait(f"room for shards of a checkpoint: {o.holders}")
 
 
 def _for_work(o: Outlook) -> Verdict | None:

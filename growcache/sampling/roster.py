@@ -89,6 +89,16 @@ class Slot:
         """Whether it can take one more permit."""
         return self.ready and len(self.permits) < PERMITS_EACH
 
+    @property
+    def has_room_for_wishes(self) -> bool:
+        """Whether it can take one more permit for what a reader wishes for.
+
+        One more than usual where all the others wait for room: that may only come when this
+        reader goes on.
+        """
+        waits = len(self.paused) == len(self.permits) == PERMITS_EACH
+        return self.has_room or (self.ready and waits)
+
     def send(self, message: Message) -> None:
         """Send a message, if a process is there."""
         if self.process is not None:

@@ -391,13 +391,16 @@ class Supervisor:
 
     def _dispatch(self, dispatcher: Dispatcher) -> None:
         dispatcher.egress_bytes = self._overview.egress_bytes
+        for permit in dispatcher.follow_wishes():
+            for slot in self._holding(permit):
+                self._landed(slot, permit)
+                slot.send({"type": "revoke", "id": permit})
         for permit in dispatcher.grant_waiting():
-            for slot in self._roster.slots:
-                if permit in slot.permits:
-                    slot.paused.discard(permit)
-                    slot.moved()
-                    slot.send({"type": "grant", "id": permit})
-        while idle := [slot for slot in self._roster.slots if slot.has_room]:
+            for slot in self._holding(permit):
+                slot.paused.discard(permit)
+                slot.moved()
+                slot.send({"type": "grant", "id": permit})
+        while idle := self._idle_slots(dispatcher):
             slot = min(idle, key=lambda slot: len(slot.permits))
             given = dispatcher.next_permit()
             if given is None:
@@ -405,7 +408,19 @@ class Supervisor:
             slot.permits[given.id] = 0
             slot.moved()
             slot.send(given.to_message())
-        self._cache.set_complete(dispatcher.complete or self._full_for_good(dispatcher))
+        complete = dispatcher.complete or self._full_for_good(dispatcher)
+        # While a shard of a complete cache is drawn again the cache is that no less.
+        still = self._cache.complete and dispatcher.wishes > 0
+        self._cache.set_complete(complete or still)
+
+    def _holding(self, permit: str) -> list[Slot]:
+        return [slot for slot in self._roster.slots if permit in slot.permits]
+
+    def _idle_slots(self, dispatcher: Dispatcher) -> list[Slot]:
+        slots = self._roster.slots
+        if dispatcher.wish_due:
+            return [slot for slot in slots if slot.has_room_for_wishes]
+        return [slot for slot in slots if slot.has_room]
 
     def _full_for_good(self, dispatcher: Dispatcher) -> bool:
         """Whether nothing will ever be added, because nothing is ever evicted."""

@@ -171,6 +171,7 @@ class Sampler:
         self._fingerprint = ""
         self._limits: Limits | None = None
         self._grants: dict[str, asyncio.Event] = {}
+        self._revoked: set[str] = set()
 
     @classmethod
     def from_setup(cls, message: Message, line: Line) -> Sampler:
@@ -210,6 +211,9 @@ class Sampler:
                         tasks.create_task(self._fill(Permit.from_message(message)))
                     case "grant" if event := self._grants.get(message["id"]):
                         event.set()
+                    case "revoke" if event := self._grants.get(message["id"]):
+                        self._revoked.add(message["id"])
+                        event.set()
 
     def _limits_of(self, group_bytes: int | None) -> Limits | None:
         if group_bytes is None or self._schema is None:
@@ -240,11 +244,14 @@ class Sampler:
             self._fail(permit, f"cannot write to the cache: {error}", disk=True)
         finally:
             del self._grants[permit.id], self._tally.parts[permit.id]
+            self._revoked.discard(permit.id)
 
     async def _write(self, permit: Permit, shards: list[Filled]) -> None:
         needed = sum(shard.needed_bytes for shard in shards)
         self._line.send({"type": "need", "id": permit.id, "bytes": needed})
         await self._grants[permit.id].wait()
+        if permit.id in self._revoked:
+            return  # nobody waits for it any more
         try:
             for shard in shards:
                 await asyncio.to_thread(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from growcache.cache.index.contents import Contents, Range, read_contents
 from growcache.cache.index.reader import IndexView, read_index
-from growcache.cache.index.rows import Edition, ShardRow, ShardState, StockRow, Totals
+from growcache.cache.index.rows import Edition, Remains, ShardRow, ShardState, StockRow, Totals
 from growcache.cache.index.writer import Index
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Index",
     "IndexView",
     "Range",
+    "Remains",
     "ShardRow",
     "ShardState",
     "StockRow",

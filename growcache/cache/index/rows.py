@@ -45,6 +45,13 @@ class ShardRow(NamedTuple):
     drawn_at: float
 
 
+class Remains(NamedTuple):
+    """What the index knows of a shard that left the cache; for the rest see `StockRow`."""
+
+    samples: int
+    allocated: int
+
+
 class StockRow(NamedTuple):
     """A shard as its writer knows it; for the rest see `ShardRow`.
 
@@ -98,9 +105,12 @@ class Totals:
         drawn: samples ever committed.
         drawn_parts: visits ever committed.
         drawn_shards: shards ever committed.
-        evicted_samples: samples of shards that were retired.
-        evicted_shards: shards that were retired.
-        lost_shards: shards whose file was gone at a start.
+        evicted_samples: samples of shards that were retired, and did not come back.
+        evicted_shards: shards that were retired, and did not come back.
+        lost_samples: samples of those shards whose file was gone at a start, and
+        lost_shards: how many these are.
+        refetched_samples: samples that were drawn again because a lease wished for them,
+        refetched_shards: and their shards; none of them counts as drawn once more.
         holes: visits that yielded nothing.
         delivered: samples that readers read, as far as their leases are finished.
     """
@@ -115,7 +125,10 @@ class Totals:
     drawn_shards: int = 0
     evicted_samples: int = 0
     evicted_shards: int = 0
+    lost_samples: int = 0
     lost_shards: int = 0
+    refetched_samples: int = 0
+    refetched_shards: int = 0
     holes: int = 0
     delivered: int = 0
 

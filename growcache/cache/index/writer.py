@@ -16,7 +16,7 @@ from growcache.cache.index.reader import (
     damaged,
     read_editions,
 )
-from growcache.cache.index.rows import Edition, ShardState, StockRow
+from growcache.cache.index.rows import Edition, Remains, ShardState, StockRow
 from growcache.cache.index.seals import (
     SEAL,
     STATE_MASK,
@@ -173,27 +173,72 @@ class Index:
         self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
     ) -> None:
         """Add live shards, with a row per sample if there is room for those."""
+        self._put_shards(shards, with_samples=with_samples)
+        for row, sidecar in shards:
+            self._insert_holes(row.number, sidecar)
+            self.add_totals(
+                drawn=row.samples, drawn_parts=row.parts, drawn_shards=1, holes=row.holes
+            )
+
+    def return_shards(
+        self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
+    ) -> None:
+        """Add shards that had left the cache; nothing of them counts as drawn once more."""
+        for row, _ in shards:
+            self.add_totals(
+                refetched_samples=row.samples, refetched_shards=1, **self._returned(row)
+            )
+        self._put_shards(shards, with_samples=with_samples)
+
+    def _returned(self, row: StockRow) -> dict[str, int]:
+        """Return by how much totals change, such that drawn = live + evicted + lost still."""
+        remains = self.remains([row.number]).get(row.number)
+        before = remains.samples if remains else self._leave_range(row.number, row.samples)
+        totals = self.totals()
+        evicted = totals.get("evicted_shards", 0) and totals.get("evicted_samples", 0) >= before
+        gone = "evicted" if evicted else "lost"
+        change = {
+            "drawn": row.samples - before,
+            f"{gone}_samples": -before,
+            f"{gone}_shards": -1,
+        }
+        if remains is None and not before:  # a rebuilt index knew only that it was drawn
+            change |= {"drawn_parts": row.parts, "holes": row.holes}
+        return change
+
+    def _leave_range(self, number: int, samples: int) -> int:
+        """Take a number out of the ranges; return how many samples were counted for it."""
+        row = self._connection.execute(
+            "SELECT * FROM deleted_ranges WHERE first <= ?1 AND last >= ?1", [number]
+        ).fetchone()
+        left = split_range(row, number, samples)
+        self._connection.execute("DELETE FROM deleted_ranges WHERE first = ?", [row[0]])
+        self._connection.executemany("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", left)
+        return int(row[3]) - sum(piece[3] for piece in left)
+
+    def _put_shards(
+        self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
+    ) -> None:
         marks = ",".join("?" * 17)
         columns = f"{STOCK_COLUMNS}, samples_indexed, seal"
         self._connection.executemany(
             f"INSERT OR REPLACE INTO shards ({columns}) VALUES ({marks})",
             [(*row, int(with_samples), row_seal(row)) for row, _ in shards],
         )
-        for row, sidecar in shards:
-            if with_samples:
+        if with_samples:
+            for row, sidecar in shards:
                 self._insert_samples(row.number, sidecar)
-            self._db.table("holes").insert_all(
-                {
-                    "shard": row.number,
-                    "key": _text(hole.key),
-                    "part": hole.part,
-                    "reason": _text(hole.reason)[:200],
-                }
-                for hole in sidecar.holes[-KEPT_HOLES:]
-            )
-            self.add_totals(
-                drawn=row.samples, drawn_parts=row.parts, drawn_shards=1, holes=row.holes
-            )
+
+    def _insert_holes(self, number: int, sidecar: Sidecar) -> None:
+        self._db.table("holes").insert_all(
+            {
+                "shard": number,
+                "key": _text(hole.key),
+                "part": hole.part,
+                "reason": _text(hole.reason)[:200],
+            }
+            for hole in sidecar.holes[-KEPT_HOLES:]
+        )
         self._connection.execute(
             "DELETE FROM holes WHERE id <= (SELECT max(id) FROM holes) - ?", [KEPT_HOLES]
         )
@@ -219,6 +264,15 @@ class Index:
         if state is ShardState.DELETED:
             self._connection.executemany("DELETE FROM samples WHERE shard = ?", rows)
             self._connection.executemany("DELETE FROM uses WHERE shard = ?", rows)
+
+    def remains(self, numbers: Iterable[int]) -> dict[int, Remains]:
+        """Return, by number, what is known of these shards; nothing of pruned ones."""
+        found: dict[int, Remains] = {}
+        query = "SELECT samples, allocated FROM shards WHERE number = ?"
+        for number in numbers:
+            if row := self._connection.execute(query, [number]).fetchone():
+                found[number] = Remains(*row)
+        return found
 
     def known(self, first: int, stop: int) -> set[int]:
         """Return the numbers in [first, stop) that were ever committed."""
@@ -424,17 +478,36 @@ def index_error(layout: Layout, error: sqlite3.Error) -> CacheError:
 def merge_ranges(ranges: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
     """Return (first, last, shards, samples) with neighbours merged.
 
-    >>> merge_ranges([(3, 3, 1, 10), (0, 1, 2, 20), (2, 2, 1, 5), (7, 7, 1, 1)])
-    [(0, 3, 4, 35), (7, 7, 1, 1)]
+    Ranges without a sample stay apart: a rebuilt index knows no more of what they held.
+
+    >>> merge_ranges([(3, 3, 1, 10), (0, 1, 2, 20), (2, 2, 1, 5), (4, 5, 2, 0), (7, 7, 1, 1)])
+    [(0, 3, 4, 35), (4, 5, 2, 0), (7, 7, 1, 1)]
     """
     merged: list[tuple[int, int, int, int]] = []
     for first, last, shards, samples in sorted(ranges):
-        if merged and first == merged[-1][1] + 1:
+        if merged and first == merged[-1][1] + 1 and (samples == 0) == (merged[-1][3] == 0):
             low, _, before, sums = merged.pop()
             merged.append((low, last, before + shards, sums + samples))
         else:
             merged.append((first, last, shards, samples))
     return merged
+
+
+def split_range(
+    row: tuple[int, int, int, int], number: int, samples: int
+) -> list[tuple[int, int, int, int]]:
+    """Return what is left of a range without one of its shards, which has so many samples.
+
+    How the others share the rest was never noted, so it is divided as their number is.
+
+    >>> split_range((0, 3, 4, 35), 1, 5)
+    [(0, 0, 1, 10), (2, 3, 2, 20)]
+    """
+    first, last, _, before = row
+    left, right, rest = number - first, last - number, max(0, before - samples)
+    share = rest * left // (left + right) if left + right else 0
+    pieces = [(first, number - 1, left, share), (number + 1, last, right, rest - share)]
+    return [piece for piece in pieces if piece[2]]
 
 
 def _text(value: str) -> str:

@@ -1,0 +1,314 @@
+"""Wishes (protocol 24): shards that a checkpoint names come back, byte for byte, or are refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.cache.cache import Cache
+from growcache.cache.check import check
+from growcache.cache.index import ShardRow, read_index
+from growcache.cache.leases import Lease
+from growcache.cache.wishes import REFUSED_META, Outcome, outcomes
+from growcache.config import CacheConfig
+from growcache.sampling.book import LONGEST_DELAY_SECONDS, Book
+from growcache.sampling.permits import Outlook, decide
+from growcache.sampling.wished import groups_of
+from tests.sampling.services import (
+    digests,
+    make_source,
+    run,
+    service,
+    status,
+    wait_until,
+    write_config,
+)
+
+OTHER_BYTES = "0" * 32
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_source(tmp_path_factory.mktemp("remote") / "objects")
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, url: str) -> Path:
+    """A cache of 1 MB that is full and that nobody reads."""
+    config = write_config(
+        tmp_path_factory.mktemp("filled") / "c.yaml", url, cache={"max_bytes": 1_000_000}
+    )
+    assert run(config, "--until-full")[0] == 0
+    return config.with_suffix("")
+
+
+@pytest.fixture
+def cache(filled: Path, tmp_path: Path) -> Path:
+    shutil.copytree(filled, tmp_path / "c")
+    return tmp_path / "c"
+
+
+def live(cache: Path) -> dict[int, ShardRow]:
+    return {row.number: row for row in read_index(cache).shards if row.samples}
+
+
+def evict(cache: Path, numbers: Iterable[int]) -> dict[int, str]:
+    """Let shards leave a cache; return the digests that they had."""
+    gone = {number: live(cache)[number].digest for number in numbers}
+    with Cache.open(cache, CacheConfig(path=cache, max_bytes=1_000_000)) as it:
+        assert sorted(it.evict(gone)) == sorted(gone)
+    return gone
+
+
+def tight(cache: Path, url: str, path: Path) -> Path:
+    """A config whose bound leaves no room beside what the cache holds."""
+    config = CacheConfig(path=cache, max_bytes=1_000_000)
+    with Cache.open(cache, config) as it:
+        it.catalog_bytes = (cache / "catalog.bin").stat().st_blocks * 512
+        bound = it.max_bytes - it.room()
+    return write_config(path, url, cache={"path": str(cache), "max_bytes": bound})
+
+
+@contextmanager
+def wishing(cache: Path, wishes: dict[int, str]) -> Iterator[Lease]:
+    with Lease.create(cache, "resumed", [], wishes=wishes) as lease:
+        yield lease
+
+
+def fates(cache: Path, lease: Lease) -> dict[int, Outcome]:
+    return outcomes(read_index(cache), lease.wishes)
+
+
+def all_are(state: str, found: dict[int, Outcome]) -> bool:
+    return {outcome.state for outcome in found.values()} == {state}
+
+
+def test_rule_24_shards_come_back_byte_for_byte_into_a_full_cache_that_nobody_reads(
+    cache: Path, url: str
+) -> None:
+    """With min_uses 1 nothing may be evicted, but for wishes."""
+    before, totals = digests(cache), read_index(cache).totals
+    gone = evict(cache, list(live(cache))[-3:])
+    config = tight(cache, url, cache.parent / "tight.yaml")
+    with wishing(cache, gone) as lease:
+        assert all_are("pending", fates(cache, lease))
+        assert status(cache).wishes == 3
+        with service(config):
+            wait_until(lambda: all_are("live", fates(cache, lease)))
+            wait_until(lambda: status(cache).wishes == 0)
+            names = [f"{n:08d}{suffix}" for n in gone for suffix in (".tfrecord", ".json")]
+            after = digests(cache)
+            assert {name: after[name] for name in names} == {n: before[n] for n in names}
+            assert status(cache).refetched_samples == sum(live(cache)[n].samples for n in gone)
+    now = read_index(cache).totals
+    assert now.refetched_shards == 3
+    assert now.evicted_shards > 0, "there was room: the test says nothing"
+    assert (now.drawn, now.drawn_parts) == (totals.drawn, totals.drawn_parts)
+    assert now.drawn == now.samples + now.evicted_samples
+    assert [f for f in check(cache) if f.severity == "error"] == []
+
+
+@pytest.mark.slow
+def test_rule_24_a_fresh_cache_draws_the_same_bytes(
+    cache: Path, tmp_path: Path, url: str
+) -> None:
+    rows = live(cache)
+    wishes = {number: rows[number].digest for number in sorted(rows)[-3:]}
+    config, here = write_config(tmp_path / "here.yaml", url), tmp_path / "here"
+    assert run(config, "--samples", "1")[0] == 0
+    with wishing(here, wishes) as lease:
+        with service(config, "--set", "sampling.max_bytes_per_second=150000"):
+            wait_until(lambda: all_are("live", fates(here, lease)))
+            assert set(live(here)) < set(rows), "all was drawn, not only what was wished for"
+        assert run(config, "--until-full")[0] == 0
+    expected = digests(cache)
+    assert {name: digests(here)[name] for name in expected} == expected
+    totals = read_index(here).totals
+    assert (totals.drawn, totals.refetched_samples) == (120, 0)
+    assert status(here).complete
+
+
+def test_rule_24_other_bytes_are_refused_once_and_nothing_of_them_is_committed(
+    cache: Path, url: str
+) -> None:
+    gone = evict(cache, list(live(cache))[:2])
+    config = write_config(cache.parent / "c.yaml", url)
+    with wishing(cache, dict.fromkeys(gone, OTHER_BYTES) | {10**9: OTHER_BYTES}) as lease:
+        with service(config):
+            wait_until(lambda: all_are("refused", fates(cache, lease)))
+            found = fates(cache, lease)
+            assert "rewritten" in found[min(gone)].reason
+            assert "100,000 groups ahead" in found[10**9].reason
+            wait_until(lambda: status(cache).wishes == 0 and status(cache).drawn == 120)
+        assert not set(gone) & set(live(cache))
+        assert read_index(cache).totals.refetched_samples == 0
+    assert read_index(cache).meta[REFUSED_META]
+    with Cache.open(cache, CacheConfig(path=cache)):
+        assert not read_index(cache).meta[REFUSED_META], "nobody asks any more"
+
+
+@pytest.mark.slow
+def test_rule_24_an_object_that_is_gone_is_named(cache: Path, tmp_path: Path, url: str) -> None:
+    objects = Path(url).parent
+    elsewhere = objects.rename(objects.with_name("elsewhere"))
+    try:
+        gone = evict(cache, list(live(cache))[:1])
+        config = write_config(cache.parent / "c.yaml", url)
+        with wishing(cache, gone) as lease, service(config):
+            wait_until(lambda: all_are("refused", fates(cache, lease)))
+            reason = fates(cache, lease)[min(gone)].reason
+            assert "removed" in reason
+            assert ".npy" in reason
+            assert status(cache).holes == 0, "holes of a refused shard are counted"
+    finally:
+        elsewhere.rename(objects)
+
+
+@pytest.mark.slow
+def test_rule_24_wishes_that_exceed_the_bound_are_refused_with_the_figures(
+    cache: Path, url: str
+) -> None:
+    config = write_config(cache.parent / "c.yaml", url, cache={"max_bytes": 1_000_000})
+    wishes = dict.fromkeys(range(100, 200), OTHER_BYTES)
+    with wishing(cache, wishes) as lease, service(config):
+        wait_until(lambda: all_are("refused", fates(cache, lease)))
+        assert "cache.max_bytes leaves" in fates(cache, lease)[100].reason
+
+
+@pytest.mark.slow
+def test_rule_24_who_keeps_the_room_for_wishes_is_named(cache: Path, url: str) -> None:
+    gone = evict(cache, list(live(cache))[:3])
+    config = tight(cache, url, cache.parent / "tight.yaml")
+    greedy = Lease.create(cache, "greedy", live(cache))
+    with greedy, wishing(cache, gone) as lease, service(config):
+        wait_until(lambda: "checkpoint" in (status(cache).waiting_for or ""))
+        told = status(cache).waiting_for or ""
+        assert "greedy" in told
+        assert str(os.getpid()) in told
+        greedy.close()
+        wait_until(lambda: all_are("live", fates(cache, lease)))
+
+
+def test_wishes_come_first_and_only_the_room_for_them_counts() -> None:
+    ready = Outlook(group_bytes=10, room_bytes=100)
+    verdict = decide(Outlook(wishes=2, complete=True))
+    assert not verdict.granted
+    assert not verdict.final
+    assert "wishes first: 2 groups" in (verdict.waiting_for or "")
+    assert "listing" in (decide(Outlook(wishes=1, wishes_unlisted=True)).waiting_for or "")
+    assert decide(Outlook(wished=True, complete=True, evicts=False)).granted
+    assert decide(ready).granted
+    full = Outlook(wished=True, group_bytes=10, evictable_bytes=4, holders="job a")
+    assert "job a" in (decide(full).waiting_for or "")
+    spent = decide(Outlook(wished=True, egress_bytes=9, max_egress_bytes=9))
+    assert "max_egress" in (spent.waiting_for or "")
+
+
+@given(st.lists(st.integers(0, 60), unique=True), st.integers(1, 4))
+def test_groups_of_wishes_keep_the_order_in_which_they_were_first_asked_for(
+    numbers: list[int], group_shards: int
+) -> None:
+    groups = groups_of(numbers, group_shards)
+    assert sorted(n for mine in groups.values() for n in mine) == sorted(numbers)
+    assert list(groups) == list(dict.fromkeys(n // group_shards for n in numbers))
+    assert all(n // group_shards == group for group, mine in groups.items() for n in mine)
+
+
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["wish", "take", "done", "fail", "die"]), st.integers(0, 12)),
+    max_size=80,
+)
+
+
+@given(_STEPS)
+def test_the_book_fills_what_is_wished_for_first_and_loses_no_group(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Against a model: what is committed, what is filled, what is wished for."""
+    book, committed, filling, now = Book(3, [0, 2]), {1}, [], 0.0
+    issued = 3
+    wished: list[int] = []
+    for step, number in steps:
+        now += LONGEST_DELAY_SECONDS
+        if step == "wish":
+            wished = [n for n in (number, number + 3) if n not in wished or n == number]
+            book.wish(wished)
+        elif step == "take":
+            wish = book.due_wish(now)
+            expected = [g for g in wished if g not in filling]
+            assert wish == (expected[0] if expected else None)
+            group = wish if wish is not None else book.due(now)
+            group = book.next_new if group is None else group
+            assert group not in filling
+            assert group not in committed or group == wish
+            book.start(group, again=group in committed)
+            issued = max(issued, group + 1)
+            filling.append(group)
+        elif filling:
+            group = filling.pop(0)
+            if step == "done":
+                book.done(group)
+                committed.add(group)
+                wished = [g for g in wished if g != group]
+                book.wish(wished)
+            elif step == "fail":
+                book.failed(group, now)
+            else:
+                book.abandoned(group)
+        assert book.next_new == issued
+        assert book.settled == (set(range(issued)) <= committed)
+    book.wish([])
+    now += LONGEST_DELAY_SECONDS
+    for group in filling:
+        book.done(group)
+        committed.add(group)
+    while (due := book.due(now)) is not None:
+        assert due not in committed
+        book.start(due)
+        book.done(due)
+        committed.add(due)
+    assert book.settled
+    assert committed == set(range(issued))
+
+
+def test_a_wish_that_fails_lets_new_groups_go_on() -> None:
+    book = Book(5, [])
+    book.wish([1, 2])
+    assert book.urgent == 2
+    book.start(1, again=True)
+    assert (book.urgent, book.due_wish(0.0)) == (2, 2)
+    book.failed(1, now=100.0)
+    assert (book.urgent, book.due_wish(100.0), book.failing) == (1, 2, 0)
+    assert book.due_wish(101.0) == 1
+    assert book.start(1, again=True) == 1
+
+
+def test_old_groups_are_the_same_whenever_they_are_asked_for() -> None:
+    from growcache.sampling.draws import Draws, Sizing, Span
+
+    sizing = Sizing(1, 1.0, 0, whole=True, shard_samples=32)
+    asked = [5, 40, 41, 3, 900, 40, 0, 899, 6, 2000, 900]
+
+    def fresh() -> Draws:
+        draws = Draws(7, sizing, mine=lambda parts: parts % 3 == 0)
+        for span in (Span(0, 700, 0), Span(1, 2000, 30)):
+            draws.add(span)
+        return draws
+
+    draws = fresh()
+    for group in asked:
+        found, expected = draws.group(group), fresh().group(group)
+        assert found is not None
+        assert expected is not None
+        assert (found.round, found.edition) == (expected.round, expected.edition)
+        assert np.array_equal(found.parts, expected.parts)
