@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from growcache.cache.clearing import finish_clearing
 from growcache.cache.commits import Commits
 from growcache.cache.evicting import Evictor
 from growcache.cache.eviction import Candidate
@@ -91,6 +92,7 @@ class Cache:
             refuse_network(layout.root)
         lock = take_over(layout, takeover_seconds)
         try:
+            finish_clearing(layout)
             return cls(layout, config, lock)
         except BaseException:
             lock.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from growcache.cache.beside import longest, read_editions, read_issued, write_beside
-from growcache.cache.clearing import finish_clearing
 from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import Identity, read_identity, write_identity
 from growcache.cache.index import Contents, Index, ShardState, StockRow
@@ -47,7 +46,6 @@ def take_over(layout: Layout, samplers_seconds: float) -> FileLock:
     except BaseException:
         lock.close()
         raise
-    finish_clearing(layout)
     return lock
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from growcache.cache.aside import SET_ASIDE
 from growcache.cache.beside import longest, read_editions, read_issued, write_beside
 from growcache.cache.check import OnShard, Survey, survey
+from growcache.cache.clearing import finish_clearing
 from growcache.cache.files import Layout, fsync_directory, remove_entry, shard_parts
 from growcache.cache.findings import Finding
 from growcache.cache.identity import Identity, write_identity
@@ -52,6 +53,7 @@ def repair(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> lis
     if is_held(layout.supervisor_lock):
         raise CacheBusyError(_busy(layout))
     with take_over(layout, SAMPLERS_SECONDS):
+        finish_clearing(layout)
         found = survey(layout, on_shard, stopped=True)
         if all(finding.severity == "info" for finding in found.findings):
             return found.findings
