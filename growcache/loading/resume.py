@@ -127,7 +127,8 @@ def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
     """Return the snapshot; None where a shard went before it was leased, or to stop."""
     options, digests = attempt.options, _digests(rest)
     there = _there(view, digests)
-    wishes = {number: digest for number, digest in digests.items() if number not in there}
+    # All of them: what is live now may be retired before the lease is there.
+    wishes = digests
     if attempt.missing != "refetch":
         digests, wishes = {number: digests[number] for number in there}, {}
     create = functools.partial(

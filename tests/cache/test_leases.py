@@ -90,6 +90,42 @@ def test_the_numbers_come_back(numbers: set[int]) -> None:
             assert only(layout).numbers == tuple(sorted(numbers))
 
 
+@pytest.mark.mutant(
+    17,
+    "growcache/cache/leases.py",
+    "            try_lock(descriptor)\n",
+    "            hidden = hidden.rename(path)\n            try_lock(descriptor)\n",
+)
+def test_rule_17_a_lease_is_locked_and_whole_when_it_is_first_seen(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that looks right after the rename takes it for that of a dead reader, and unlinks it."""
+    seen: list[LeaseView] = []
+    rename = Path.rename
+
+    def watched(path: Path, target: Path) -> Path:
+        assert read_leases(layout.root) == seen, "it was there before"
+        moved = rename(path, target)
+        seen.extend(read_leases(layout.root))
+        return moved
+
+    monkeypatch.setattr(Path, "rename", watched)
+    with Lease.create(layout.root, "train", [1, 2], wishes={3: "three"}):
+        assert [(view.open, view.numbers, view.wishes) for view in seen] == [
+            (True, (1, 2, 3), {3: "three"})
+        ]
+
+
+def test_rule_17_a_header_that_names_a_trillion_shards_is_no_lease(layout: Layout) -> None:
+    with Lease.create(layout.root, "train", [7]) as lease:
+        data = lease.path.read_bytes()
+        lease.path.with_name("odd.lease").write_bytes(data.replace(b"[[7,1]]", b"[[7,9**"))
+        forged = data[12:].replace(b"[[7,1]]", b"[[7,1000000000000]]")
+        length = (int.from_bytes(data[8:12], "little") + 12).to_bytes(4, "little")
+        lease.path.with_name("huge.lease").write_bytes(data[:8] + length + forged)
+        assert [view.name for view in read_leases(layout.root)] == [lease.path.stem]
+
+
 def test_a_large_lease_takes_one_block(layout: Layout) -> None:
     with Lease.create(layout.root, "train", range(3000)) as lease:
         assert lease.path.stat().st_blocks * 512 <= 4096

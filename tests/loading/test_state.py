@@ -219,6 +219,19 @@ def test_a_shard_that_goes_before_it_is_leased_is_an_error(cache: Any, loader: A
     assert sorted(ids(resumed)) == sorted(there - set(begun))
 
 
+def test_a_shard_that_retires_before_it_is_leased_is_wished_for(
+    cache: Any, loader: Any
+) -> None:
+    """It was live at the first look, and its lease would keep it from being deleted for ever."""
+    cache.add(*range(3))
+    _, state = first(loader(), 1)
+    resumed = loader()
+    resumed.load_state_dict(state, missing="refetch")
+    next(iter(resumed))
+    (lease,) = [view for view in read_leases(cache.root) if view.wishes]
+    assert lease.wishes.keys() == set(lease.numbers)
+
+
 def test_others_stand_in_for_shards_that_are_gone(
     cache: Any, loader: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
