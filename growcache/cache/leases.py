@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import threading
 import time
 import uuid
 import weakref
@@ -36,7 +37,9 @@ from growcache.errors import CacheError, CacheFullError
 SUFFIX = ".lease"
 MAGIC = b"GCLEASE1"
 
-HELD, MAPPED, READ, DROPPED = 0, 1, 2, 3  # MAPPED: read, and its map is kept
+# MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
+# so that a reader which dies and comes back needs it.
+HELD, MAPPED, READ, DROPPED, BEGUN = 0, 1, 2, 3, 4
 # The stage of a lease. SETTLED: open, and nothing is dropped from it any more.
 _OPEN, _CLOSED, _SETTLED = b"\0", b"\1", b"\2"
 
@@ -165,6 +168,10 @@ class Lease:
         """Let go of shards that were not read (retired ones, or those left out)."""
         self._set(numbers, DROPPED)
 
+    def mark_begun(self, number: int) -> None:
+        """Count a use of the shard, of which more will be read; it is mapped."""
+        self._set([number], BEGUN)
+
     def mark_read(self, number: int, *, mapped: bool) -> None:
         """Count a use of the shard; it stays protected while it is mapped."""
         self._set([number], MAPPED if mapped else READ)
@@ -200,7 +207,8 @@ class Lease:
 class _LeaseFile:
     """The open file of a lease, apart from `Lease` so that a finalizer can hold it.
 
-    In a forked child it is inert: the lease stays the parent's.
+    In a forked child it is inert: the lease stays the parent's. Threads take turns, or one
+    would write into what another just closed; a finalizer may run in the midst of either.
     """
 
     def __init__(self, layout: Layout, path: Path, descriptor: int, start: int) -> None:
@@ -210,23 +218,33 @@ class _LeaseFile:
         self._start = start
         self._pid = os.getpid()
         self._open = True
+        self._turn = threading.RLock()
 
     def write_state(self, place: int, state: int) -> None:
-        if self._open and self._pid == os.getpid():
-            os.pwrite(self._descriptor, bytes([state]), self._start + 1 + place)
+        if self._pid != os.getpid():
+            return
+        with self._turn:
+            if self._open:
+                os.pwrite(self._descriptor, bytes([state]), self._start + 1 + place)
 
     def settle(self) -> None:
-        if self._open and self._pid == os.getpid():
-            os.pwrite(self._descriptor, _SETTLED, self._start)
+        if self._pid != os.getpid():
+            return
+        with self._turn:
+            if self._open:
+                os.pwrite(self._descriptor, _SETTLED, self._start)
 
     def close(self) -> None:
-        if not self._open or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        self._open = False
-        try:
-            os.pwrite(self._descriptor, _CLOSED, self._start)
-        finally:
-            close_owned(self._descriptor)
+        with self._turn:
+            if not self._open:
+                return
+            self._open = False
+            try:
+                os.pwrite(self._descriptor, _CLOSED, self._start)
+            finally:
+                close_owned(self._descriptor)
         # While a supervisor lives the file is its receipt for the uses.
         if not is_held(self._layout.supervisor_lock):
             self.path.unlink(missing_ok=True)
@@ -246,7 +264,7 @@ class LeaseView:
         open: whether its reader lives and holds it.
         closed: whether the reader ended it in good order.
         numbers: its shards, ascending.
-        states: one of HELD, MAPPED, READ, DROPPED per shard.
+        states: one of HELD, MAPPED, READ, DROPPED, BEGUN per shard.
         wishes: the digests of those that must come, or come back, by number.
         settled: whether nothing will be dropped any more.
         ranks: what it says to other ranks of its job; None where it is of none.
@@ -268,11 +286,15 @@ class LeaseView:
 
     def holding(self) -> tuple[int, ...]:
         """Return the shards that the reader would still open or read, or has mapped."""
-        return self._with(HELD, MAPPED)
+        return self._with(HELD, MAPPED, BEGUN)
 
     def unread(self) -> tuple[int, ...]:
         """Return the shards that were neither read nor dropped."""
         return self._with(HELD)
+
+    def unfinished(self) -> tuple[int, ...]:
+        """Return the shards of which the reader would still read all or a part."""
+        return self._with(HELD, BEGUN)
 
     def used(self) -> tuple[int, ...]:
         """Return the shards that were read, mapped still or not.
@@ -282,11 +304,11 @@ class LeaseView:
         """
         if self.ranks is not None and self.ranks.rank:
             return ()
-        return self._with(MAPPED, READ)
+        return self._with(MAPPED, READ, BEGUN)
 
     def kept(self) -> tuple[int, ...]:
         """Return the shards that were not dropped."""
-        return self._with(HELD, MAPPED, READ)
+        return self._with(HELD, MAPPED, READ, BEGUN)
 
     def wishing(self) -> dict[int, str]:
         """Return the wishes that its reader still waits for, or has not read yet."""
@@ -312,7 +334,7 @@ def protected(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
     """
     if lease.open:
         return lease.holding()
-    return lease.unread() if resumable and not lease.closed else ()
+    return lease.unfinished() if resumable and not lease.closed else ()
 
 
 def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:

@@ -63,10 +63,12 @@ class Engine:
                 raise item.error
             self._loaded = None
             if isinstance(item, Block):
-                yield from self._batches(item)
+                yield from self._batches(item, link)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
                 self._bookmark.end_epoch(number)
+                if self._options.samples_per_epoch is None:
+                    link.end_pass(self._next_pass - 1)
                 self._tally.end_epoch()
                 return
 
@@ -152,18 +154,19 @@ class Engine:
                 self._tally.begin_pass(item.facts)
                 continue
             if isinstance(item, Block):
-                link.tokens.put(None)
+                link.tokens.put(True)
             if isinstance(item, Failure) or item.epoch == number:
                 return item
 
-    def _batches(self, block: Block) -> Iterator[Any]:
+    def _batches(self, block: Block, link: Link) -> Iterator[Any]:
         rows, size = len(block.numbers), self._options.batch_size
         delivered = 0
         marks = iter(block.marks)
         try:
             while block.batches:
                 delivered = min(delivered + size, rows)
-                self._bookmark.deliver(block.epoch, next(marks), block.form)
+                link.delivered = mark = next(marks)
+                self._bookmark.deliver(block.epoch, mark, block.form)
                 yield block.batches.popleft()
         finally:
             whole = delivered == rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -174,6 +175,9 @@ class Walk:
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
+        # What a process that dies now, and comes back, would need once more.
+        self._undelivered: deque[OpenWindow] = deque()
+        self._left: deque[OpenPass] = deque()
         self.skipped = 0
         self.ready: Callable[[], None] = _at_once
         self._next_window: Ahead[OpenWindow] | None = None
@@ -194,7 +198,7 @@ class Walk:
             self._begin_pass_ahead(self._pass.number + 1, 1)
         assert self._next_pass is not None
         begun = self._next_pass.result()
-        self._end_pass()  # only now, so that maps pass on to the new snapshot
+        self._leave_pass()  # only now, so that maps pass on to the new snapshot
         self._next_pass, self._pass = None, begun
         self._on_pass(begun)
         self._enter(begun.first)
@@ -230,11 +234,20 @@ class Walk:
         """Count these rows' shards as used: their bytes have been copied."""
         for window, start, stop in pieces:
             places = np.unique(window.places[start:stop]).tolist()
-            window.snapshot.mark_read([window.numbers[place] for place in places])
+            window.snapshot.mark_begun([window.numbers[place] for place in places])
+
+    def delivered(self, mark: Mark) -> None:
+        """Let go of what lies before the mark: the consumer has it."""
+        while self._undelivered and _end(self._undelivered[0]) <= mark[:2]:
+            window = self._undelivered.popleft()
+            window.snapshot.finish(window.numbers)
+        while self._left and self._left[0].number < mark.pass_number:
+            self._left.popleft().snapshot.close()
 
     def close(self) -> None:
         """Free the leases."""
-        self._end_pass()
+        self._leave_pass()
+        self._close_left()
         if self._next_pass is not None:
             # Where it failed, it came to hold nothing.
             with suppress(StoppedError, GrowcacheError, OSError):
@@ -243,6 +256,7 @@ class Walk:
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
         self._window, self._cursor, self._next_window = window, 0, None
+        self._undelivered.append(window)
         self.skipped += window.skipped
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
@@ -251,20 +265,26 @@ class Walk:
         else:
             self._begin_pass_ahead(begun.number + 1, 1)
 
-    def _end_pass(self) -> None:
+    def _leave_pass(self) -> None:
+        """End the pass; its lease stays until all was delivered, or the next one is taken."""
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
             with suppress(StoppedError, CacheError):  # nothing of it is needed any more
                 self._next_window.result()
         self._next_window = self._window = None
         if self._pass is not None:
-            self._pass.snapshot.close()
+            self._left.append(self._pass)
             self._pass = None
+
+    def _close_left(self) -> None:
+        for begun in list(self._left):
+            begun.snapshot.close()
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
         ready = self.ready
 
         def prepare() -> OpenPass:
             ready()
+            self._close_left()  # or there were three leases
             return self._open_pass(number, min_samples)
 
         self._next_pass = Ahead(prepare, "snapshot")
@@ -421,6 +441,11 @@ class Walk:
             return None
         shard.willneed()  # another process, or another pass, may have let it go cold
         return shard
+
+
+def _end(window: OpenWindow) -> tuple[int, int]:
+    """Return the place behind a window, as marks have it."""
+    return window.plan.pass_number, window.plan.first + len(window.plan)
 
 
 def _at_once() -> None:

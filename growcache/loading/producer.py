@@ -25,7 +25,7 @@ from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
-from growcache.loading.state import LoaderState, PassPlan, rest_of
+from growcache.loading.state import LoaderState, Mark, PassPlan, rest_of
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
@@ -64,17 +64,19 @@ class Link:
 
     Attributes:
         items: from the thread; unbounded, but a block in it costs a token.
-        tokens: rights to put a block.
+        tokens: True: a right to put a block. False: look at what was delivered.
         stop: set when the thread shall end, together with ``wake``.
         wake: ends its waits for samples.
         wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
             made any more.
+        delivered: where the consumer stands.
         skipped: samples of corrupt shards.
     """
 
     def __init__(self, wanted: int) -> None:
         self.items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self.tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.delivered = Mark(-1, 0)
         self.stop = threading.Event()
         self.wake = threading.Event()
         self.wanted = wanted
@@ -86,7 +88,12 @@ class Link:
     def allow(self, blocks: int) -> None:
         """Let so many more blocks wait in the queue."""
         for _ in range(blocks):
-            self.tokens.put(None)
+            self.tokens.put(True)
+
+    def end_pass(self, pass_number: int) -> None:
+        """Say, as the consumer, that a pass is over, and its lease wanted no more."""
+        self.delivered = Mark(pass_number + 1, 0)
+        self.tokens.put(False)
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch, as the consumer."""
@@ -110,7 +117,7 @@ class Link:
         self.wake.set()
         with self._begun:
             self._begun.notify_all()
-        self.tokens.put(None)
+        self.tokens.put(True)
         self.items.put(Failure(RuntimeError("the loader was closed while it was iterated")))
         # The collector may run this in the very thread that it is to end.
         if thread is not threading.current_thread():
@@ -232,7 +239,7 @@ class Producer:
                 padding = _padding(pieces[-1], deal) if done == deal.rows else []
                 self._add(walk, pieces, _mine(pieces, first, deal), padding)
             if done == deal.rows or done % span == 0:
-                self._put(epoch)
+                self._put(epoch, walk)
 
     def _whole_pass(self, epoch: int, walk: Walk, done: int) -> None:
         walk.next_pass()
@@ -245,7 +252,7 @@ class Producer:
             if usable:
                 kept = _shortened(pieces, usable)
                 self._add(walk, kept, kept, [])
-                self._put(epoch)
+                self._put(epoch, walk)
                 delivered += usable
         if not delivered and not self._abandoned(epoch):
             raise self._unreadable()
@@ -271,7 +278,7 @@ class Producer:
                 self._add(walk, pieces, pieces, [])
             assert self._assembler is not None
             if left <= 0 or not self._assembler.room:
-                self._put(epoch)
+                self._put(epoch, walk)
 
     def _add(
         self, walk: Walk, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
@@ -283,7 +290,7 @@ class Producer:
         walk.skipped += sum(map(_standing_in, mine))
         self._link.skipped = walk.skipped
 
-    def _put(self, epoch: int) -> None:
+    def _put(self, epoch: int, walk: Walk) -> None:
         assert self._assembler is not None
         if self._abandoned(epoch):
             self._assembler.discard()
@@ -292,7 +299,9 @@ class Producer:
         if not self._ahead:
             self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)
-        self._link.tokens.get()
+        walk.delivered(self._link.delivered)
+        while not self._link.tokens.get():
+            walk.delivered(self._link.delivered)
         if self._link.stop.is_set():
             raise StoppedError
         self._link.items.put(block)

@@ -71,6 +71,7 @@ class Snapshot:
         self._rows = {row.number: row for row in self.shards}
         self._sidecars: dict[int, Sidecar] = {}
         self._read: set[int] = set()
+        self._begun: set[int] = set()
         self._maps = MapPool.of(layout.root)
         keys = [key_of(row) for row in self.shards]
         self._maps.hold(keys)
@@ -250,6 +251,20 @@ class Snapshot:
     def counted(self, numbers: Iterable[int]) -> None:
         """Say that an earlier snapshot counted the use of these shards."""
         self._read.update(numbers)
+
+    def mark_begun(self, numbers: Iterable[int]) -> None:
+        """Count a use of these shards (once per snapshot), of which more will be read."""
+        for number in numbers:
+            if number not in self._read:
+                self._read.add(number)
+                self._begun.add(number)
+                self.lease.mark_begun(number)
+
+    def finish(self, numbers: Iterable[int]) -> None:
+        """Say that of these shards nothing more will be read."""
+        for number in self._begun.intersection(numbers):
+            self._begun.remove(number)
+            self.lease.mark_read(number, mapped=True)
 
     def mark_read(self, numbers: Iterable[int]) -> None:
         """Count a use of these shards (once per snapshot)."""

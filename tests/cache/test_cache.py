@@ -323,8 +323,8 @@ def test_retired_shards_that_nobody_holds_are_deleted_at_the_start(root: Path) -
 @pytest.mark.mutant(
     18,
     "growcache/cache/leases.py",
-    "return self._with(HELD, MAPPED)",
-    "return self._with(HELD)",
+    "return self._with(HELD, MAPPED, BEGUN)",
+    "return self._with(HELD, BEGUN)",
 )
 def test_no_shard_disappears_under_a_reader(root: Path) -> None:
     with opened(root) as cache:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import signal
@@ -62,6 +63,23 @@ def test_a_lease_is_seen_as_its_reader_moves_on(layout: Layout) -> None:
     view = only(layout)
     assert (view.open, view.closed, view.used()) == (False, True, (3, 4))
     assert protected(view, resumable=True) == ()
+
+
+def test_what_was_read_in_part_is_a_use_and_kept_for_a_reader_that_comes_back(
+    layout: Layout,
+) -> None:
+    with (
+        FileLock.acquire(layout.supervisor_lock),
+        Lease.create(layout.root, "train", [1, 2, 3]) as lease,
+    ):
+        lease.mark_begun(1)
+        lease.mark_begun(2)
+        lease.mark_read(2, mapped=True)
+        view = only(layout)
+        assert (view.holding(), view.used(), view.unread()) == ((1, 2, 3), (1, 2), (3,))
+        dead = dataclasses.replace(view, open=False)
+        assert protected(dead, resumable=True) == (1, 3)
+        assert protected(dead, resumable=False) == ()
 
 
 def test_without_a_supervisor_a_closed_lease_is_gone(layout: Layout) -> None:

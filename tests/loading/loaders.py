@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -23,3 +24,9 @@ def as_numpy(value: Any) -> Any:
     if isinstance(value, list):
         return [as_numpy(one) for one in value]
     return value if isinstance(value, str | bytes) else np.asarray(value)
+
+
+def as_bytes(batch: Any) -> bytes:
+    """All of a batch: names, dtypes, shapes, values."""
+    values = batch.items() if isinstance(batch, dict) else enumerate(batch)
+    return pickle.dumps([(name, as_numpy(value)) for name, value in values])
