@@ -105,7 +105,7 @@ def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]
     def at(until: float = 1.0) -> float:
         return round(dice.uniform(0, seconds * until), 3)
 
-    for _ in range(dice.choice([1, 2, 2, 3])):
+    for _ in range(dice.choice([2, 2, 3])):
         aim = dice.choice(AIMS)
         yield Fault(at(), KILL, _chosen(dice, _KILLS), aim, dice.random())
     for kind, chance in _CHANCES.items():
