@@ -362,6 +362,8 @@ class Dispatcher:
         granted: list[str] = []
         self.blocked, self.short_of_disk = "", False
         self.landlord.shrink()
+        if self.flights:
+            self.landlord.keep_ahead()
         for flight in sorted(waiting, key=lambda f: (not self._is_wished(f), f.asked_at)):
             assert flight.need_bytes is not None
             wished = self._is_wished(flight)
@@ -435,10 +437,11 @@ class Dispatcher:
             return []  # of a permit that was taken back
         shards = [self._sidecar(permit, number) for number in flight.permit.written]
         try:
-            self._cache.commit(permit, shards)
+            rows = self._cache.commit(permit, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
             self._fail(flight.permit.group, str(error), disk=True)
             return []
+        self.landlord.filled(sum(row.allocated for row in rows))
         self._book.done(flight.permit.group)
         fresh = [shard for shard in shards if shard.number in flight.fresh]
         reasons = [reason(hole.key, hole.reason) for shard in fresh for hole in shard.holes]

@@ -8,6 +8,7 @@ from growcache.cache import eviction
 from growcache.cache.cache import Cache
 from growcache.config import CacheConfig
 from growcache.errors import ConfigError
+from growcache.sampling.reporting import Rate
 
 
 class Landlord:
@@ -23,6 +24,10 @@ class Landlord:
         self._bounds = bounds
         self._cache = cache
         self.evicts = evicts and bounds.eviction != "none"
+        self._turning = False  # whether room has run out, so that shards take others' places
+        self._filled = 0  # bytes of shards that came in this run
+        self._filling = Rate()
+        self._held_since: dict[str, float] = {}  # by lease, monotonic seconds
 
     @property
     def capacity(self) -> int:
@@ -66,7 +71,7 @@ class Landlord:
         totals = cache.totals()
         evict, ahead = eviction.shrink(
             bounds.eviction,
-            cache.candidates(),
+            self._candidates(),
             short,
             totals.retired_bytes,
             bounds.min_uses,
@@ -90,6 +95,7 @@ class Landlord:
         short = nbytes - cache.room()
         if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
             return
+        self._turning = True
         candidates, totals = self._candidates(), cache.totals()
         seed = totals.drawn_shards + totals.refetched_shards
         min_uses = 0 if wished else bounds.min_uses
@@ -114,6 +120,43 @@ class Landlord:
         """Return the live shards but for those that a reader wishes for: they never go."""
         wanted, candidates = self._cache.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
+
+    def filled(self, nbytes: int) -> None:
+        """Note that shards of so many bytes have come."""
+        self._filled += nbytes
+
+    def keep_ahead(self) -> None:
+        """Retire already what the next groups will need, so that it clears while others fill.
+
+        Readers let go of a shard an epoch or so after it was retired. Were that waited for
+        whenever room runs out, samplers would rest as long as they work.
+        """
+        now, cache, bounds = time.monotonic(), self._cache, self._bounds
+        self._filling.note(now, self._filled)
+        if not (self._turning and self.evicts):
+            return
+        totals = cache.totals()
+        coming = max(0, cache.room()) + totals.retired_bytes
+        wanted = min(self._come_while_held(now), eviction.RETIRED_SHARE * cache.max_bytes)
+        if coming >= wanted:
+            return
+        ahead = eviction.retire_ahead(
+            bounds.eviction,
+            self._candidates(),
+            int(wanted / eviction.RETIRED_SHARE),
+            coming,
+            bounds.min_uses,
+            totals.drawn_shards,
+        )
+        if ahead:
+            cache.retire(ahead)
+
+    def _come_while_held(self, now: float) -> float:
+        """Return the bytes that come in the time for which readers hold a snapshot."""
+        held = {lease.name for lease in self._cache.leases if lease.holding()}
+        self._held_since = {name: self._held_since.get(name, now) for name in held}
+        longest = now - min(self._held_since.values(), default=now)
+        return self._filling.per_second * longest
 
     def movable(self, *, wished: bool = False) -> tuple[int, int]:
         """Return bytes of shards that may go (now, once their readers let go).
