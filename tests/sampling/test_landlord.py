@@ -1,0 +1,113 @@
+"""When shards are retired ahead: once room has run out, as much as comes while readers hold on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import growcache.sampling.landlord
+from growcache.cache.cache import Cache
+from growcache.cache.eviction import RETIRED_SHARE
+from growcache.cache.leases import Lease
+from growcache.config import CacheConfig
+from growcache.sampling.landlord import Landlord
+from tests.cache.making import MAX_BYTES, add, opened
+
+SHARDS = 7
+FIFTH = int(MAX_BYTES * RETIRED_SHARE)
+
+
+class Clock:
+    """The time as the landlord sees it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(growcache.sampling.landlord, "time", made)
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with opened(tmp_path / "cache") as made:
+        for number in range(SHARDS):
+            add(made, number, 30)
+        yield made
+
+
+@pytest.fixture
+def lease(cache: Cache) -> Iterator[Lease]:
+    """A reader that holds everything."""
+    with Lease.create(cache.layout.root, "train", range(SHARDS)) as held:
+        cache.poll_leases(0.0)
+        yield held
+
+
+def landlord_of(cache: Cache) -> Landlord:
+    bounds = {"path": cache.layout.root, "max_bytes": MAX_BYTES, "min_uses": 0}
+    return Landlord(CacheConfig.model_validate(bounds), cache, evicts=True)
+
+
+def passes(landlord: Landlord, clock: Clock, seconds: float, nbytes: int) -> None:
+    """Let time go by, in which shards come."""
+    landlord.keep_ahead()
+    clock.now += seconds
+    landlord.filled(nbytes)
+
+
+@pytest.mark.mutant(
+    21,
+    "growcache/sampling/landlord.py",
+    "        if not (self._turning and self.evicts):",
+    "        if not self.evicts:",
+)
+def test_a_cache_that_may_yet_hold_everything_loses_nothing(
+    cache: Cache, lease: Lease, clock: Clock
+) -> None:
+    landlord = landlord_of(cache)
+    passes(landlord, clock, 1.0, MAX_BYTES)
+    landlord.keep_ahead()
+    assert cache.totals().retired_shards == 0
+
+
+@pytest.mark.mutant(
+    21, "growcache/sampling/landlord.py", "        if coming >= wanted:", "        if True:"
+)
+def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
+    cache: Cache, lease: Lease, clock: Clock
+) -> None:
+    landlord = landlord_of(cache)
+    landlord.make_room(cache.room() + 1)  # room has run out
+    first = cache.totals().retired_shards
+    assert 1 <= first < SHARDS / 2
+    lease.drop(range(first))  # the reader lets go of those, and their places are filled
+    cache.poll_leases(0.0)
+    assert cache.totals().retired_shards == 0
+    assert cache.reserve("others", cache.room())
+    passes(landlord, clock, 1.0, 4096)
+    landlord.keep_ahead()
+    assert cache.totals().retired_shards == 1, "a slow store needs little, but one at least"
+    passes(landlord, clock, 1.0, MAX_BYTES)
+    landlord.keep_ahead()
+    retired = cache.totals().retired_bytes
+    assert cache.totals().retired_shards > 1
+    assert retired <= FIFTH
+    landlord.keep_ahead()
+    assert cache.totals().retired_bytes == retired
+
+
+def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) -> None:
+    landlord = landlord_of(cache)
+    landlord.make_room(cache.room() + 1)
+    passes(landlord, clock, 1.0, MAX_BYTES)
+    landlord.keep_ahead()
+    assert cache.totals().retired_shards == 0
