@@ -125,16 +125,18 @@ def read_all(root: Path, kind: Identity = KIND) -> None:
             assert all(map(equal, shard, expected))
 
 
-def mends(root: Path, lost: set[int], kind: Identity = KIND) -> State:
-    """Repair a cache; all but the lost shards are there, and those are open again."""
+def mends(
+    root: Path, lost: set[int], kind: Identity = KIND, again: set[int] | None = None
+) -> State:
+    """Repair a cache; all but the lost shards are there, and those are drawn again."""
     assert not errors(repair(root))
     assert not errors(check(root))
     state = start(root, kind)
     assert state.live == LIVE - lost
-    assert state.unfinished <= OPEN | lost
-    assert state.unfinished >= lost
+    again = lost if again is None else again
+    assert again <= state.unfinished <= OPEN | again
     totals = state.totals
-    assert totals.drawn == totals.samples + totals.evicted_samples
+    assert totals.drawn == totals.samples + totals.evicted_samples + totals.lost_samples
     return state
 
 
@@ -335,6 +337,14 @@ def test_what_is_good_is_kept(root: Path) -> None:
 def test_a_group_in_flight_is_not_taken_for_drawn(root: Path) -> None:
     sql(root, QUIET["a state"])
     assert mends(root, set()).unfinished == OPEN
+
+
+def test_what_was_lost_is_counted_once(root: Path) -> None:
+    (root / "shards" / "00000003.tfrecord").unlink()
+    assert start(root).totals.lost_shards == 1
+    sql(root, QUIET["a number"])
+    totals = mends(root, {3}, again=set()).totals
+    assert totals.drawn == totals.samples + totals.evicted_samples + totals.lost_samples
 
 
 def test_readers_keep_what_they_hold(root: Path) -> None:
