@@ -7,10 +7,11 @@ here by name rather than ignored.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -31,8 +32,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from growcache.errors import ConfigError
+from growcache.secrecy import hide, public_url, remember, without_userinfo
 
 ENVIRONMENT_PREFIX = "GROWCACHE_"
+MOST_VALUES, MOST_LEVELS = 100_000, 64
 
 
 class Planned(NamedTuple):
@@ -110,7 +113,7 @@ def _field_wish(name: str, wish: Any) -> tuple[str | int | None, ...]:
         return (dtype,)
     try:
         found = np.dtype(dtype) if isinstance(dtype, str) else None
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         found = None
     if found is None or found.kind not in "biufc":
         close = difflib.get_close_matches(str(dtype), _DTYPES, n=1)
@@ -198,6 +201,12 @@ class Config(_Model):
     sampling: SamplingConfig = SamplingConfig()
     cache: CacheConfig = CacheConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _remember_secrets(cls, values: Any) -> Any:
+        remember(values)  # in every process that is told a configuration
+        return values
+
 
 def load_config(
     source: str | os.PathLike[str] | Mapping[str, Any] | Config,
@@ -229,13 +238,54 @@ def load_config(
     for text in overrides:
         dotted, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set expects key=value, found {text!r}")
-        _assign(values, dotted.strip(), _yaml(value, text))
+            found = "a key without a value" if _may_tell(text) else repr(text)
+            raise ConfigError(f"--set expects key=value, found {found}")
+        _assign(values, dotted.strip(), _yaml(value, f"--set {dotted.strip()}"))
+    _refuse_monsters(values, label)
+    remember(values)  # before anything can be wrong with them
     _refuse_planned(values)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error, label)) from None
+
+
+def _refuse_monsters(values: object, label: str) -> None:
+    """Refuse what is too much to be looked at: aliases of aliases of YAML, or of themselves.
+
+    Raises:
+        ConfigError: so many values, so deep, or a text that is no Unicode.
+    """
+    left = MOST_VALUES
+    levels: list[Iterator[object]] = [iter((values,))]
+    while levels:
+        if (value := next(levels[-1], levels)) is levels:
+            levels.pop()
+            continue
+        left -= 1
+        if left < 0 or len(levels) > MOST_LEVELS:
+            raise ConfigError(
+                f"{label}: more than {MOST_VALUES:,} values, or {MOST_LEVELS} within one another; "
+                "does an alias of YAML name what it is in?"
+            )
+        if isinstance(value, Mapping):
+            levels.append(itertools.chain(value.keys(), value.values()))
+        elif isinstance(value, list | tuple | set):
+            levels.append(iter(value))
+        elif isinstance(value, str) and not _is_text(value):
+            raise ConfigError(f"{label}: expected text in UTF-8, found {value[:40]!a}")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _may_tell(text: str) -> bool:
+    """Whether a text on the command line may hold a secret."""
+    return "storage_options" in text or "://" in text
 
 
 def _read(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -269,10 +319,18 @@ def _yaml(text: str, label: str) -> Any:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        what = getattr(error, "problem", None) or error
-        raise ConfigError(f"{label}{line}: not valid YAML: {what}") from None
-    except (ValueError, RecursionError) as error:  # a date of no calendar; brackets without end
-        raise ConfigError(f"{label}: not valid YAML: {str(error)[:200]}") from None
+        what = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(f"{label}{line}: not valid YAML: {_unquoted(what)}") from None
+    except (ValueError, RecursionError, OverflowError) as error:  # a date without such a day
+        raise ConfigError(
+            f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
+            "quotes around text, and no brackets into a thousand others"
+        ) from None
+
+
+def _unquoted(problem: str) -> str:
+    """Return what the parser complains about without the text it quotes: it may be a secret."""
+    return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
 
 
 def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:
@@ -320,6 +378,7 @@ def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
     said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
     said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
     value = items[0]["input"]
+    shown = _shown(dotted, value)
     choices = [
         word
         for item in items
@@ -328,7 +387,20 @@ def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
     ]
     close = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{dotted}: {' or '.join(said)}, found {value!r}{hint}"
+    return f"{dotted}: {' or '.join(said)}, found {shown}{hint}"
+
+
+def _shown(dotted: str, value: object) -> str:
+    """Return what was found, but nothing that may be a credential."""
+    if dotted.startswith("source.storage_options") or isinstance(value, Mapping | list | tuple):
+        kinds = {"dict": "a mapping", "str": "text", "list": "a list", "NoneType": "nothing"}
+        kind = type(value).__name__
+        return kinds.get(kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}")
+    return (
+        repr(without_userinfo(public_url(hide(value))))
+        if isinstance(value, str)
+        else repr(value)
+    )
 
 
 def _nearest(where: list[str]) -> str:

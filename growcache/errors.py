@@ -18,17 +18,23 @@
     ├── FormatError(ValueError)            an object or sample is not what the format says
     └── SamplingError                      the service gives up, with its reasons     exit 1
 
-Every message says what was expected, what was found, and what to do next. The class
-attribute ``exit_code`` is what the command line ends with.
+Every message says what was expected, what was found, and what to do next, and holds none of
+the secrets that `secrecy` knows. The class attribute ``exit_code`` is what the command line
+ends with.
 """
 
 from __future__ import annotations
+
+from growcache.secrecy import hide
 
 
 class GrowcacheError(Exception):
     """Base of every error that growcache raises on purpose."""
 
     exit_code = 1
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(hide(a) if isinstance(a, str) else a for a in arguments))
 
 
 class ConfigError(GrowcacheError, ValueError):

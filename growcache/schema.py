@@ -7,6 +7,7 @@ differs from sample to sample; bytes and strings are ragged by nature.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ Value: TypeAlias = Array | bytes | str
 # Of `Value`s. Not said so, because a dict of arrays alone would be no such dict to mypy.
 Sample: TypeAlias = dict[str, Any]
 
+_STORED = re.compile(r"[<|][biufc][0-9]{1,2}")
 KINDS = "biufc"  # bool, signed, unsigned, float, complex
 BYTES = "bytes"
 STR = "str"
@@ -268,13 +270,15 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: list[list[Any]]) -> Schema:
-        """Return the schema that `to_json` described."""
-        return cls(
-            tuple(
-                Field(name, str(dtype), tuple(None if s is None else int(s) for s in shape))
-                for name, dtype, shape in value
-            )
-        )
+        """Return the schema that `to_json` described.
+
+        Raises:
+            FormatError: it is damaged: no such dtype, or sizes that cannot be.
+        """
+        try:
+            return cls(tuple(_read_field(*described) for described in value))
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"a schema is damaged: {error}") from None
 
     def allows(self, found: Schema) -> bool:
         """Whether samples of the other schema fit this one."""
@@ -348,6 +352,19 @@ def _dtype(name: str, dtype: np.dtype[Any]) -> str:
     return dtype.newbyteorder("<").str
 
 
+def _read_field(name: object, dtype: object, shape: Sequence[object]) -> Field:
+    """Return the field that a file describes; NumPy would make any type, objects included."""
+    sizes = tuple(None if s is None else int(str(s)) for s in shape)
+    if type(name) is not str or not name or any(s is not None and s < 0 for s in sizes):
+        raise ValueError(f"no field: {name!r:.40} {sizes!r:.40}")
+    if dtype in (BYTES, STR) and not sizes:
+        return Field(name, str(dtype), ())
+    # NumPy would evaluate what stands behind a comma.
+    if type(dtype) is not str or not _STORED.fullmatch(dtype) or np.dtype(dtype).str != dtype:
+        raise ValueError(f"no dtype: {dtype!r:.40}")
+    return Field(name, dtype, sizes)
+
+
 def _declared(name: object, what: str | Sequence[Any]) -> Field:
     if not isinstance(name, str) or not name:
         raise FormatError(f"the names of a schema's fields must be strings, found {name!r}")
@@ -361,7 +378,7 @@ def _declared(name: object, what: str | Sequence[Any]) -> Field:
         )
     try:
         dtype = np.dtype(kind)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         raise FormatError(f"field {name!r}: there is no dtype {kind!r}") from None
     return Field(name, _dtype(name, dtype), tuple(sizes))
 

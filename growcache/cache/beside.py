@@ -44,7 +44,7 @@ def read_issued(layout: Layout) -> int | None:
         return int(unguarded(layout.issued.read_bytes())[ISSUED])
     except FileNotFoundError:
         return -1
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

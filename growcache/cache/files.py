@@ -83,7 +83,7 @@ class Layout:
         missing = [p for p in (*directories, *self.root.parents) if not p.exists()]
         for directory in directories:
             try:
-                directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+                make_directory(directory)
             except OSError as error:
                 raise CachePathError(
                     f"cannot make the cache directory {directory}: {error.strerror}; "
@@ -114,6 +114,16 @@ class Layout:
                 f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
             )
         raise CacheMissingError(f"no cache at {self.root}; fill one with: growcache run CONFIG")
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory, and those above it that are missing, for their owner only."""
+    try:
+        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    except FileNotFoundError:
+        # Path.mkdir makes parents as the umask says; who may write there can replace a cache.
+        make_directory(directory.parent)
+        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
 
 def number_of(path: Path) -> int | None:

@@ -62,7 +62,10 @@ class Identity:
     def from_values(cls, values: dict[str, Any]) -> Identity:
         """Return what `to_values` gave."""
         schema = Schema.from_json(values["schema"])
-        return cls(values["fingerprint"], values["parts"], schema, values["sizes"])
+        parts, sizes = values["parts"], values["sizes"]
+        if not (type(parts) is dict and type(sizes) is dict):
+            raise TypeError("parts and sizes are mappings")
+        return cls(str(values["fingerprint"]), parts, schema, sizes)
 
     def differing(self, other: Identity) -> list[str]:
         """Return the keys whose values differ, each with both values, in order."""

@@ -15,6 +15,7 @@ again and drops what was retired; the evictor commits *retired*, *then* reads th
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 import threading
@@ -36,6 +37,9 @@ from growcache.errors import CacheError, CacheFullError
 
 SUFFIX = ".lease"
 MAGIC = b"GCLEASE1"
+
+MOST_BYTES = 1 << 26  # of a lease that is believed: it names 60 million shards
+MOST_NUMBER = 1 << 53
 
 # MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
 # so that a reader which dies and comes back needs it.
@@ -384,7 +388,7 @@ def _read(path: Path) -> LeaseView | None:
         # Whether it is open is asked first: were it read first, a close in between would
         # show a dead reader with shards unread instead of a closed lease.
         is_open = not try_lock(descriptor, shared=True)
-        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        data = os.pread(descriptor, min(os.fstat(descriptor).st_size, MOST_BYTES), 0)
     finally:
         close_owned(descriptor)
     return _parse(path, data, is_open)
@@ -396,30 +400,62 @@ def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
         header: dict[str, Any] = orjson.loads(data[start : start + length])
         flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
-        # Counted before it is believed: a header may name any number of shards.
-        said = sum(count for _, count in header["numbers"])
-        if data[: len(MAGIC)] != MAGIC or not flag or len(states) != said:
+        if data[: len(MAGIC)] != MAGIC or not flag:
             return None
-        numbers = tuple(
-            n for first, count in header["numbers"] for n in range(first, first + count)
-        )
         return LeaseView(
             name=path.name.removesuffix(SUFFIX),
-            job=header["job"],
-            host=header["host"],
-            pid=header["pid"],
-            command=header["command"],
-            created=header["created"],
+            job=_text(header["job"]),
+            host=_text(header["host"]),
+            pid=int(header["pid"]),
+            command=_text(header["command"]),
+            created=float(header["created"]),
             open=is_open,
             closed=flag == _CLOSED,
-            numbers=numbers,
+            numbers=_numbers(header["numbers"], len(states)),
             states=states,
-            wishes={int(number): str(digest) for number, digest in header.get("wishes", ())},
+            wishes={_number(n): _text(digest) for n, digest in header.get("wishes", ())},
             settled=flag == _SETTLED,
-            ranks=RankNote(**header["ranks"]) if header.get("ranks") else None,
+            ranks=_note(**header["ranks"]) if header.get("ranks") else None,
         )
-    except (struct.error, ValueError, KeyError, TypeError):
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def _numbers(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:
+    """Return the numbers of ranges [first, count], counted before they are believed.
+
+    A damaged header may claim 10^15 shards, and the supervisor reads it.
+
+    Raises:
+        ValueError: they are not as many as there are states, or no shards' numbers.
+    """
+    pairs = [(_number(first), _number(count)) for first, count in ranges]
+    if sum(count for _, count in pairs) != expected:
+        raise ValueError("as many numbers as states were expected")
+    return tuple(itertools.chain.from_iterable(range(n, n + count) for n, count in pairs))
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < MOST_NUMBER:
+        raise ValueError(f"no number of a shard: {value!r}")
+    return value
+
+
+def _note(**said: Any) -> RankNote:
+    """Return what the header says to other ranks, if it is of the kinds that they expect."""
+    note = RankNote(**said)
+    for text in (note.run, note.follows):
+        _text(text)
+    numbers = (note.walk, note.pass_number, note.rank, note.ranks)
+    if not all(type(n) is int for n in numbers) or not isinstance(note.settings, Mapping):
+        raise ValueError("no note of a rank")
+    return note
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError("no text of a lease")
+    return value
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:

@@ -7,6 +7,7 @@ draws give equal files, and they are enough to rebuild the index.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +20,19 @@ from growcache.errors import CorruptShardError
 from growcache.schema import Origin, Schema
 
 FORMAT_VERSION = 1
+_COUNTS = (
+    "edition",
+    "round",
+    "number",
+    "group",
+    "samples",
+    "parts",
+    "record_bytes",
+    "shard_bytes",
+)
+_MOST = 1 << 62
+# No name of a file leads out of the shard's directory: dots of a field's name are encoded.
+_FILE = re.compile(r"\.tfrecord|\.offsets\.npy|\.npy/[^/.\x00][^/\x00]*")
 _HEAD = '{"crc32c":"%08x","sidecar":'
 _HEAD_BYTES = len(_HEAD % 0)
 
@@ -189,19 +203,55 @@ class Sidecar:
         head = (_HEAD % google_crc32c.value(inner)).encode()
         if data[:_HEAD_BYTES] != head or data[-1:] != b"}":
             raise CorruptShardError(f"{label}: the description of the shard is damaged")
-        values = _loads(inner)
-        if values["format_version"] != FORMAT_VERSION:
+        try:
+            values = _loads(inner)
+            if values["format_version"] != FORMAT_VERSION:
+                raise CorruptShardError(
+                    f"{label}: expected version {FORMAT_VERSION}, found "
+                    f"{values['format_version']!r:.20}; use the growcache that wrote it"
+                )
+            return _checked(cls(**_converted(values)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptShardError(
-                f"{label}: expected version {FORMAT_VERSION}, found {values['format_version']}; "
-                "use the growcache that wrote it"
-            )
-        origins = {name: tuple(column) for name, column in values["origins"].items()}
-        values["origins"] = Origins(**origins)
-        values["schema"] = Schema.from_json(values["schema"])
-        values["holes"] = tuple(Hole(*hole) for hole in values["holes"])
-        values["files"] = tuple(FileFacts(*facts) for facts in values.get("files", ()))
-        values["editions"] = tuple((o, d, g) for o, d, g in values.get("editions", ()))
-        return cls(**values)
+                f"{label}: the description of the shard is none ({type(error).__name__})"
+            ) from None
+
+
+def _converted(values: dict[str, Any]) -> dict[str, Any]:
+    """Return JSON values as what a `Sidecar` has."""
+    origins = {name: tuple(column) for name, column in values["origins"].items()}
+    return {
+        **values,
+        "origins": Origins(**origins),
+        "schema": Schema.from_json(values["schema"]),
+        "holes": tuple(Hole(*hole) for hole in values["holes"]),
+        "files": tuple(FileFacts(*facts) for facts in values.get("files", ())),
+        "editions": tuple((o, d, g) for o, d, g in values.get("editions", ())),
+    }
+
+
+def _checked(sidecar: Sidecar) -> Sidecar:
+    """Return the description if it can be one of a shard: what reads it looks no further.
+
+    Raises:
+        ValueError: numbers that are none, columns of other lengths, files elsewhere.
+    """
+    numbers = (
+        *(getattr(sidecar, name) for name in _COUNTS),
+        *(f.nbytes for f in sidecar.files),
+    )
+    if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
+        raise ValueError("a number that is none")
+    origins = sidecar.origins
+    objects = {len(origins.keys), len(origins.etags), len(origins.sizes), len(origins.mtimes)}
+    columns = (origins.object, origins.part, origins.parts, origins.start, origins.stop)
+    if len(objects) != 1 or {len(column) for column in columns} != {sidecar.samples}:
+        raise ValueError("origins of other samples")
+    if origins.object and not 0 <= min(origins.object) <= max(origins.object) < objects.pop():
+        raise ValueError("an origin in no object")
+    if not all(_FILE.fullmatch(file.suffix) for file in sidecar.files):
+        raise ValueError("a file that is none of a shard's")
+    return sidecar
 
 
 def _dumps(values: dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ learns from the lock whether that supervisor still lives.
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import time
 from collections.abc import Iterable
@@ -158,22 +159,49 @@ class Status:
 
     @classmethod
     def from_json(cls, data: builtins.bytes) -> Status:
-        """Return what `to_json` wrote; fields of another version are left out."""
+        """Return what `to_json` wrote; fields of another version are left out.
+
+        Raises:
+            ValueError: it is damaged.
+        """
         return _load(orjson.loads(data))
 
 
-_NESTED: dict[str, type] = {"leases": LeaseStatus, "worker_states": WorkerStatus}
+_NESTED: dict[str, type] = {"LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),
+    "State": (str,),
+}  # fmt: skip
 
 
-def _load(values: dict[str, Any]) -> Status:
-    known = {f.name for f in fields(Status)}
-    kept = {name: value for name, value in values.items() if name in known}
-    for name, kind in _NESTED.items():
-        inner = {f.name for f in fields(kind)}
-        kept[name] = [
-            kind(**{k: v for k, v in item.items() if k in inner}) for item in kept.get(name, [])
-        ]
-    return Status(**kept)
+def _load(values: object) -> Status:
+    found: Status = _made(Status, values)
+    return found
+
+
+def _made(kind: type, values: object) -> Any:
+    """Return a dataclass of JSON values, checked by what its fields are declared to be."""
+    if type(values) is not dict:
+        raise ValueError(f"expected a mapping of {kind.__name__}")
+    declared = {f.name: str(f.type) for f in fields(kind)}
+    kept = {k: _value(declared[k], v) for k, v in values.items() if k in declared}
+    try:
+        return kind(**kept)
+    except TypeError as error:  # something that has no default is missing
+        raise ValueError(str(error)) from None
+
+
+def _value(kind: str, value: Any) -> Any:
+    if kind in _NESTED:
+        return _made(_NESTED[kind], value)
+    if kind.startswith("list["):
+        if type(value) is not list:
+            raise ValueError(f"expected a {kind}")
+        return [_value(kind[5:-1], item) for item in value]
+    known = [_TYPES[name] for name in kind.split(" | ") if name in _TYPES]
+    if known and type(value) not in itertools.chain.from_iterable(known):
+        raise ValueError(f"expected {kind}, found {type(value).__name__}")
+    return value
 
 
 def write_status(root: str | os.PathLike[str], status: Status) -> None:

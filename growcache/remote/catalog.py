@@ -42,8 +42,16 @@ _FRAME = struct.Struct(
 )  # kind, flag, entries, bytes per size, digest after it
 _ENTRIES, _COMPLETE = 1, 2
 _MD5 = 16  # bytes
+_MOST_UNPACKED = 1 << 24  # bytes of a block: 64 keys of the longest
 _MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+# Of the values of each column.
+_KINDS: tuple[frozenset[type], ...] = (
+    frozenset({str}),
+    frozenset({str, type(None)}),
+    frozenset({float, int, type(None)}),
+    frozenset({int}),
+)
 
 Columns = list[Any]  # keys, ETags, times, stores; each by the place in the block
 
@@ -356,10 +364,19 @@ class Catalog:
         """Return keys, ETags, times and stores of a block."""
         offset, length, sums = self._places[block]
         data = os.pread(self._descriptor, length, offset)
-        columns: Columns = orjson.loads(zlib.decompress(data[sums:]))
+        columns = _unpacked(data[sums:])
+        count = self._count_of(block)
+        if columns is None or [len(column) for column in columns] != [
+            count, 0 if sums else count, count, count
+        ]:  # fmt: skip
+            raise CacheError(f"{self._path} is damaged; move it away and list anew")
         if sums:
             columns[1] = _Quoted(data[:sums])
         return columns
+
+    def _count_of(self, block: int) -> int:
+        following = self._firsts[block + 1] if block + 1 < len(self._firsts) else self._stored
+        return following - self._firsts[block]
 
     def _last_digest(self) -> bytes:
         return self._digests[-1] if self._digests else bytes(_DIGEST)
@@ -440,12 +457,36 @@ class Catalog:
             self._complete = bool(flag)
             return
         packed = _FRAME.size + count * width
+        if not (
+            kind == _ENTRIES
+            and flag in (0, 1)
+            and 0 < count <= BLOCK
+            and width in (1, 2, 4, 8)
+            and packed + count * _MD5 * flag <= len(content)
+        ):
+            raise CacheError(f"{self._path} is damaged; move it away and list anew")
         sizes = _widen(content[_FRAME.size : packed], width)
         self._put_size(self._stored + count - 1, 0)
         self._sizes[self._stored : self._stored + count] = sizes
         place = (offset + packed, len(content) - packed, count * _MD5 * flag)
         self._add_block(place, count, digest)
         self._count += count
+
+
+def _unpacked(data: bytes) -> Columns | None:
+    """Return the columns of a block; None where it holds none, or more than blocks do."""
+    unpacker = zlib.decompressobj()
+    try:
+        packed = unpacker.decompress(data, _MOST_UNPACKED)
+        columns = orjson.loads(packed) if unpacker.eof else None
+    except (zlib.error, orjson.JSONDecodeError):
+        return None
+    if type(columns) is not list or len(columns) != len(_KINDS):
+        return None
+    for column, kinds in zip(columns, _KINDS, strict=True):
+        if type(column) is not list or not kinds.issuperset(map(type, column)):
+            return None
+    return columns
 
 
 def _identity(store: int, key: str) -> str:

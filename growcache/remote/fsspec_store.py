@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +22,8 @@ from growcache.remote.answers import Answer, explain
 from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry
 from growcache.remote.urls import BUCKETS, WEB, Location
+from growcache.secrecy import public_url
+from growcache.usercode import short
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _S3 = frozenset({"s3", "s3a"})
+_PIECE_BYTES = 1 << 24  # read at once, whatever a server promises
 _MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -42,7 +45,8 @@ class FsspecBackend:
         self._fs = opened()
         self._location = location
         self._root = root
-        self.identity = location.root if root else str(hash(self._fs))
+        # A signed address is an object of its own; its key may be that of another one.
+        self.identity = location.root + location.asked if root else str(hash(self._fs))
         self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
         # Clients such as paramiko's are not meant for several threads: one for each.
         self._own = threading.local()
@@ -63,7 +67,7 @@ class FsspecBackend:
     def head(self, key: str) -> Entry:
         """See `Backend.head`."""
         try:
-            info = self._fs.info(self._root + key)
+            info = self._fs.info(self._path(key))
         except Exception as error:  # noqa: BLE001
             raise self._translated(error, key) from None
         if info["type"] == "directory":
@@ -78,7 +82,7 @@ class FsspecBackend:
         try:
             if self._is_async:
                 return await self._on_fsspec_loop(
-                    self._get_async(self._fs, self._root, entry, start, stop)
+                    self._get_async(self._fs, self._path(entry.key), entry, start, stop)
                 )
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, self._get, entry, start, stop)
@@ -100,10 +104,16 @@ class FsspecBackend:
         fs = getattr(self._own, "fs", None)
         if fs is None:
             fs = self._own.fs = self._open()
-        data: bytes = fs.cat_file(self._root + entry.key, start, stop)
+        path = self._path(entry.key)
+        data: bytes = fs.cat_file(path, start, stop)
         # After the read: what was written before or during it shows now.
-        _check(entry, fs.info(self._root + entry.key))
+        _check(entry, fs.info(path))
         return data
+
+    def _path(self, key: str) -> str:
+        """Return the file system's own path of a key; of a signed address with its signature."""
+        signed = self._location.asked and key == self._location.pattern
+        return self._root + (self._location.asked if signed else key)
 
     def _walked(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
         page: list[Mapping[str, Any]] = []
@@ -130,6 +140,13 @@ class FsspecBackend:
         if isinstance(error, StoreError):
             return error
         if not _may_be_an_answer(error):
+            where = f"{self._location.root}{key}"
+            if isinstance(error, ValueError) and key:  # a key that the client cannot name
+                return StoreError(f"{where}: {type(error).__name__}: {error}")
+            if isinstance(error, TypeError | ValueError) and not key:
+                return ConfigError(
+                    f"source {where.rstrip('/')}: its storage_options were refused ({error})"
+                )
             return error  # a bug
         return explain(_answer(error), self._location.root, key)
 
@@ -190,7 +207,7 @@ def _listed(fs: Any, folder: str) -> list[Mapping[str, Any]]:
         if answer is None or answer.status not in (403, 404, 410):
             raise
         if answer.status == 403:
-            logger.warning("%s is left out of the listing: it may not be read", folder)
+            logger.warning("%s is left out of the listing: it may not be read", short(folder))
         return []
     return found
 
@@ -257,40 +274,58 @@ def _check(entry: Entry, info: Mapping[str, Any]) -> None:
         )
 
 
-async def _plain_get(fs: Any, root: str, entry: Entry, start: int, stop: int) -> bytes:
-    data: bytes = await fs._cat_file(root + entry.key, start=start, end=stop)
-    _check(entry, await fs._info(root + entry.key))
+async def _plain_get(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    data: bytes = await fs._cat_file(path, start=start, end=stop)
+    _check(entry, await fs._info(path))
     return data
 
 
-async def _s3_get(fs: Any, root: str, entry: Entry, start: int, stop: int) -> bytes:
+async def _s3_get(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
     """One conditional request; `_cat_file` would ask for the size first, and not for a version."""
     wanted = {"IfMatch": entry.etag} if entry.etag else {}
     if start or stop < entry.size:
         wanted["Range"] = f"bytes={start}-{stop - 1}"
-    answer = await fs._call_s3("get_object", Bucket=root.rstrip("/"), Key=entry.key, **wanted)
+    bucket = path.partition("/")[0]
+    answer = await fs._call_s3("get_object", Bucket=bucket, Key=entry.key, **wanted)
     async with answer["Body"] as body:
-        data: bytes = await body.read()
-        return data
+        return await _at_most(body.read, stop - start, entry)
 
 
-async def _web_get(fs: Any, root: str, entry: Entry, start: int, stop: int) -> bytes:
+async def _at_most(read: Callable[[int], Awaitable[bytes]], most: int, entry: Entry) -> bytes:
+    """Return what is read to the end; a server that sends more than was asked for is left.
+
+    Raises:
+        ObjectChangedError: it does.
+    """
+    pieces, found = [], 0
+    while piece := await read(min(most + 1 - found, _PIECE_BYTES)):
+        pieces.append(piece)
+        if (found := found + len(piece)) > most:
+            raise ObjectChangedError(
+                f"{entry.key}: expected {most} bytes, the store sends more; the object was "
+                "rewritten since it was listed"
+            )
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _web_get(fs: Any, address: str, entry: Entry, start: int, stop: int) -> bytes:
     """One request, whose answer says which version it is."""
     settings = dict(fs.kwargs)
-    headers = dict(settings.pop("headers", {}))
+    # Packed, a range would be one of other bytes, and its size whatever the server makes it.
+    headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
     if start or stop < entry.size:
         headers["Range"] = f"bytes={start}-{stop - 1}"
     if entry.etag and not entry.etag.startswith("W/"):
         headers["If-Match"] = entry.etag
     session = await fs.set_session()
-    address = fs.encode_url(root + entry.key)
-    async with session.get(address, headers=headers, **settings) as answer:
+    async with session.get(fs.encode_url(address), headers=headers, **settings) as answer:
         answer.raise_for_status()
         found = answer.headers.get("ETag")
         if entry.etag and found and found != entry.etag:
             raise ObjectChangedError(f"{entry.key} was rewritten since it was listed")
-        data: bytes = await answer.read()
-        return data if answer.status == 206 else data[start:stop]
+        if answer.status == 206:
+            return await _at_most(answer.content.read, stop - start, entry)
+        return (await _at_most(answer.content.read, entry.size, entry))[start:stop]
 
 
 _SPECIAL = {"s3": _s3_get, "s3a": _s3_get, "http": _web_get, "https": _web_get}
@@ -342,10 +377,15 @@ def open_fsspec(
         fs, path = url_to_fs(url, **options)
         folder = "/" if url.endswith("/") and not path.endswith("/") else ""
         if location.scheme in BUCKETS:
-            root = f"{location.scheme}://{location.bucket}/"
+            root = f"{location.scheme}://{location.userinfo}{location.bucket}/"
             root = root if location.scheme in WEB else f"{location.bucket}/"
         else:
             root = ""
+            if public_url(path) != path:  # keys are kept, in shards and index
+                raise ConfigError(
+                    f"source.url {location.url}: credentials in an address behind :: would "
+                    "become part of keys; put them into source.storage_options"
+                )
             location = replace(location, pattern=path + folder)
         del fs
         return location, FsspecBackend(opened, location, root, concurrency)

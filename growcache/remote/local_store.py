@@ -21,6 +21,7 @@ from growcache.errors import (
 )
 from growcache.remote.store import PAGE, Entry
 from growcache.remote.urls import Location
+from growcache.usercode import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -89,7 +90,7 @@ def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> 
         with os.scandir(folder) as scan:
             children = sorted((child.name, child.is_dir()) for child in scan)
     except OSError as error:
-        logger.warning("%s is left out of the listing: %s", folder, error.strerror)
+        logger.warning("%s is left out of the listing: %s", printable(folder), error.strerror)
         return
     here = (found.st_dev, found.st_ino)
     if here in above:

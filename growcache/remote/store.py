@@ -15,9 +15,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from growcache.config import SourceConfig
-from growcache.errors import ObjectChangedError, ObjectMissingError, TransientStoreError
+from growcache.errors import (
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+    TransientStoreError,
+)
 from growcache.remote.retry import Patience
 from growcache.remote.urls import BUCKETS, WEB, Location, parse_url
+from growcache.usercode import short
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -25,6 +31,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAGE = 1000  # entries; what S3 answers at once
+MOST_KEY = (
+    8192  # characters; stores allow 1,024 bytes, file systems 4,096, web servers about this
+)
+MOST_ETAG = 1024  # characters
+MOST_SIZE = 1 << 50  # bytes; no store holds larger objects, and sums of sizes must stay exact
+_SHOWN_KEY = 80  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +150,33 @@ class StoreReader:
 
 
 def nameable(page: list[Entry]) -> list[Entry]:
-    """Return the entries whose keys are text, for listing, index and shards hold them as UTF-8.
+    """Return the entries that can be kept; what else a store lists is left out, with a warning.
 
-    Names of files can be any bytes: those are left out, with a warning.
+    Listing, index and shards hold keys as UTF-8, and names of files can be any bytes. Nor is a
+    store believed that tells of keys of megabytes, or of objects larger than all disks.
     """
     odd = [entry.key for entry in page if not _is_text(entry.key)]
-    if not odd:
-        return page
-    logger.warning(
-        "names that are no UTF-8 are left out of the listing: %d, such as %a", len(odd), odd[0]
+    if odd:
+        _left_out("names that are no UTF-8", odd)
+        page = [entry for entry in page if _is_text(entry.key)]
+    unlikely = [entry.key for entry in page if not _is_likely(entry)]
+    if unlikely:
+        _left_out("objects with a name, version or size that cannot be", unlikely)
+        page = [entry for entry in page if _is_likely(entry)]
+    return page
+
+
+def _left_out(what: str, keys: list[str]) -> None:
+    shown = keys[0] if len(keys[0]) <= _SHOWN_KEY else keys[0][:_SHOWN_KEY] + "…"
+    logger.warning("%s are left out of the listing: %d, such as %a", what, len(keys), shown)
+
+
+def _is_likely(entry: Entry) -> bool:
+    return (
+        len(entry.key) <= MOST_KEY
+        and 0 <= entry.size <= MOST_SIZE
+        and (entry.etag is None or (len(entry.etag) <= MOST_ETAG and _is_text(entry.etag)))
     )
-    return [entry for entry in page if _is_text(entry.key)]
 
 
 def _is_text(key: str) -> bool:
@@ -245,7 +273,7 @@ class RemoteStore:
         with ThreadPoolExecutor(min(16, len(run))) as threads:
             for at in range(0, len(fresh), PAGE):
                 try:
-                    yield list(threads.map(head, fresh[at : at + PAGE]))
+                    yield nameable(list(threads.map(head, fresh[at : at + PAGE])))
                 except ObjectMissingError as error:
                     error.exit_code = 2  # the URL itself is wrong, not one object of many
                     raise
@@ -258,7 +286,7 @@ class RemoteStore:
         def advance() -> list[Entry] | None:
             nonlocal listing
             if listing is None:
-                listing = backend.listing(location, after)
+                listing = _moving(backend.listing(location, after))
             try:
                 return next(listing, None)
             except TransientStoreError:
@@ -285,6 +313,23 @@ class RemoteStore:
         if self._slots is None or self._loop is not loop:
             self._slots, self._loop = asyncio.Semaphore(self._concurrency), loop
         return self._slots
+
+
+def _moving(pages: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
+    """Yield pages as long as they move on.
+
+    Raises:
+        StoreError: one comes again, as of a store that loses the place and lists for ever.
+    """
+    last: list[Entry] = []
+    for page in pages:
+        if page and page == last:
+            raise StoreError(
+                f"the store's listing repeats its page of {len(page)} objects that ends with "
+                f"{short(page[-1].key)}; it cannot be listed to its end"
+            )
+        last = page or last
+        yield page
 
 
 def open_store(
@@ -315,7 +360,8 @@ def open_store(
         if location.scheme == "file" and source.client != "fsspec":
             client: tuple[object, ...] = ("file",)
         elif location.scheme in BUCKETS:
-            client = (location.root, location.scheme in WEB and location.is_key)
+            is_web_key = location.scheme in WEB and location.is_key
+            client = (location.root, location.userinfo, location.asked, is_web_key)
         else:
             client = (url,)
         if client in clients:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from growcache.errors import ConfigError
+from growcache.secrecy import public_query, without_userinfo
 
 # Stores whose keys stand behind a bucket, container or host of their own.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"})
 WEB = frozenset({"http", "https"})
 LOCAL = frozenset({"file", "local"})
+_NO_USERS = frozenset({"s3", "s3a", "gs", "gcs"})  # what stands before an @ elsewhere is public
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
-_USERINFO = re.compile(r"(?<=://)[^/@]*@")
+_QUERY = re.compile(r"(https?://[^?]*)\?.*")
 _MAGIC = re.compile(r"[*?\[]")
 # A "?" of a web address starts its query, so it is no wildcard there.
 _WEB_MAGIC = re.compile(r"[*\[]")
@@ -30,13 +32,18 @@ class Location:
         url: as typed, without user name and password.
         scheme: ``"file"`` for plain paths.
         bucket: bucket, container or host; empty where the store has none.
-        pattern: key, glob, or (ending with ``/``) the folder whose whole content is meant.
+        pattern: key, glob, or (ending with ``/``) the folder whose whole content is meant;
+            of a signed web address without what signs it.
+        userinfo: of a web address, ``user:password@``, for requests only.
+        asked: what is requested for the key `pattern`, where that is signed.
     """
 
     url: str
     scheme: str
     bucket: str
     pattern: str
+    userinfo: str = field(default="", repr=False)
+    asked: str = field(default="", repr=False)
 
     @property
     def root(self) -> str:
@@ -70,13 +77,20 @@ class Location:
 
     @cached_property
     def matches(self) -> Callable[[str], bool]:
-        """The test of a key."""
+        """The test of a key.
+
+        Raises:
+            ConfigError: a malformed glob, in a chain of file systems.
+        """
         if not self.is_glob:
             pattern = self.pattern
             return lambda key: (
                 key == pattern or (pattern[-1:] in ("", "/") and key.startswith(pattern))
             )
-        compiled = re.compile(translate_glob(self.pattern))
+        try:
+            compiled = re.compile(translate_glob(self.pattern))
+        except ValueError as error:
+            raise ConfigError(f"source.url {self.url}: {error}") from None
         return lambda key: compiled.match(key) is not None
 
     @property
@@ -101,15 +115,44 @@ def parse_url(url: str) -> Location:
     if scheme not in BUCKETS:
         return _checked(Location(shown, scheme, "", rest))
     bucket, _, key = rest.partition("/")
+    userinfo = ""
+    if scheme in WEB:
+        user, at, bucket = bucket.rpartition("@")
+        userinfo = user + at
+        _refuse_unquoted(bucket, shown)
+    elif scheme in _NO_USERS and (":" in bucket or "@" in bucket):
+        raise ConfigError(
+            f"source.url {scheme}://…: a bucket's name holds no : or @; credentials belong "
+            "into source.storage_options, or the environment"
+        )
     if not bucket or (scheme not in WEB and _MAGIC.search(bucket)):
         raise ConfigError(f"source.url {shown}: expected {scheme}://BUCKET/KEY with one bucket")
-    return _checked(Location(shown, scheme, bucket, key))
+    location = _checked(Location(shown, scheme, bucket, key, userinfo))
+    return _unsigned(location) if scheme in WEB else location
+
+
+def _refuse_unquoted(host: str, shown: str) -> None:
+    """Refuse a host whose port is no number: it is a password with a slash in it."""
+    port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+    if port and not port.isdigit():
+        raise ConfigError(
+            f"source.url {shown}: expected a host and the number of a port; a password's / and "
+            "@ are written as %2F and %40"
+        )
+
+
+def _unsigned(location: Location) -> Location:
+    """Return a web address whose pattern, which becomes a key that is kept, holds no secret."""
+    path, _, query = location.pattern.partition("?")
+    kept = public_query(query)
+    if kept == query:
+        return location
+    return replace(location, pattern=f"{path}?{kept}" if kept else path, asked=location.pattern)
 
 
 def redact(url: str) -> str:
     """Return the URL without user name and password, and without a query."""
-    shown = _USERINFO.sub("", url)
-    return re.sub(r"\?.*", "?…", shown) if shown.startswith(("http://", "https://")) else shown
+    return "::".join(_QUERY.sub(r"\1?…", part) for part in without_userinfo(url).split("::"))
 
 
 def translate_glob(pattern: str) -> str:

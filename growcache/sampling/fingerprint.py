@@ -15,6 +15,7 @@ from growcache.cache.identity import Identity
 from growcache.config import Config
 from growcache.sampling.draws import Sizing
 from growcache.schema import Schema
+from growcache.secrecy import public, public_url
 
 TRANSFORM = "the transform's source"
 FORMAT = "the format's source"
@@ -57,27 +58,22 @@ def wishes(config: Config) -> dict[str, Any]:
     """Return the parts that the configuration alone gives, before anything is measured."""
     sampling = config.sampling
     return {
-        "source.url": [_without_userinfo(url) for url in config.source.url],
+        "source.url": [public_url(url) for url in config.source.url],
         "source.format": config.source.format,
-        "source.options": config.source.options,
+        "source.options": public(config.source.options),
         "source.storage_options": _server(config.source.storage_options),
         "sampling.seed": sampling.seed,
         "sampling.order": sampling.order,
         "sampling.weight_by": sampling.weight_by,
         "sampling.schema": sampling.schema,
         "sampling.transform": sampling.transform,
-        "sampling.transform_options": sampling.transform_options,
+        "sampling.transform_options": public(sampling.transform_options),
         "sampling.node": sampling.node,
         "sampling.nodes": sampling.nodes,
         "cache.format": config.cache.format,
         "cache.max_samples": config.cache.max_samples,
         "draw version": draws.DRAW_VERSION,
     }
-
-
-def _without_userinfo(url: str) -> str:
-    """Credentials decide who may read, not what is read; and secrets are not kept."""
-    return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
 def _server(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -262,11 +262,14 @@ def export(
         str | None,
         typer.Option("--format", metavar="FORMAT", help="tfrecord or npy; else as it is."),
     ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Let others read the copy, as your umask says.")
+    ] = False,
 ) -> None:
     """Copy what a cache holds now: to keep, to share, or to read without growcache."""
     from growcache.service.export import export_cache
 
-    _say(export_cache(cache, out, samples=samples, cache_format=format_))
+    _say(export_cache(cache, out, samples=samples, cache_format=format_, shared=shared))
 
 
 @app.command(epilog=epilog("clear"))
@@ -318,6 +321,8 @@ def _command(error: Any) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    lines = [line for line in message.splitlines() if line.strip()][:2]
+    from growcache.usercode import printable
+
+    lines = [printable(line) for line in message.splitlines() if line.strip()][:2]
     typer.echo(folded("growcache: " + "\n".join(lines), sys.stderr), err=True)
     return code

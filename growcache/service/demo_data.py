@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from growcache.cache.files import make_directory
 from growcache.schema import Array, Origin, Sample
 from growcache.seeding import generator
 
@@ -33,7 +34,7 @@ def label(sample: Sample, origin: Origin) -> Sample:
 
 def write_recordings(folder: Path, number: int, seed: int = 0) -> None:
     """Write so many recordings of each class as ``<class>-<number>.npy``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     for name in CLASSES:
         for i in range(number):
             np.save(folder / f"{name}-{i:03d}.npy", recording(name, i, seed))

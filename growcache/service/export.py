@@ -20,7 +20,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from growcache.cache.cache import Cache
-from growcache.cache.files import BLOCK_BYTES, SIDECAR, Layout, allocated, fsync_directory
+from growcache.cache.files import (
+    BLOCK_BYTES,
+    DIRECTORY_MODE,
+    FILE_MODE,
+    SIDECAR,
+    Layout,
+    allocated,
+    fsync_directory,
+)
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.mapped import Buffer
 from growcache.cache.identity import read_identity, write_identity
@@ -51,7 +59,12 @@ class Exported:
 
 
 def export_cache(
-    root: Path, out: Path, *, samples: int | None = None, cache_format: str | None = None
+    root: Path,
+    out: Path,
+    *,
+    samples: int | None = None,
+    cache_format: str | None = None,
+    shared: bool = False,
 ) -> str:
     """Copy a cache's newest snapshot; return what to tell.
 
@@ -60,6 +73,7 @@ def export_cache(
         out: a folder that does not exist yet, or is empty.
         samples: about how many: as many whole shards, the newest, as hold so many.
         cache_format: of the copy; None: as it is.
+        shared: whether others may read the copy, as far as the umask allows.
 
     Raises:
         CacheMissingError: there is no cache, or no sample in it yet.
@@ -79,6 +93,7 @@ def export_cache(
             wanted = cache_format or snapshot.view.cache_format
             _copy(snapshot, root, rows, folder, wanted, advance)
             write_notes(folder, snapshot, rows, wanted)
+            _permit(folder, shared=shared)
     found = Exported(sum(row.samples for row in rows), len(rows), total)
     return (
         f"Copied {plural(found.samples, 'sample')} in {plural(found.shards, 'shard')} "
@@ -120,7 +135,7 @@ def _appearing(out: Path) -> Iterator[Path]:
     """Yield a folder that becomes ``out`` once the block has ended well."""
     made = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        made.mkdir()
+        made.mkdir(DIRECTORY_MODE)
         yield made
         fsync_directory(made)
         made.rename(out)  # over an empty folder, too
@@ -187,18 +202,21 @@ def _write(path: Path, buffers: Iterable[Buffer]) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy content and time, durably; who may read it is for the new place to say."""
+    """Copy content and time, durably."""
     shutil.copyfile(source, target)
     shutil.copystat(source, target)
-    target.chmod(0o666 & ~_umask())
     with target.open("rb") as stream:
         os.fsync(stream.fileno())
 
 
-def _umask() -> int:
-    mask = os.umask(0o22)
+def _permit(folder: Path, *, shared: bool) -> None:
+    """Say who may read the copy: its owner, or also others, as for any new file."""
+    mask = os.umask(0o77)
     os.umask(mask)
-    return mask
+    for path in [folder, *folder.rglob("*")]:
+        is_folder = path.is_dir()
+        own, all_ = (DIRECTORY_MODE, 0o777) if is_folder else (FILE_MODE, 0o666)
+        path.chmod(all_ & ~mask if shared else own)
 
 
 def _index(layout: Layout, shards: int) -> None:

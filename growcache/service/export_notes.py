@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from growcache.cache.index import ShardRow
 from growcache.loading.snapshot import Snapshot
 from growcache.schema import Field, Schema
 from growcache.service.words import plural
+from growcache.usercode import printable
 
 README = """\
 # {samples} of a growcache cache
@@ -121,7 +123,7 @@ def _readme(
     return README.format(
         samples=plural(sum(row.samples for row in rows), "sample"),
         shards=plural(len(rows), "shard"),
-        schema="\n".join(f"- `{field}`" for field in snapshot.schema.fields),
+        schema="\n".join(f"- `{printable(str(f))}`" for f in snapshot.schema.fields),
         source=", ".join(_source(folder)),
         format=cache_format,
         reading=tfrecord_code(snapshot.schema) if tfrecord else npy_code(snapshot.schema),
@@ -137,14 +139,20 @@ def _source(folder: Path) -> list[Any]:
 def tfrecord_code(schema: Schema) -> str:
     """Return the program that reads the shards with TensorFlow."""
     features = [
-        f'    "{field.name}": tf.io.FixedLenFeature([], tf.string),' for field in schema.fields
+        f"    {_quoted(field.name)}: tf.io.FixedLenFeature([], tf.string),"
+        for field in schema.fields
     ]
-    fields = [f'        "{field.name}": {_decoded(field)},' for field in schema.fields]
+    fields = [f"        {_quoted(field.name)}: {_decoded(field)}," for field in schema.fields]
     return TFRECORD.format(features="\n".join(features), fields="\n".join(fields))
 
 
+def _quoted(name: str) -> str:
+    """Return a name as the programs have it: text, whatever is in it, that nobody may run."""
+    return json.dumps(name)
+
+
 def _decoded(field: Field) -> str:
-    found = f'found["{field.name}"]'
+    found = f"found[{_quoted(field.name)}]"
     if field.dtype in ("bytes", "str"):
         return found
     name = np.dtype(field.dtype).name

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from growcache.cache.files import FILE_MODE
 from growcache.config import load_config
 from growcache.errors import ConfigError
 from growcache.remote.formats import check_format
@@ -232,6 +233,7 @@ def write_config(path: Path, choices: Choices, *, force: bool = False) -> None:
     text = checked_text(str(path), choices)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch(FILE_MODE, exist_ok=False)  # its owner may write secrets into it
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:

@@ -29,7 +29,10 @@ def print_some(view: IndexView, schema: Schema, found: Sequence[Peeked]) -> None
     shards = plural(view.totals.shards, "shard")
     each = "of different sizes" if schema.is_ragged else f"each of {in_bytes(schema.nbytes)}"
     folder = common_folder([peeked.origin.key for peeked in found])
-    _say(console, f"{plural(view.totals.samples, 'sample')} in {shards}, {each}: {schema}")
+    _say(
+        console,
+        f"{plural(view.totals.samples, 'sample')} in {shards}, {each}: {printable(str(schema))}",
+    )
     if folder:
         _say(console, f"from {printable(folder)}")
     table = _table(schema, found, folder, console.width)
@@ -75,7 +78,8 @@ def _table(schema: Schema, found: Sequence[Peeked], folder: str, width: int) -> 
 
 def _listed(peeked: Peeked, folder: str) -> str:
     widest = max(map(len, peeked.sample))
-    fields = (f"  {name:<{widest}}  {_words(value)}" for name, value in peeked.sample.items())
+    values = peeked.sample.items()
+    fields = (f"  {printable(name):<{widest}}  {_words(value)}" for name, value in values)
     return "\n".join((f"{_place(peeked)}  {_where(peeked, folder)}", *fields))
 
 
@@ -86,7 +90,7 @@ def print_one(peeked: Peeked) -> None:
     if peeked.origin.etag:
         _say(console, f"etag   {printable(peeked.origin.etag)}")
     for name, value in peeked.sample.items():
-        _say(console, "\n" + _described(name, value, console.width))
+        _say(console, "\n" + _described(printable(name), value, console.width))
 
 
 def _described(name: str, value: Value, width: int) -> str:
@@ -119,8 +123,8 @@ def _where(peeked: Peeked, folder: str = "") -> str:
 
 def _heading(field: Field) -> str:
     if field.is_blob or field.shape == ():
-        return field.name
-    return f"{field.name}: {'shape, ' if field.is_ragged else ''}min, mean, max"
+        return printable(field.name)
+    return f"{printable(field.name)}: {'shape, ' if field.is_ragged else ''}min, mean, max"
 
 
 def _cell(field: Field, value: Value) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from growcache.cache.files import Layout, allocated
+from growcache.cache.files import FILE_MODE, Layout, allocated
 from growcache.cache.index.contents import Contents, flaws
 from growcache.cache.index.reader import (
     BUSY_SECONDS,
@@ -63,6 +65,7 @@ class Index:
         from growcache.cache.index.tables import migrations
 
         try:
+            _create(layout)
             connection = sqlite3.connect(
                 layout.index, timeout=BUSY_SECONDS, isolation_level=None
             )
@@ -461,6 +464,14 @@ class Index:
             pass  # a reader is in the way, or the disk is full: the log stays, and is good
         finally:
             self._connection.close()
+
+
+def _create(layout: Layout) -> None:
+    """Make the file for its owner only: SQLite gives its log and shared memory the same mode."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    # Only a new file is opened, for to close one frees SQLite's locks on it in this process.
+    with contextlib.suppress(OSError):  # SQLite will say it better
+        os.close(os.open(layout.index, flags, FILE_MODE))
 
 
 def index_error(layout: Layout, error: sqlite3.Error) -> CacheError:

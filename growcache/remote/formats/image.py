@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,30 @@ _OPTIONS = ("decode", "label", "classes")
 _KINDS = ("JPEG", "PNG", "WEBP")
 _MAGIC_BYTES = 12
 MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
+
+
+class _Pixels:
+    """How many pixels the threads of a process decode at once, each of which takes 11 bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, pixels: int) -> Iterator[None]:
+        """Wait until an image of so many, at most all there may be, has its turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
+_DECODING = _Pixels(MOST_PIXELS)
 
 
 class Images:
@@ -106,7 +132,8 @@ def decode_image(data: Buffer, key: str) -> Array:
     try:
         with Image.open(io.BytesIO(memoryview(data)), formats=_KINDS) as image:
             _check(image.size, image.mode, key)
-            return np.array(image.convert("RGB"))
+            with _DECODING.of(image.size[0] * image.size[1]):
+                return np.array(image.convert("RGB"))
     except FormatError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import math
 import re
@@ -33,12 +32,20 @@ if TYPE_CHECKING:
 _OPTIONS = ("axis", "window", "stride", "phase")
 _MAGIC = b"\x93NUMPY"
 _PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
+_MOST_EMPTY_ROWS = 1 << 16  # so many cost an object no byte, and its reader memory
 _SMALL = 1 << 16  # bytes; such an object is fetched whole rather than in two requests
 _LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
 _KNOWN_HEADERS = 8192  # objects; some 400 bytes each
 # Plain numbers only, checked before NumPy sees the text: it would build records of any size.
 _NUMBER = re.compile(r"[<>|=]?(\?|b1|[iu][1248]|f(2|4|8|16)|c(8|16|32))")
-_PYTHON2_LONG = re.compile(r"(\d+)L\b")
+_NAMES = {"descr", "fortran_order", "shape"}
+_ITEM = re.compile(
+    r"""\s*(?P<quote>['"])(?P<name>descr|fortran_order|shape)(?P=quote)\s*:\s*"""
+    r"""(?P<value>'[^'\\]*'|"[^"\\]*"|\[[^{}]*\]|\([^(){}]*\)|True|False)\s*(?:,\s*|\Z|(?=\}))"""
+)
+_SIZE = re.compile(r"[0-9]{1,19}")  # Python 2's L is taken off before
+_MOST_DIMENSIONS = 32
+_MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +162,10 @@ def parse_header(data: Buffer, entry: Entry) -> Header:
     view = memoryview(data)
     end = _header_end(view, entry)
     start = 10 if view[6] == 1 else 12
-    fields = _literal(bytes(view[start:end]), "utf-8" if view[6] == 3 else "latin-1", entry)
+    fields = _fields(bytes(view[start:end]), "utf-8" if view[6] == 3 else "latin-1", entry)
     header = Header(end, _dtype(fields["descr"], entry), *_shape(fields, entry))
+    if math.prod(max(1, size) for size in header.shape) >= _MOST_ELEMENTS:
+        raise FormatError(f"{entry.key}: its header claims an array of {list(header.shape)}")
     needed = end + math.prod(header.shape) * header.dtype.itemsize
     if needed > entry.size:
         raise FormatError(
@@ -179,46 +188,52 @@ def _header_end(data: Buffer, entry: Entry) -> int:
     return start + length
 
 
-def _literal(text: bytes, encoding: str, entry: Entry) -> dict[str, Any]:
-    found = _evaluated(text, encoding)
-    if not isinstance(found, dict) or set(found) != {"descr", "fortran_order", "shape"}:
+def _fields(text: bytes, encoding: str, entry: Entry) -> dict[str, str]:
+    """Return the texts of the three values; any order, as other programs than NumPy have it."""
+    found = _parsed(text, encoding)
+    if found is None:
         raise FormatError(f"{entry.key}: its .npy header is not one: {text[:80]!r}")
     return found
 
 
 @functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
-def _evaluated(text: bytes, encoding: str) -> Any:
+def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
+    # Not by ast.literal_eval: what compiles a stranger's text must be right about all of it.
     try:
         words = text.decode(encoding).strip()
-        try:
-            return ast.literal_eval(words)
-        except SyntaxError:  # Python 2 wrote shapes as (10L, 3L)
-            return ast.literal_eval(_PYTHON2_LONG.sub(r"\1", words))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+    except UnicodeDecodeError:
         return None
+    if not (words.startswith("{") and words.endswith("}")):
+        return None
+    found: dict[str, str] = {}
+    at, end = 1, len(words) - 1
+    while (item := _ITEM.match(words, at, end)) is not None:
+        if item["name"] in found:
+            return None
+        found[item["name"]] = item["value"]
+        at = item.end()
+    return found if at == end and set(found) == _NAMES else None
 
 
-def _dtype(descr: object, entry: Entry) -> np.dtype[np.generic]:
-    if isinstance(descr, str) and _NUMBER.fullmatch(descr):
+def _dtype(descr: str, entry: Entry) -> np.dtype[np.generic]:
+    name = descr[1:-1]
+    if not descr.startswith("[") and _NUMBER.fullmatch(name):
         try:
-            return np.dtype(descr)
+            return np.dtype(name)
         except TypeError:  # float128 on a machine without it
             pass
+    shown = descr if descr.startswith("[") else name
     raise FormatError(
-        f"{entry.key}: expected an array of plain numbers, found dtype {str(descr)[:80]}"
+        f"{entry.key}: expected an array of plain numbers, found dtype {shown[:80]}"
     )
 
 
-def _shape(fields: dict[str, Any], entry: Entry) -> tuple[tuple[int, ...], bool]:
-    shape, fortran = fields["shape"], fields["fortran_order"]
-    if (
-        isinstance(shape, tuple)
-        and len(shape) <= 32
-        and all(type(n) is int and n >= 0 for n in shape)
-        and isinstance(fortran, bool)
-    ):
-        return shape, fortran
-    raise FormatError(f"{entry.key}: its .npy header has shape {str(shape)[:80]}")
+def _shape(fields: dict[str, str], entry: Entry) -> tuple[tuple[int, ...], bool]:
+    inside = fields["shape"][1:-1].strip().removesuffix(",")
+    sizes = [size.strip().removesuffix("L") for size in inside.split(",")] if inside else []
+    if len(sizes) <= _MOST_DIMENSIONS and all(map(_SIZE.fullmatch, sizes)):
+        return tuple(map(int, sizes)), fields["fortran_order"] == "True"
+    raise FormatError(f"{entry.key}: its .npy header has shape {fields['shape'][:80]}")
 
 
 def _rows(header: Header, entry: Entry) -> Rows:
@@ -231,7 +246,13 @@ def _rows(header: Header, entry: Entry) -> Rows:
             f"{entry.key}: its rows are not contiguous (Fortran order), so they cannot be read "
             "by range; drop axis and window to take whole arrays"
         )
-    return Rows(header.data, header.shape[0], header.shape[1:], header.dtype)
+    rows = Rows(header.data, header.shape[0], header.shape[1:], header.dtype)
+    if not rows.row_bytes and rows.count > _MOST_EMPTY_ROWS:
+        raise FormatError(
+            f"{entry.key}: its header claims {rows.count} rows without values, of at most "
+            f"{_MOST_EMPTY_ROWS}"
+        )
+    return rows
 
 
 def open_npy(options: Mapping[str, Any]) -> WholeArray | ArrayRows:

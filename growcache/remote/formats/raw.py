@@ -94,7 +94,7 @@ def _dtype(options: Mapping[str, Any]) -> np.dtype[np.generic]:
         raise ConfigError("source.options: format raw needs dtype, as in dtype: <i2")
     try:
         dtype: np.dtype[np.generic] = np.dtype(options["dtype"])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise ConfigError(f"source.options.dtype: {error}") from None
     if dtype.kind not in KINDS or dtype.itemsize == 0 or dtype.subdtype is not None:
         raise ConfigError(f"source.options.dtype: expected a number, found {dtype}")

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from growcache.remote.formats.objects import Measure, Reader, Visit, share
+from growcache.errors import FormatError
+from growcache.remote.formats.objects import LARGEST_WHOLE, Measure, Reader, Visit, share
 from growcache.schema import Array, Sample
 from growcache.seeding import derive, generator
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+MOST_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
 _WORTH_A_REQUEST = 1 << 18  # bytes; a gap smaller than this is read along
 
 
@@ -101,9 +103,27 @@ async def read_samples(
     wanted: Sequence[int] = starts[_slice(share(len(starts), visit))]
     if visit.take is not None:
         wanted = _taken(wanted, visit, reader.entry.key)
+    _refuse_too_much(reader, rows, grid, wanted)
     runs = _runs(wanted, grid.length, max(1, _WORTH_A_REQUEST // max(1, rows.row_bytes)))
     read = await asyncio.gather(*(_read_run(reader, rows, grid, run) for run in runs))
     return [sample for samples in read for sample in samples]
+
+
+def _refuse_too_much(reader: Reader, rows: Rows, grid: Grid, wanted: Sequence[int]) -> None:
+    """Refuse what a sampler cannot hold: objects may have longer rows than the first one."""
+    stride = min(grid.stride, grid.length)  # overlapping windows are read once
+    length = min(rows.count, stride * max(0, len(wanted) - 1) + grid.length)
+    padded = grid.length if grid.pad and wanted else 0
+    if (nbytes := max(length, padded) * rows.row_bytes) > LARGEST_WHOLE:
+        raise FormatError(
+            f"{reader.entry.key}: one visit may read {LARGEST_WHOLE:,} bytes, found rows of "
+            f"{rows.row_bytes:,} bytes, {nbytes:,} in all; cut smaller windows"
+        )
+    if len(wanted) > MOST_SAMPLES:
+        raise FormatError(
+            f"{reader.entry.key}: one visit may yield {MOST_SAMPLES:,} samples, found "
+            f"{len(wanted):,} rows that are so much shorter than those of the first object"
+        )
 
 
 def _slice(ordinals: range) -> slice:
