@@ -25,6 +25,7 @@ from growcache.cache.index import Contents, ShardState, StockRow, Totals, read_i
 from growcache.cache.leases import Lease
 from growcache.cache.rebuild import Seen, remade
 from growcache.cache.repair import repair
+from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status, read_status, write_status
 from growcache.errors import (
     CacheBusyError,
@@ -317,6 +318,15 @@ def test_what_becomes_of_damage(
             assert start(other).live == LIVE
         case _:
             raise AssertionError(f"what is {mended!r}?")
+
+
+def test_every_bit_of_a_description_counts(root: Path) -> None:
+    data = (root / "shards" / "00000003.json").read_bytes()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptShardError):
+            Sidecar.from_bytes(bytes(flipped))
 
 
 def test_what_is_good_is_kept(root: Path) -> None:
