@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from growcache.cache.check import check
@@ -209,8 +209,7 @@ class Chaos:
             reader.go_on()
         self._hear()
         self._stop_cleanly()
-        self.tally.seen = self._watcher.seen()
-        self._violated(checks.bound(self.tally.seen))
+        self._ask_watcher()
         self.tally.link = self._remote.link.counts()
         self.tally.redrawn = self._ledger.redrawn
         for role, reader in self._readers.items():
@@ -591,11 +590,13 @@ class Chaos:
         used = allocated_tree(self._root)
         if used > self._allowed:
             self._violated([f"G1: {used:,} bytes by du, {self._allowed:,} allowed"])
-        seen = self._watcher.seen()
-        known = len(self.tally.seen.over)
-        self._violated([f"G1: {u:,} bytes used, {a:,} allowed" for a, u in seen.over[known:]])
-        self.tally.seen = seen
+        self._ask_watcher()
         self._recent.forget(time.monotonic() - MEMORY_SECONDS)
+
+    def _ask_watcher(self) -> None:
+        seen, known = self._watcher.seen(), len(self.tally.seen.over)
+        self._violated(checks.bound(replace(seen, over=seen.over[known:])))
+        self.tally.seen = seen
 
     def _findings(self) -> list[Finding]:
         try:
