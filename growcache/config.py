@@ -58,8 +58,6 @@ PLANNED = {
     "source.labels": Planned("label files"),
     "source.on_missing": Planned("label files", "error"),
     "sampling.strata": Planned("stratified sampling"),
-    "cache.max_reuse": Planned("limits on reuse"),
-    "cache.on_max_reuse": Planned("limits on reuse", "warn"),
 }
 
 
@@ -183,6 +181,8 @@ class CacheConfig(_Model):
     format: Literal["tfrecord", "npy"] = "tfrecord"
     eviction: Literal["fifo", "random", "most_used", "none"] = "fifo"
     min_uses: Annotated[int, Field(ge=0)] = 1
+    max_reuse: PositiveInt | None = None
+    on_max_reuse: Literal["warn", "wait"] = "warn"
     resume_seconds: Annotated[float, Field(ge=0)] = 600.0
     min_free: Annotated[float | int, BeforeValidator(_share_or_bytes)] = 0.01
     allow_network_filesystem: bool = False
@@ -191,6 +191,15 @@ class CacheConfig(_Model):
     def _fixed_set(self) -> CacheConfig:
         if self.max_samples is not None and self.eviction != "none":
             raise ValueError("max_samples fixes the set: it needs eviction: none")
+        return self
+
+    @model_validator(mode="after")
+    def _uses_can_be_reached(self) -> CacheConfig:
+        if self.max_reuse is not None and self.min_uses > self.max_reuse:
+            raise ValueError(
+                f"min_uses {self.min_uses} is more than max_reuse {self.max_reuse}: no shard "
+                "could ever leave"
+            )
         return self
 
 

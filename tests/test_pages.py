@@ -495,8 +495,6 @@ def test_what_is_not_offered_is_not_there() -> None:
             ConfigError, match=rf"^{re.escape(dotted)}: .* not available in this"
         ):
             load_config(values)
-    with pytest.raises(ConfigError, match="limits on reuse are not available in this version"):
-        load_config({"source": {"url": "x"}, "cache": {"max_reuse": 4}})
     with pytest.raises(ConfigError, match="several sources"):
         load_config({"source": [{"url": "x"}]})
     taken = set(inspect.signature(Loader.__init__).parameters)

@@ -103,6 +103,7 @@ class Cache:
         rows, self._room.foreign_bytes = restore(layout, ledger.index, ledger.write)
         stock.add(rows)
         self._facts = Facts(layout, ledger)
+        self._note_reuse()
         self._commits = Commits(layout, ledger, self._room)
         self._evictor = Evictor(layout, ledger, stock, self._config.resume_seconds)
         self._room.admit()
@@ -157,7 +158,12 @@ class Cache:
         if self._facts.set_identity(identity, self.totals().drawn):
             self._start_afresh()
 
+    def _note_reuse(self) -> None:
+        # Readers have no configuration; they go by the index.
+        self._facts.set_reuse(self._config.max_reuse, self._config.on_max_reuse)
+
     def _start_afresh(self) -> None:
+        self._note_reuse()
         self._stock.clear()
         rows, self._room.foreign_bytes = reconcile(
             self.layout, self._ledger.index, self._ledger.write
@@ -233,6 +239,7 @@ class Cache:
     def follow(self, config: CacheConfig) -> None:
         """Go by these settings from now on: ``max_bytes`` and ``min_free``."""
         self._config = config
+        self._note_reuse()
         if int(config.max_bytes) != self.max_bytes:
             self.max_bytes = int(config.max_bytes)
 

@@ -94,6 +94,20 @@ class Facts:
             self._ledger.write(lambda: self._ledger.index.set_meta("complete", complete))
             self.complete = complete
 
+    def set_reuse(self, most: int | None, reaction: str) -> None:
+        """Say how often a job may use a shard, and what it does when all are used so often."""
+        index = self._ledger.index
+        wanted = {"max_reuse": most, "on_max_reuse": reaction}
+        if most is None and index.meta("max_reuse") is None:
+            return
+        if any(index.meta(name) != value for name, value in wanted.items()):
+
+            def note() -> None:
+                for name, value in wanted.items():
+                    index.set_meta(name, value)
+
+            self._ledger.write(note)
+
     def set_population(self, parts: int | None, samples: float | None) -> None:
         """Say how large the source is, in parts and in samples (estimated)."""
         if (parts, samples) == self._population:

@@ -13,18 +13,18 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from growcache.cache.files import Layout
-from growcache.cache.leases import LeaseView, RankNote, read_leases
+from growcache.cache.leases import Lease, LeaseView, RankNote, read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ranks import run_of
+from growcache.loading.reuse import Watch, left_out
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import Pause, when_room, woken
 
@@ -35,19 +35,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _walks: defaultdict[tuple[str, str, int], Iterator[int]] = defaultdict(itertools.count)
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """What ends a wait early.
-
-    Attributes:
-        wake: set when ``stopped`` changes.
-        stopped: whether to give up.
-    """
-
-    wake: threading.Event
-    stopped: Callable[[], bool]
 
 
 class Company(Protocol):
@@ -114,16 +101,38 @@ class _Leader:
         self._note = note
         self._names: list[str] = []  # of the leases of the two latest passes
         self._met: set[int] = set()
+        self._presence: Lease | None = None  # while no shard may be held
 
     def offers(self, pass_number: int) -> bool:
         return False
 
     def take(self, pass_number: int, watch: Watch) -> Snapshot | None:
-        return _taken(self._options, watch, replace(self._note, pass_number=pass_number))
+        note = replace(self._note, pass_number=pass_number)
+
+        def hold() -> None:
+            if self._presence is None:
+                self._presence = _present(self._options, note, watch)
+                if self._presence is not None:
+                    self._names.append(self._presence.name)
+            watch.hold()
+
+        try:
+            snapshot = _taken(self._options, replace(watch, hold=hold), note)
+        except BaseException:
+            self._leave()
+            raise
+        if snapshot is None:
+            self._leave()
+        return snapshot
+
+    def _leave(self) -> None:
+        if self._presence is not None:
+            self._presence.close()
+            self._presence = None
 
     def settle(self, snapshot: Snapshot, watch: Watch) -> None:
         name = snapshot.lease.name
-        self._names = [*self._names[-1:], name]
+        self._names = [*self._names[-2:], name]
         snapshot.lease.settle()
         gone: set[int] = set()
 
@@ -138,13 +147,16 @@ class _Leader:
             over, gone = absent & gone, absent
             return True if left <= over else None
 
-        _wait(
-            self._options,
-            all_here,
-            watch,
-            lambda: f"{_names(missing())} to take the same snapshot",
-            patient=bool(self._met),
-        )
+        try:
+            _wait(
+                self._options,
+                all_here,
+                watch,
+                lambda: f"{_names(missing())} to take the same snapshot",
+                patient=lambda: bool(self._met),
+            )
+        finally:
+            self._leave()
         self._met |= self._followers([name])
 
     def _followers(self, names: list[str]) -> set[int]:
@@ -169,6 +181,15 @@ class _Follower:
         return _of_pass(self._leader(), pass_number) is not None
 
     def take(self, pass_number: int, watch: Watch) -> Snapshot | None:
+        present: list[Lease] = []
+        try:
+            return self._take(pass_number, watch, present)
+        finally:
+            for lease in present:
+                lease.close()
+
+    def _take(self, pass_number: int, watch: Watch, present: list[Lease]) -> Snapshot | None:
+        """Return the snapshot; ``present`` takes what is leased while rank 0 waits for samples."""
         looks = 0
 
         def settled() -> LeaseView | None:
@@ -176,6 +197,13 @@ class _Follower:
             leases = self._leader()
             if (lease := _of_pass(leases, pass_number)) is not None:
                 return lease
+            if leases and not leases[0].numbers and not present:
+                follows = replace(
+                    self._note, pass_number=pass_number, follows=leases[0].name, settings={}
+                )
+                if (own := _present(self._options, follows, watch)) is not None:
+                    present.append(own)
+                watch.hold()
             if self._last:
                 # Whoever was about to change leases is seen at the second look.
                 looks = 0 if leases else looks + 1
@@ -191,7 +219,7 @@ class _Follower:
                 settled,
                 watch,
                 lambda: f"rank 0 to take the snapshot of pass {pass_number}",
-                patient=bool(self._last),
+                patient=lambda: bool(self._last or present),
             )
             if lease is not None and (snapshot := self._copied(lease, watch)) is not None:
                 return snapshot
@@ -256,8 +284,20 @@ class _Follower:
 def _taken(
     options: LoaderOptions, watch: Watch, note: RankNote | None = None
 ) -> Snapshot | None:
+    without = left_out(options, watch)
     return when_room(
-        lambda: Snapshot.take(options.root, job=options.job, verify=options.verify, ranks=note),
+        lambda: Snapshot.take(
+            options.root, job=options.job, verify=options.verify, ranks=note, without=without
+        ),
+        watch.wake,
+        watch.stopped,
+    )
+
+
+def _present(options: LoaderOptions, note: RankNote, watch: Watch) -> Lease | None:
+    """Return a lease on nothing: it says that this rank is still there."""
+    return when_room(
+        lambda: Lease.create(options.root, options.job, (), ranks=note),
         watch.wake,
         watch.stopped,
     )
@@ -296,7 +336,7 @@ def _wait(
     watch: Watch,
     event: Callable[[], str],
     *,
-    patient: bool,
+    patient: Callable[[], bool],
 ) -> T | None:
     """Return what ``look`` finds, as soon as it does; None where ``watch`` stopped it.
 
@@ -322,7 +362,7 @@ def _wait(
                 return found
             waited = time.monotonic() - began
             who = f"rank {options.ranks.local_rank} of job {options.job} in {options.root}"
-            if waited > PATIENCE_SECONDS and not patient:
+            if waited > PATIENCE_SECONDS and not patient():
                 raise CacheError(
                     f"{who} waited {waited:.0f} s for {event()}; ranks on several machines need "
                     "LOCAL_RANK and LOCAL_WORLD_SIZE, those started through shells of their own "

@@ -22,11 +22,12 @@ import numpy as np
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, ConfigError, CorruptShardError, GrowcacheError
 from growcache.loading.ahead import Ahead
-from growcache.loading.following import Company, Watch
+from growcache.loading.following import Company
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window, visiting_order, window_samples
 from growcache.loading.ranks import stand_ins
+from growcache.loading.reuse import Watch
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
 from growcache.loading.waiting import wait_for_samples
@@ -167,7 +168,9 @@ class Walk:
     ) -> None:
         self._options = options
         self._ranks = ranks
-        self._watch = Watch(wake, stop.is_set)
+        self._watch = Watch(wake, stop.is_set, self._hold, self._own)
+        self._holding = False
+        self._turn = threading.Event()  # the next pass is there, or waits for samples
         self._stop = stop
         self._wake = wake
         self._on_pass = on_pass
@@ -185,7 +188,7 @@ class Walk:
         if resume is None:
             self._begin_pass_ahead(first_pass, options.min_samples)
         else:
-            self._next_pass = Ahead(lambda: self._resumed(resume), "snapshot")
+            self._open_ahead(lambda: self._resumed(resume))
 
     def next_pass(self) -> PassPlan:
         """End the pass, wherever it stands, and enter the next one; return its plan.
@@ -197,6 +200,10 @@ class Walk:
             assert self._pass is not None
             self._begin_pass_ahead(self._pass.number + 1, 1)
         assert self._next_pass is not None
+        self._turn.wait()
+        if self._holding:
+            self._leave_pass()
+            self._close_left()  # what it holds could not leave, and nothing new come
         begun = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
         self._next_pass, self._pass = None, begun
@@ -287,7 +294,29 @@ class Walk:
             self._close_left()  # or there were three leases
             return self._open_pass(number, min_samples)
 
+        self._open_ahead(prepare)
+
+    def _open_ahead(self, open_pass: Callable[[], OpenPass]) -> None:
+        self._holding = False
+        self._turn.clear()
+
+        def prepare() -> OpenPass:
+            try:
+                return open_pass()
+            finally:
+                self._turn.set()
+
         self._next_pass = Ahead(prepare, "snapshot")
+
+    def _hold(self) -> None:
+        """Have the pass ended as soon as its rows are through."""
+        self._holding = True
+        self._turn.set()
+
+    def _own(self) -> tuple[str, ...]:
+        """Return the lease of the pass that is walked: its shards are about to be used."""
+        running = self._pass
+        return () if running is None else (running.snapshot.lease.name,)
 
     def _open_pass(self, number: int, min_samples: int) -> OpenPass:
         began = time.monotonic()

@@ -6,7 +6,7 @@ import operator
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ class Snapshot:
         verify: Verify = "first",
         only: Mapping[int, str] | None = None,
         ranks: RankNote | None = None,
+        without: Container[int] = (),
     ) -> Snapshot:
         """Return what is cached now, leased.
 
@@ -96,6 +97,7 @@ class Snapshot:
             only: digests by number of the shards to take; None for all. ``{row.number:
                 row.digest for row in snapshot.shards}`` takes what another snapshot has.
             ranks: what the lease says to the other ranks of the job.
+            without: numbers of shards to leave out.
 
         Raises:
             CacheMissingError: no cache there, or no sample in it yet.
@@ -108,7 +110,11 @@ class Snapshot:
                 f"the cache at {layout.root} has no samples yet; wait for them with "
                 "growcache.loading.waiting.wait_for_samples, or use a loader, which waits"
             )
-        wanted = [row for row in view.shards if row.samples and _is_of(only, row)]
+        wanted = [
+            row
+            for row in view.shards
+            if row.samples and row.number not in without and _is_of(only, row)
+        ]
         lease = Lease.create(layout.root, job, [row.number for row in wanted], ranks=ranks)
         try:
             # Only what is still live after the lease was there is safe: the evictor

@@ -10,6 +10,7 @@ shard may not be given yet, "nothing now" is.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -27,8 +28,9 @@ from growcache.loading.framework import Integers
 from growcache.loading.maps import Key, key_of
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import plan_pass, window_samples
+from growcache.loading.reuse import Watch, left_out
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import take_snapshot, wait_for_samples
+from growcache.loading.waiting import wait_for_samples, when_room
 
 NOTHING = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
@@ -136,8 +138,7 @@ def open_pass(
     options: LoaderOptions,
     number: int,
     min_samples: int,
-    wake: threading.Event | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    watch: Watch | None = None,
 ) -> Pass:
     """Return a pass over what is cached, as soon as that is enough.
 
@@ -145,18 +146,20 @@ def open_pass(
         options: of the loader.
         number: of the pass.
         min_samples: to wait for.
-        wake: set when ``stopped`` changes.
-        stopped: whether to give up.
+        watch: ends the wait.
 
     Raises:
-        ClosedError: ``stopped`` said so.
+        ClosedError: ``watch`` stopped it.
         ConfigError: there will never be one batch.
     """
+    watch = watch or Watch(threading.Event(), lambda: False)
+    stopped = watch.stopped
     while True:
-        wait(options, min_samples, wake, stopped)
+        without = wait(options, min_samples, watch)
         if stopped():
             raise ClosedError
-        snapshot = take_snapshot(options.root, job=options.job, wake=wake, stopped=stopped)
+        take = functools.partial(Snapshot.take, options.root, job=options.job, without=without)
+        snapshot = when_room(take, watch.wake, stopped)
         if snapshot is None:
             raise ClosedError
         if rows := _planned(options, snapshot, number):
@@ -165,27 +168,27 @@ def open_pass(
 
 
 def wait(
-    options: LoaderOptions,
-    min_samples: int,
-    wake: threading.Event | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> None:
-    """Wait until a pass can begin; see `open_pass`."""
-    batch = 1
+    options: LoaderOptions, min_samples: int, watch: Watch | None = None
+) -> frozenset[int]:
+    """Wait until a pass can begin, see `open_pass`; return the shards that it leaves out."""
+    watch, batch = watch or Watch(threading.Event(), lambda: False), 1
     if options.samples_per_epoch is None and not options.keeps_last:
         batch = options.batch_size
     view = wait_for_samples(
         options.root,
         max(min_samples, batch),
         complete=options.fixed,
-        wake=wake,
-        stopped=stopped,
+        wake=watch.wake,
+        stopped=watch.stopped,
     )
-    if view.totals.samples < batch and not stopped():
+    if watch.stopped():
+        return frozenset()
+    if view.totals.samples < batch:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch of "
             f"{batch}; use a smaller batch_size or drop_last=False"
         )
+    return left_out(options, watch)
 
 
 def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[ShardRow]:
@@ -226,6 +229,7 @@ class ShardStream:
         self._endless = endless
         self._lock = threading.RLock()
         self._closed = False
+        self._holding = False  # the next pass waits for samples
         self._wake = threading.Event()
         self._given: dict[int, Shard] = {}
         self._tokens = 0
@@ -325,9 +329,17 @@ class ShardStream:
                 ahead.result().snapshot.close()
 
     def _open(self, min_samples: int) -> Pass:
-        return open_pass(
-            self._options, self._next_pass(), min_samples, self._wake, lambda: self._closed
-        )
+        watch = Watch(self._wake, lambda: self._closed, self._hold, self._own)
+        return open_pass(self._options, self._next_pass(), min_samples, watch)
+
+    def _hold(self) -> None:
+        """Have the pass ended as soon as the reader has read its files."""
+        self._holding = True
+        self._news.set()
+
+    def _own(self) -> tuple[str, ...]:
+        """Return the leases whose shards are about to be used."""
+        return tuple(running.lease.name for running in list(self._passes))
 
     def _give(self, running: Pass, row: ShardRow) -> int | None:
         """Return the token of a shard; None where it is damaged."""
@@ -355,6 +367,7 @@ class ShardStream:
                     return
                 self._end(old, used=True)
             self._ahead_ready.clear()
+            self._holding = False
             self._ahead = Ahead(self._open_ahead, "snapshot")
 
     def _open_ahead(self) -> Pass:
@@ -374,9 +387,17 @@ class ShardStream:
                     self._ahead = None
                     self._enter(ahead.result())
                     return
+            self._end_held()
             if not self._is_reading():
                 self._news.wait(PAUSE_SECONDS)
             yield "", NOTHING
+
+    def _end_held(self) -> None:
+        """End the pass where the next one waits for samples, which need its room."""
+        with self._lock:
+            if self._holding and all(shard.read for shard in self._given.values()):
+                for running in list(self._passes):
+                    self._end(running, used=True)
 
     def _is_reading(self) -> bool:
         """Whether the reader is in the middle of a shard; to wait would hold that up as well."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -19,8 +18,7 @@ from growcache.cache.services import reason_of
 from growcache.cache.status import read_status
 from growcache.cache.watching import watched
 from growcache.errors import CacheError, CacheFullError, CacheMissingError, ConfigError
-from growcache.loading.maps import Verify
-from growcache.loading.snapshot import Snapshot, mean_bytes
+from growcache.loading.snapshot import mean_bytes
 
 POLL_SECONDS = 1.0
 SOON_SECONDS = 0.05
@@ -101,27 +99,6 @@ def looks(
                 return
             yield _look(layout)
             pause.wait()
-
-
-def take_snapshot(
-    path: str | os.PathLike[str],
-    *,
-    job: str,
-    verify: Verify = "first",
-    wake: threading.Event | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Snapshot | None:
-    """Return a snapshot, once the disk has room for its lease; None where it was stopped.
-
-    Args:
-        path: of the cache directory.
-        job: whose uses are counted.
-        verify: see `Snapshot.take`.
-        wake: as for `wait_for_samples`.
-        stopped: whether to give up.
-    """
-    take = functools.partial(Snapshot.take, path, job=job, verify=verify)
-    return when_room(take, wake or threading.Event(), stopped)
 
 
 def when_room(

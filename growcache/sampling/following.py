@@ -19,7 +19,10 @@ from growcache.cache.watching import watched
 from growcache.config import Config, load_config
 from growcache.errors import ConfigError
 
-LIVE = ("cache.max_bytes", "cache.min_free", "cache.min_uses", "sampling.max_egress")
+LIVE = (
+    *("cache.max_bytes", "cache.min_free", "cache.min_uses"),
+    *("cache.max_reuse", "cache.on_max_reuse", "sampling.max_egress"),
+)
 LOOK_SECONDS = 1.0  # between looks when nothing stirs: events may get lost, or be unavailable
 SETTLE_SECONDS = 0.25  # that a file must have been the same
 

@@ -137,6 +137,10 @@ cache:
   eviction: fifo
   # No shard leaves before each training job has used it so often (0: at any time).
   min_uses: 1
+  # A shard that a job has used so often is left out of the epochs of this job (null: no limit).
+  max_reuse: null
+  # When nothing else is left: warn: go on with all | wait: for new samples
+  on_max_reuse: warn
   # What a reader that died had not read stays protected for so long.
   resume_seconds: 600
   # Space to leave free on the disk, as a share of it or in bytes ("5GB"): below that,

@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import following
-from growcache.loading.following import Watch, company
+from growcache.loading.following import company
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ranks import ALONE, Ranks, deal, find_ranks, run_of, stand_ins
+from growcache.loading.reuse import Watch
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.sampling.services import make_source, service, wait_until, write_config
@@ -529,7 +530,7 @@ def test_processes_train_in_step_while_the_cache_grows_and_evicts(
     config = write_config(tmp_path / "cache.yaml", url, cache=cache, sampling=sampling)
     settings = ["batch_size=4", "min_samples=40"]
     with (
-        job(tmp_path / "cache", tmp_path, ranks, 12, *settings) as processes,
+        job(tmp_path / "cache", tmp_path, ranks, 6, *settings) as processes,
         service(config),
     ):
         finish(processes)
@@ -541,7 +542,7 @@ def test_processes_train_in_step_while_the_cache_grows_and_evicts(
         assert len(set(values)) == len(values)  # each sample once, over all ranks
         sizes.append(len(values))
         seen.update(values)
-    assert len(sizes) == 12
+    assert len(sizes) == 6
     assert sizes[0] >= 40 - 4 * ranks
     assert len(seen) > max(sizes)  # the snapshots were different ones
 

@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +42,8 @@ class IndexView:
         editions: the recorded editions.
         meta: everything else that the supervisor noted, by name.
         retired: shards on their way out, oldest first; read only where they are asked for.
+        uses: how often finished leases of a job used which shard; likewise.
+        counted: the names of the finished leases in ``uses`` that may still have a file.
     """
 
     shards: list[ShardRow] = field(default_factory=list)
@@ -52,6 +55,8 @@ class IndexView:
     editions: list[Edition] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)
     retired: list[ShardRow] = field(default_factory=list)
+    uses: dict[int, int] = field(default_factory=dict)
+    counted: frozenset[str] = frozenset()
 
     @property
     def schema(self) -> Schema | None:
@@ -64,12 +69,15 @@ class IndexView:
         return self.identity.cache_format if self.identity else "tfrecord"
 
 
-def read_index(root: str | os.PathLike[str], *, retired: bool = False) -> IndexView:
+def read_index(
+    root: str | os.PathLike[str], *, retired: bool = False, job: str | None = None
+) -> IndexView:
     """Return what the index says now.
 
     Args:
         root: of the cache.
         retired: whether to tell also of shards on their way out, which leases may hold.
+        job: whose uses to tell.
 
     The connection is fresh and is closed before this returns: a cursor that stays open
     keeps seeing shards as live after they were retired.
@@ -85,6 +93,7 @@ def read_index(root: str | os.PathLike[str], *, retired: bool = False) -> IndexV
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             live, meta, editions, totals = _read(connection)
             going = _rows(connection, ShardState.RETIRED) if retired else []
+            uses, counted = ({}, ()) if job is None else _uses(connection, job)
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         # Not only what SQLite refuses: a flipped bit may make a text of a number.
         if "no such table" in str(error):  # created this instant
@@ -102,6 +111,8 @@ def read_index(root: str | os.PathLike[str], *, retired: bool = False) -> IndexV
         editions=editions,
         meta=meta,
         retired=going,
+        uses=uses,
+        counted=frozenset(counted),
     )
 
 
@@ -135,6 +146,14 @@ def _rows(connection: sqlite3.Connection, state: ShardState) -> list[ShardRow]:
     rows = list(map(_new_row, connection.execute(query, [state]).fetchall()))
     rows.sort(key=_SEQ)  # nearly in order already, so half the time of ORDER BY
     return rows
+
+
+def _uses(connection: sqlite3.Connection, job: str) -> tuple[dict[int, int], Iterable[str]]:
+    """Return the uses of a job by shard, and the names of the leases counted last."""
+    rows = connection.execute("SELECT shard, uses FROM uses WHERE job = ?", [job])
+    uses = dict(rows.fetchall())
+    names = connection.execute("SELECT name FROM finished_leases").fetchall()
+    return uses, [name for (name,) in names]
 
 
 def _sums(connection: sqlite3.Connection, state: ShardState) -> tuple[int, int]:

@@ -1,0 +1,147 @@
+"""Limits on reuse: what a job has used as often as it may is left out of its snapshots.
+
+The limit is the cache's (`cache.max_reuse`), which its service notes in the index. Uses are
+those of finished leases, as the index has them, and of the others, as they say themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from growcache.cache.files import Layout
+from growcache.cache.index import IndexView, read_index
+from growcache.cache.leases import LeaseView, read_leases
+from growcache.cache.locks import is_held
+from growcache.errors import CacheError
+from growcache.loading.options import LoaderOptions
+from growcache.loading.waiting import looks, refuse_orphaned
+
+_log = logging.getLogger(__name__)
+_warned: set[tuple[Path, str]] = set()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _nobody() -> Container[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What ends a wait early, and what a long one has to let go of.
+
+    Attributes:
+        wake: set when ``stopped`` changes.
+        stopped: whether to give up.
+        hold: called when a wait may take long: from then on no shard may be held for it.
+        own: the names of the leases whose shards are being read, all of them, once.
+    """
+
+    wake: threading.Event
+    stopped: Callable[[], bool]
+    hold: Callable[[], None] = _nothing
+    own: Callable[[], Container[str]] = _nobody
+
+
+class Limit(NamedTuple):
+    """How often a job may use a shard, and whether it waits when all are used so often."""
+
+    most: int
+    waits: bool
+
+
+def limit_of(view: IndexView) -> Limit | None:
+    """Return the cache's limit on reuse; None where there is none."""
+    most = view.meta.get("max_reuse")
+    return None if most is None else Limit(int(most), view.meta.get("on_max_reuse") == "wait")
+
+
+def used_up(
+    view: IndexView, leases: Iterable[LeaseView], job: str, most: int, own: Container[str]
+) -> frozenset[int]:
+    """Return the shards that a job has used as often as it may.
+
+    Args:
+        view: with the uses of the job by finished leases.
+        leases: read before the view, so that none is missed in between.
+        job: whose uses count.
+        most: uses of a shard.
+        own: leases whose shards will all be read.
+    """
+    uses = Counter(view.uses)
+    for lease in leases:
+        if lease.job == job and lease.name not in view.counted:
+            uses.update(lease.promised() if lease.name in own else lease.used())
+    return frozenset(number for number, count in uses.items() if count >= most)
+
+
+def left_out(options: LoaderOptions, watch: Watch) -> frozenset[int]:
+    """Return the shards that the next snapshot of a job leaves out; it may wait for others.
+
+    A wait ends when enough samples are cached that were used less; it is logged once.
+
+    Raises:
+        CacheError: it would wait for ever.
+    """
+    if options.fixed or limit_of(read_index(options.root)) is None:
+        return frozenset()
+    told = False
+    with closing(looks(options.root, watch.wake, watch.stopped)) as moments:
+        for _ in moments:
+            leases = read_leases(options.root)
+            view = read_index(options.root, job=options.job)
+            limit = limit_of(view)
+            if limit is None:
+                break
+            out = used_up(view, leases, options.job, limit.most, watch.own())
+            fresh = sum(row.samples for row in view.shards if row.number not in out)
+            if fresh >= options.least_samples:
+                return out
+            if not limit.waits:
+                _warn(options, limit)
+                break
+            _refuse_endless(options, view, limit)
+            watch.hold()
+            if not told:
+                _log.warning("%s", _event(options, limit))
+                told = True
+    return frozenset()
+
+
+def _warn(options: LoaderOptions, limit: Limit) -> None:
+    key = (options.root, options.job)
+    if key not in _warned:
+        _warned.add(key)
+        _log.warning(
+            "job %s has used all samples of %s %d times (cache.max_reuse), and goes on with them: "
+            "training outruns the remote store",
+            *(options.job, options.root, limit.most),
+        )
+
+
+def _refuse_endless(options: LoaderOptions, view: IndexView, limit: Limit) -> None:
+    if view.complete:
+        raise CacheError(
+            f"job {options.job} has used all samples of {options.root} {limit.most} times "
+            "(cache.max_reuse), and no more come, for the cache is complete; raise "
+            "cache.max_reuse, or set cache.on_max_reuse: warn"
+        )
+    refuse_orphaned(Layout(options.root), view)
+
+
+def _event(options: LoaderOptions, limit: Limit) -> str:
+    running = is_held(Layout(options.root).supervisor_lock)
+    hint = "" if running else "; no service runs there, start it with: growcache run CONFIG"
+    return (
+        f"waiting for new samples: job {options.job} has used those of {options.root} "
+        f"{limit.most} times (cache.max_reuse){hint}"
+    )

@@ -1,0 +1,244 @@
+"""A job uses a shard so often and no more; who waits for new samples holds nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growcache.cache.index import IndexView, read_index
+from growcache.cache.leases import MAPPED, READ, LeaseView, RankNote, read_leases
+from growcache.config import CacheConfig, load_config
+from growcache.errors import CacheError, ConfigError
+from growcache.loading import reuse
+from growcache.loading.reuse import limit_of, used_up
+from growcache.numpy import EpochLoader
+from tests.filled import Filled
+from tests.sampling.services import make_source, service, wait_until, write_config
+
+MakeCache = Callable[..., Filled]
+
+
+@pytest.fixture(autouse=True)
+def unwarned() -> Iterator[None]:
+    reuse._warned.clear()
+    yield
+    reuse._warned.clear()
+
+
+def ids(batches: Any) -> list[int]:
+    return sorted(i for batch in batches for i in batch["id"].tolist())
+
+
+def shards(batches: Any) -> set[int]:
+    return {i // 1000 for i in ids(batches)}
+
+
+def held(root: Path) -> set[int]:
+    """The shards that open leases protect."""
+    return {n for lease in read_leases(root) if lease.open for n in lease.holding()}
+
+
+@pytest.mark.mutant(
+    23,
+    "growcache/config.py",
+    "if self.max_reuse is not None and self.min_uses > self.max_reuse:",
+    "if False:",
+)
+def test_uses_that_can_never_be_reached_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"min_uses 3 is more than max_reuse 2"):
+        load_config({"source": {"url": "x"}, "cache": {"min_uses": 3, "max_reuse": 2}})
+    allowed = load_config({"source": {"url": "x"}, "cache": {"min_uses": 2, "max_reuse": 2}})
+    assert (allowed.cache.max_reuse, allowed.cache.on_max_reuse) == (2, "warn")
+
+
+def lease(name: str, states: bytes, **changes: Any) -> LeaseView:
+    values: dict[str, Any] = {
+        "name": name,
+        "job": "a",
+        "host": "h",
+        "pid": 1,
+        "command": "",
+        "created": 0.0,
+        "open": True,
+        "closed": False,
+        "numbers": tuple(range(len(states))),
+        **changes,
+    }
+    return LeaseView(states=states, **values)
+
+
+def test_uses_are_those_of_finished_leases_and_of_the_others() -> None:
+    view = IndexView(uses={0: 1, 1: 2}, counted=frozenset({"counted"}))
+    read = bytes([READ, MAPPED, 0])
+    note = RankNote("run", 0, 0, 1, 2)
+
+    def found(*leases: LeaseView, own: tuple[str, ...] = ()) -> set[int]:
+        return set(used_up(view, leases, "a", 2, own))
+
+    assert found() == {1}
+    assert found(lease("x", read)) == {0, 1}
+    assert found(lease("counted", read)) == {1}
+    assert found(lease("x", read, job="b")) == {1}
+    assert found(lease("x", read, ranks=note)) == {1}
+    assert found(lease("x", bytes(3)), own=("x",)) == {0, 1}  # it will be read
+    assert found(lease("x", read), lease("y", read), lease("z", bytes(3)), own=("z",)) == {0, 1}
+
+
+def test_the_limit_is_in_the_index_and_follows_the_service(make_cache: MakeCache) -> None:
+    cache = make_cache(max_reuse=3, on_max_reuse="wait")
+    assert limit_of(read_index(cache.root)) == (3, True)
+    values = {"path": cache.root, "max_bytes": 10**9, "min_free": 0}
+    cache.cache.follow(CacheConfig.model_validate({**values, "max_reuse": 4}))
+    assert limit_of(read_index(cache.root)) == (4, False)
+    cache.cache.follow(CacheConfig.model_validate(values))
+    assert limit_of(read_index(cache.root)) is None
+
+
+@pytest.mark.mutant(
+    23,
+    "growcache/loading/snapshot.py",
+    "if row.samples and row.number not in without and _is_of(only, row)",
+    "if row.samples and _is_of(only, row)",
+)
+def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once(
+    make_cache: MakeCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = make_cache(max_reuse=2)
+    cache.add(0, 1)
+    with EpochLoader(cache.root, batch_size=5, min_samples=1) as loader:
+        assert [shards(loader) for _ in range(2)] == [{0, 1}] * 2
+        assert "cache.max_reuse" not in caplog.text
+        cache.add(2)
+        found = [shards(loader) for _ in range(4)]
+        # The first of these snapshots was taken before the shard came, so all was used up.
+        assert found[0] == {0, 1}
+        assert found[1:3] == [{2}, {2}]
+        assert found[3] == {0, 1, 2}
+    assert sum("goes on with them" in text for text in caplog.messages) == 1
+    with EpochLoader(cache.root, batch_size=5, min_samples=1, job="other") as loader:
+        assert shards(loader) == {0, 1, 2}
+
+
+@pytest.mark.mutant(
+    23, "growcache/loading/reuse.py", "            watch.hold()\n", "            pass\n"
+)
+def test_who_waits_for_new_samples_holds_no_shard_and_says_so(
+    make_cache: MakeCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(0, 1)
+    with (
+        caplog.at_level(logging.WARNING),
+        EpochLoader(cache.root, batch_size=5, min_samples=1) as loader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert ids(loader) == [*range(10), *range(1000, 1010)]
+        second = pool.submit(ids, loader)
+        wait_until(lambda: not held(cache.root))
+        cache.poll()
+        assert set(cache.cache.evict([0])) == {0}
+        assert not second.done()
+        cache.add(2)
+        assert second.result(20) == list(range(2000, 2010))
+    assert sum("waiting for new samples: job default" in m for m in caplog.messages) >= 1
+
+
+def test_a_wait_ends_with_the_loader(make_cache: MakeCache) -> None:
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(0)
+    loader = EpochLoader(cache.root, batch_size=5, min_samples=1)
+    assert shards(loader) == {0}
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(ids, loader)
+        wait_until(lambda: not held(cache.root))
+        loader.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            second.result(20)
+
+
+def test_a_wait_without_an_end_is_an_error(make_cache: MakeCache) -> None:
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(0)
+    cache.complete()
+    with EpochLoader(cache.root, batch_size=5, min_samples=1) as loader:
+        assert shards(loader) == {0}
+        with pytest.raises(CacheError, match=r"no more come, for the cache is complete"):
+            ids(loader)
+    with EpochLoader(cache.root, batch_size=5, min_samples=1, fixed=True) as validation:
+        assert [shards(validation) for _ in range(3)] == [{0}] * 3
+
+
+def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache) -> None:
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(0, 1)
+    barrier = threading.Barrier(2, timeout=30)
+
+    def one(rank: int) -> list[list[int]]:
+        epochs = []
+        with EpochLoader(
+            cache.root, batch_size=5, min_samples=1, rank=rank, world_size=2
+        ) as loader:
+            for _ in range(2):
+                found = []
+                for batch in loader:
+                    barrier.wait()
+                    found += batch["id"].tolist()
+                epochs.append(found)
+            barrier.wait()
+        return epochs
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = pool.map(one, range(2))
+        wait_until(lambda: read_leases(cache.root) and not held(cache.root))
+        cache.poll()
+        assert set(cache.cache.evict([0])) == {0}
+        cache.add(2)
+        first, second = ranks
+    assert sorted(first[1] + second[1]) == list(range(2000, 2010))
+    assert len(first[1]) == len(second[1])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+def test_an_endless_dataset_waits_and_holds_no_shard(make_cache: MakeCache) -> None:
+    gtf = pytest.importorskip("growcache.tensorflow")
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(0, 1)
+    iterator = iter(
+        gtf.dataset(cache.root, batch_size=3, min_samples=1, endless=True, shuffle=False)
+    )
+    # 20 samples make six batches, and two that wait for a third.
+    found = [i for _ in range(6) for i in next(iterator)["id"].numpy().tolist()]
+    with ThreadPoolExecutor(1) as pool:
+        seventh = pool.submit(lambda: next(iterator)["id"].numpy().tolist())
+        wait_until(lambda: not held(cache.root))
+        cache.poll()
+        assert set(cache.cache.evict([0])) == {0}
+        assert not seventh.done()
+        cache.add(2)
+        found += seventh.result(30)
+    assert sorted(found[:20]) == [*range(10), *range(1000, 1010)]
+    assert found[20] // 1000 == 2
+
+
+@pytest.mark.timeout(120)
+def test_a_full_cache_that_is_used_up_turns_over(tmp_path: Path) -> None:
+    url = make_source(tmp_path / "data", 400)
+    bound = {"max_bytes": "1400KB", "max_reuse": 1, "on_max_reuse": "wait"}
+    config = write_config(tmp_path / "cache.yaml", url, cache=bound)
+    seen: Counter[float] = Counter()
+    with (
+        service(config),
+        EpochLoader(tmp_path / "cache", batch_size=8, min_samples=64) as loader,
+    ):
+        while sum(seen.values()) < 220:
+            seen.update(x for batch in loader for x in batch["x"][:, 0, 0].tolist())
+        assert read_index(tmp_path / "cache").totals.evicted_samples
+    assert set(seen.values()) == {1}
