@@ -192,7 +192,8 @@ class Loader:
 
         Args:
             state: of `state_dict`, of a loader with the same batch_size, seed, shuffle,
-                drop_last, samples_per_epoch and fixed. The functions must be the same, too.
+                drop_last, samples_per_epoch, fixed and world_size. The functions must be the
+                same, too.
             missing: what to do where shards that the rest of the pass needs are not cached
                 (any more). ``refetch``: have the service draw them again, and wait for that.
                 ``substitute``: put other shards in their places, as far as there are others.
