@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,8 @@ _told = os.open("/dev/null", os.O_WRONLY)
 
 def tell(what: str) -> None:
     """Leave a mark in the record: from now on somebody relies on this."""
-    os.write(_told, what.encode())
+    with suppress(OSError):  # refused like any other write, it stands in the record
+        os.write(_told, what.encode())
 
 
 def writer(root: Path, kind: str) -> None:
@@ -73,7 +75,7 @@ def stubborn(root: Path, kind: str, dies: bool) -> None:
         _persist(root, kind, dies=dies)
     except (GrowcacheError, OSError) as error:
         tell(f"ended {error}"[:200])
-        raise SystemExit(ENDED) from None
+        os._exit(ENDED)  # an orderly end writes to pipes, which may be refused as well
 
 
 def _persist(root: Path, kind: str, *, dies: bool) -> None:
