@@ -97,7 +97,7 @@ class Watcher:
         self._report = report
         own = "own" if disk.size else "shared"
         command = ["-m", "tests.chaos.disk", str(disk.root), own, str(report)]
-        self._process = spawn(command, log=log, stdin=subprocess.PIPE)
+        self._process = spawn(command, log=log, stdin=subprocess.PIPE, victim=False)
 
     def allow(self, nbytes: int) -> None:
         """Say what may be used from now on."""

@@ -18,13 +18,21 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
 
-def _be_a_victim() -> None:
+def _die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _be_a_victim() -> None:
+    _die_with_parent()
     os.nice(2)  # whoever aims at moments of a millisecond has to be there first
 
 
 def spawn(
-    command: Sequence[str], *, log: IO[bytes], stdin: int = subprocess.DEVNULL
+    command: Sequence[str],
+    *,
+    log: IO[bytes],
+    stdin: int = subprocess.DEVNULL,
+    victim: bool = True,
 ) -> subprocess.Popen[Any]:
     """Start ``python …`` in a session of its own; the kernel kills it with this process."""
     return subprocess.Popen(
@@ -35,7 +43,7 @@ def spawn(
         start_new_session=True,
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"},
-        preexec_fn=_be_a_victim,
+        preexec_fn=_be_a_victim if victim else _die_with_parent,
     )
 
 

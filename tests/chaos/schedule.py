@@ -105,7 +105,7 @@ def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]
     def at(until: float = 1.0) -> float:
         return round(dice.uniform(0, seconds * until), 3)
 
-    for _ in range(dice.choice([2, 2, 3])):
+    for _ in range(dice.choice([2, 3, 3])):
         aim = dice.choice(AIMS)
         yield Fault(at(), KILL, _chosen(dice, _KILLS), aim, dice.random())
     for kind, chance in _CHANCES.items():
@@ -124,16 +124,16 @@ def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]
 
 
 _CHANCES = {
-    FLIP_SHARD: 0.6,
+    FLIP_SHARD: 0.8,
     FLIP_SIDECAR: 0.15,
-    FLIP_INDEX: 0.08,
+    FLIP_INDEX: 0.1,
     NO_INDEX: 0.03,
     REWRITE: 0.25,
     DELETE: 0.15,
     RESTORE: 0.4,
     BOUND: 0.12,
 }
-_SPANS = ((PAUSE, GO_ON, 0.5, 2.0), (FILL, FREE, 0.2, 1.5), (OUTAGE, RECOVER, 0.1, 1.5))
+_SPANS = ((PAUSE, GO_ON, 0.5, 2.0), (FILL, FREE, 0.3, 1.5), (OUTAGE, RECOVER, 0.1, 1.5))
 EVERYTHING = frozenset(_CHANCES) | {
     KILL, PAUSE, GO_ON, FILL, FREE, STOP, OUTAGE, RECOVER
 }  # fmt: skip
