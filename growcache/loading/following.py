@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from growcache.cache.files import Layout
+from growcache.cache.index import read_index
 from growcache.cache.leases import Lease, LeaseView, RankNote, read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions
@@ -137,7 +138,7 @@ class _Leader:
         gone: set[int] = set()
 
         def missing() -> set[int]:
-            return set(range(1, self._note.ranks)) - self._followers([name])
+            return set(range(1, self._note.ranks)) - self._followers([name], over=True)
 
         def all_here() -> bool | None:
             nonlocal gone
@@ -159,12 +160,17 @@ class _Leader:
             self._leave()
         self._met |= self._followers([name])
 
-    def _followers(self, names: list[str]) -> set[int]:
-        """Return the ranks that hold leases on a list of these of mine."""
+    def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
+        """Return the ranks that hold leases on a list of these of mine.
+
+        Args:
+            names: of my leases.
+            over: count those that came and went, too: by an error, before anybody looked.
+        """
         return {
             lease.ranks.rank
             for lease in read_leases(self._options.root)
-            if lease.open and lease.ranks is not None and lease.ranks.follows in names
+            if (lease.open or over) and lease.ranks is not None and lease.ranks.follows in names
         }
 
 
@@ -242,7 +248,11 @@ class _Follower:
         return sorted(found, key=lambda lease: -lease.created)
 
     def _copied(self, lease: LeaseView, watch: Watch) -> Snapshot | None:
-        """Return a snapshot of the same list; None where rank 0 let go of it meanwhile."""
+        """Return a snapshot of the same list; None where it was stopped.
+
+        Raises:
+            CacheError: rank 0 let go of it before it was leased.
+        """
         assert lease.ranks is not None
         _refuse_unlike(self._note, lease.ranks)
         options = self._options
@@ -258,11 +268,22 @@ class _Follower:
         )
         if snapshot is None:
             return None
-        if lease.name not in {view.name for view in self._leader()}:
-            snapshot.close()
-            return None
         self._last, self._reader = lease.name, (lease.host, lease.pid)
+        if not self._protected(lease, snapshot):
+            snapshot.close()
+            raise self._gone()
         return snapshot
+
+    def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
+        """Whether nothing can have gone before it was leased here.
+
+        Rank 0 may be over already, by an error: it saw this lease. What is live still then
+        was never given up.
+        """
+        if lease.name in {view.name for view in self._leader()}:
+            return True
+        live = {row.number for row in read_index(self._options.root).shards}
+        return live.issuperset(row.number for row in snapshot.shards)
 
     def _refuse_other(self, lease: LeaseView, pass_number: int) -> None:
         found = lease.ranks.pass_number if lease.ranks else None

@@ -29,6 +29,7 @@ from growcache.loading.following import company
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ranks import ALONE, Ranks, deal, find_ranks, run_of, stand_ins
 from growcache.loading.reuse import Watch
+from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.sampling.services import make_source, service, wait_until, write_config
@@ -405,6 +406,37 @@ def test_a_follower_whose_rank_0_is_gone_ends(cache: Filled) -> None:
     copied = follower.take(0, watch())
     assert copied is not None
     first.close()
+    with copied, pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
+        follower.take(1, watch())
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_rank_0_may_be_over_when_its_list_is_copied(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch, evicted: bool
+) -> None:
+    cache.add(0, 1)
+    leader, follower = rank_of(cache, 0), rank_of(cache, 1)
+    first = leader.take(0, watch())
+    assert first is not None
+    close = first.close
+    first.lease.settle()
+
+    class Late(Snapshot):
+        @classmethod
+        def copy(cls, *arguments: Any, **keywords: Any) -> Snapshot:
+            copied = Snapshot.copy(*arguments, **keywords)
+            close()
+            if evicted:
+                cache.retire(1)
+            return copied
+
+    monkeypatch.setattr(following, "Snapshot", Late)
+    if evicted:
+        with pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
+            follower.take(0, watch())
+        return
+    copied = follower.take(0, watch())
+    assert copied is not None
     with copied, pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
         follower.take(1, watch())
 
