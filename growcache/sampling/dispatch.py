@@ -112,7 +112,7 @@ class Dispatcher:
         last = self._drawing.again(next_new - 1) if next_new else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
-        self._bytes_per_part = 0.0  # of the largest group so far, once one was encoded
+        self._bytes_per_part = 0.0  # of the last group, once one was encoded
         self._reasons: deque[str] = deque(maxlen=3)
         self.flights: dict[str, Flight] = {}
         self.failures = 0
@@ -293,16 +293,19 @@ class Dispatcher:
         )
 
     def _estimate(self, parts: int) -> int:
-        if self._bytes_per_part:
-            return int(parts * self._bytes_per_part) + 2 * BLOCK_BYTES
-        return self._expected(parts)
+        # More than there can ever be room for would wait for ever; the exact size decides.
+        return min(self.landlord.capacity, self._expected(parts, self._bytes_per_part))
 
-    def _expected(self, parts: int) -> int:
-        samples = parts * self._sizing.samples_per_object
-        per_shard = 4 * BLOCK_BYTES  # two files, rounded up
-        return samples * (self._record_bytes + SIDECAR_BYTES) + (
-            self._sizing.group_shards * per_shard
-        )
+    def _expected(self, parts: int, bytes_per_part: float = 0.0) -> int:
+        """What a group takes; a part of it as much as one of the last group, if that is known."""
+        samples = self._sizing.samples_per_object
+        each = bytes_per_part or samples * (self._record_bytes + SIDECAR_BYTES)
+        return int(parts * each) + self._rounding_bytes
+
+    @property
+    def _rounding_bytes(self) -> int:
+        """What the files of a group take however little is in them: two, rounded up."""
+        return self._sizing.group_shards * 4 * BLOCK_BYTES
 
     def follow(self, config: Config) -> None:
         """Go by a configuration that differs in what may change while the service runs.
@@ -424,7 +427,8 @@ class Dispatcher:
                     flight.permit.group, NO_ROOM.format(nbytes, nbytes, self.landlord.capacity)
                 )
             share = len(flight.permit.written) / len(flight.permit.shards)
-            self._bytes_per_part = nbytes / share / len(flight.permit.stops)
+            beyond = max(0, nbytes / share - self._rounding_bytes)
+            self._bytes_per_part = beyond / len(flight.permit.stops)
 
     def written(self, permit: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes.

@@ -33,7 +33,7 @@ class Landlord:
     def capacity(self) -> int:
         """The bytes that the bound leaves for shards."""
         cache = self._cache
-        return cache.max_bytes - cache.budget_bytes - cache.catalog_bytes
+        return max(0, cache.max_bytes - cache.budget_bytes - cache.catalog_bytes)
 
     @property
     def evicts_for_wishes(self) -> bool:
