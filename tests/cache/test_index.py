@@ -1,0 +1,70 @@
+"""What readers see of the index: one fresh look each time, in the order of commits."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from growcache.cache import commits
+from growcache.cache.files import Layout
+from growcache.cache.index import read_index, reader
+from tests.cache.making import add, opened
+
+
+@pytest.mark.mutant(
+    15,
+    "growcache/cache/index/reader.py",
+    '        with closing(connect_read_only(layout)) as connection:\n            connection.execute("BEGIN")',
+    '        for connection in [connect_read_only(layout)]:\n            connection.execute("BEGIN")',
+)
+def test_every_look_has_a_connection_of_its_own_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that stays open keeps its picture, and keeps the log from being cut."""
+    connect, made = reader.connect_read_only, []
+
+    def noted(layout: Layout) -> sqlite3.Connection:
+        made.append(connect(layout))
+        return made[-1]
+
+    monkeypatch.setattr(reader, "connect_read_only", noted)
+    with opened(tmp_path / "cache") as cache:
+        add(cache, 0)
+        add(cache, 1)
+        assert [row.number for row in read_index(tmp_path / "cache").shards] == [0, 1]
+        cache.retire([0])
+        assert [row.number for row in read_index(tmp_path / "cache").shards] == [1]
+        assert len(made) == 2
+        for connection in made:
+            with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+                connection.execute("SELECT 1")
+        assert cache._ledger.index.checkpoint(), "nobody keeps the log"
+
+
+@pytest.mark.mutant(
+    16,
+    "growcache/cache/index/reader.py",
+    '_SEQ = operator.attrgetter("seq")',
+    '_SEQ = operator.attrgetter("drawn_at")',
+)
+def test_the_oldest_is_who_was_committed_first_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clocks are set back; by wall time the newest shard would be evicted first."""
+    now = [5_000_000.0]
+    monkeypatch.setattr(commits, "time", SimpleNamespace(time=lambda: now[0]))
+    with opened(tmp_path / "cache") as cache:
+        for number in (4, 2, 3):
+            add(cache, number)
+            now[0] -= 3600
+        rows = read_index(tmp_path / "cache").shards
+        assert [row.number for row in rows] == [4, 2, 3]
+        assert [row.drawn_at for row in rows] == sorted(
+            (row.drawn_at for row in rows), reverse=True
+        )
+        assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
+    with opened(tmp_path / "cache") as cache:
+        assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
