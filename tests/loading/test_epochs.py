@@ -178,8 +178,8 @@ def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) 
 @pytest.mark.mutant(
     25,
     "growcache/loading/passes.py",
-    "        self._end_pass()  # only now, so that maps pass on to the new snapshot\n",
-    "        self._kept = [*getattr(self, '_kept', []), self._pass]\n",
+    "            self._close_left()  # or there were three leases\n",
+    "",
 )
 def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
     cache.add(*range(10), samples=20)
