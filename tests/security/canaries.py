@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ PLACES = ("key", "secret", "token", "password", "signature", "header", "proxy", 
 
 def canary(place: str) -> str:
     """A text that stands nowhere else, of characters that some secrets have."""
-    return f"CANARY{place}{uuid.uuid4().hex[:12]}/+x"
+    return f"CANARY{place}{hashlib.sha256(place.encode()).hexdigest()[:12]}/+x"
 
 
 @dataclass
