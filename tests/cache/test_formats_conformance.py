@@ -27,7 +27,7 @@ from growcache.cache.seal import Seal
 from growcache.cache.sidecar import Origins, Sidecar
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
-from tests.cache.making import KINDS, add, equal, opened, samples_of
+from tests.cache.making import KINDS, add, equal, make, opened, samples_of
 
 FORMATS = sorted(CACHE_FORMATS)
 N = 12
@@ -504,8 +504,9 @@ def test_a_sidecar_of_one_file_of_records_needs_no_list_of_files() -> None:
     """As those of earlier versions were."""
     kind: Identity = KINDS["tfrecord-fixed"]
     facts = pack("tfrecord", kind.schema, samples_of(0, 2)).facts
-    sidecar = Sidecar("f", 0, 0, 0, 0, parts=2, origins=Origins(), **facts)
+    origins = make(0, 2, identity=kind)[0].origins
+    sidecar = Sidecar("f", 0, 0, 0, 0, parts=2, origins=origins, **facts)
     del facts["files"]
-    assert Sidecar("f", 0, 0, 0, 0, parts=2, origins=Origins(), **facts) == sidecar
+    assert Sidecar("f", 0, 0, 0, 0, parts=2, origins=origins, **facts) == sidecar
     assert [file.suffix for file in sidecar.files] == [RECORDS]
     assert Sidecar.from_bytes(sidecar.to_bytes()) == sidecar

@@ -241,6 +241,7 @@ PLACES = {
 def table() -> list[tuple[str, str, str, str, str]]:
     """Return (file, harm, what check says, what a run does, what repair does) one by one."""
     text = (DOCS / "reliability.md").read_text(encoding="utf-8").partition("\n## Repair\n")[2]
+    text = text.partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|`]+) \| ([^|]+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     return [
         (file, harm, *rest)
