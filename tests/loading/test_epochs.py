@@ -175,12 +175,6 @@ def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) 
     assert len(list(new)) == 1
 
 
-@pytest.mark.mutant(
-    25,
-    "growcache/loading/passes.py",
-    "            self._close_left()  # or there were three leases\n",
-    "",
-)
 def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
     cache.add(*range(10), samples=20)
     loader = engine(cache, job="mine")
@@ -192,6 +186,25 @@ def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) 
     loader.close()
     assert not any(lease.open for lease in read_leases(cache.root))
     assert threads() == []
+
+
+@pytest.mark.mutant(
+    25,
+    "growcache/loading/passes.py",
+    "            self._close_left()  # or there were three leases\n",
+    "",
+)
+def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
+    cache: Any, engine: MakeEngine
+) -> None:
+    """The thread runs ahead by several passes, of which none was delivered to its end."""
+    cache.add(*range(10), samples=20)
+    loader = engine(cache, samples_per_epoch=4000)
+    for batch, _ in enumerate(loader.epoch()):
+        if batch % 50 == 0:
+            assert len([lease for lease in read_leases(cache.root) if lease.open]) <= 2
+    loader.close()
+    assert not any(lease.open for lease in read_leases(cache.root))
 
 
 def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:
