@@ -333,6 +333,19 @@ class Cache:
         """The unfinished leases, as of the last poll or eviction."""
         return self._evictor.leases
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """Shards that only readers who died hold; they go when ``resume_seconds`` are over."""
+        return self._evictor.kept
+
+    @property
+    def clearing_bytes(self) -> int:
+        """Bytes of retired shards that go as readers end what they are at."""
+        kept = self._evictor.kept
+        return sum(
+            row.allocated for row in self._stock.retired.values() if row.number not in kept
+        )
+
     def poll_leases(self, now: float) -> None:
         """Look at the leases: count the uses of finished ones, delete retired shards let go.
 

@@ -45,6 +45,11 @@ class Evictor:
         """The unfinished leases, as of the last poll or eviction."""
         return self._readers.leases
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """Shards that only readers who died hold, as of the last poll or eviction."""
+        return self._readers.kept
+
     def poll(self, now: float) -> None:
         """Count the uses of finished leases, delete retired shards that were let go."""
         finished = self._readers.refresh(now)

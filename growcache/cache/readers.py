@@ -24,11 +24,13 @@ class _Survey(NamedTuple):
 
     Attributes:
         held: shards that must not be deleted.
+        kept: of these, those that only readers who died hold, in case they come back.
         reads: how often unfinished leases read a shard.
         least: tells `Candidate.min_job_uses`.
     """
 
     held: frozenset[int]
+    kept: frozenset[int]
     reads: Counter[int]
     least: _PerShard
 
@@ -89,6 +91,11 @@ class Readers:
         """The shards that must not be deleted, as of the last refresh."""
         return self._survey().held
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """The shards that nobody but readers who died hold; nothing they do lets them go."""
+        return self._survey().kept
+
     def count(self, finished: Iterable[LeaseView]) -> list[int]:
         """Add the uses of finished leases; return every shard once per use."""
         used = []
@@ -108,7 +115,7 @@ class Readers:
 
     def candidates(self, rows: Iterable[StockRow]) -> list[Candidate]:
         """Return the shards as the eviction policies see them."""
-        held, reads, least = self._survey()
+        held, _, reads, least = self._survey()
         return [
             Candidate(
                 number=(number := row.number),
@@ -128,10 +135,14 @@ class Readers:
             for counts in running.values():
                 reads.update(counts)
             live = {job: counts for job, counts in running.items() if job != NO_JOB}
-            held = [protected(lease, resumable=True) for lease in self.leases]
+            held = self._protected(self.leases)
+            kept = held - self._protected(lease for lease in self.leases if lease.open)
             least = self._least(live) if live else self._most()
-            self._known = _Survey(frozenset().union(*held), reads, least)
+            self._known = _Survey(held, kept, reads, least)
         return self._known
+
+    def _protected(self, leases: Iterable[LeaseView]) -> frozenset[int]:
+        return frozenset().union(*(protected(lease, resumable=True) for lease in leases))
 
     def _running(self) -> dict[str, Counter[int]]:
         """Return per living job how often its unfinished leases read which shard."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from growcache.cache import eviction
 from growcache.cache.cache import Cache
@@ -107,9 +108,9 @@ class Landlord:
         gone = set(choice.evict)
         ahead = eviction.retire_ahead(
             bounds.eviction,
-            [candidate for candidate in candidates if candidate.number not in gone],
+            self._that_clear(c for c in candidates if c.number not in gone),
             cache.max_bytes,
-            cache.totals().retired_bytes,
+            cache.clearing_bytes,
             min_uses,
             seed,
         )
@@ -120,6 +121,15 @@ class Landlord:
         """Return the live shards but for those that a reader wishes for: they never go."""
         wanted, candidates = self._cache.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
+
+    def _that_clear(self, candidates: Iterable[eviction.Candidate]) -> list[eviction.Candidate]:
+        """Return the candidates without those kept for readers who died.
+
+        To retire these ahead frees nothing for as long as `cache.resume_seconds`, and would
+        take the place of others that clear as epochs end.
+        """
+        kept = self._cache.kept
+        return [candidate for candidate in candidates if candidate.number not in kept]
 
     def filled(self, nbytes: int) -> None:
         """Note that shards of so many bytes have come."""
@@ -136,13 +146,13 @@ class Landlord:
         if not (self._turning and self.evicts):
             return
         totals = cache.totals()
-        coming = max(0, cache.room()) + totals.retired_bytes
+        coming = max(0, cache.room()) + cache.clearing_bytes
         wanted = min(self._come_while_held(now), eviction.RETIRED_SHARE * cache.max_bytes)
         if coming >= wanted:
             return
         ahead = eviction.retire_ahead(
             bounds.eviction,
-            self._candidates(),
+            self._that_clear(self._candidates()),
             int(wanted / eviction.RETIRED_SHARE),
             coming,
             bounds.min_uses,
@@ -211,6 +221,8 @@ class Landlord:
         oldest = min(leases, key=lambda lease: lease.created)
         age = max(0, time.time() - oldest.created)
         who = f"for {age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
+        if not oldest.open:
+            who += ", whose reader died and may come back (cache.resume_seconds)"
         if len(leases) == 1:
             return f"readers to let go of shards: a snapshot is held {who}"
         return (

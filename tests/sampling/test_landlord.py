@@ -11,6 +11,7 @@ import growcache.sampling.landlord
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import RETIRED_SHARE
 from growcache.cache.leases import Lease
+from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
 from growcache.sampling.landlord import Landlord
 from tests.cache.making import MAX_BYTES, add, opened
@@ -111,3 +112,29 @@ def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) ->
     passes(landlord, clock, 1.0, MAX_BYTES)
     landlord.keep_ahead()
     assert cache.totals().retired_shards == 0
+
+
+@pytest.mark.mutant(
+    21,
+    "growcache/sampling/landlord.py",
+    "        return [candidate for candidate in candidates if candidate.number not in kept]",
+    "        return list(candidates)",
+)
+def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) -> None:
+    """What is kept for it is neither retired ahead nor counted as on its way out."""
+    root, half = cache.layout.root, SHARDS // 2
+    dead = Lease.create(root, "dead", range(half))
+    cache.retire([0])
+    with Lease.create(root, "train", range(half, SHARDS)):
+        file = dead._file
+        file._open = False  # no word of the end gets into the lease
+        close_owned(file._descriptor)
+        cache.poll_leases(0.0)
+        assert cache.kept == set(range(half))
+        assert cache.clearing_bytes == 0
+        landlord_of(cache).make_room(cache.room() + 1)
+        numbers = {candidate.number for candidate in cache.candidates()}
+        gone = set(range(SHARDS)) - numbers - {0}
+        assert gone
+        assert min(gone) >= half
+        assert cache.clearing_bytes > 0
