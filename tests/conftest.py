@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # The servers run as processes that import their programs from here.
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -19,6 +20,12 @@ from tests.servers.ceph import ceph, missing
 from tests.servers.moto import moto
 from tests.servers.slowlink import SlowLink
 from tests.servers.slowlink import slowlink as running_slowlink
+
+
+# How long an example may take says nothing on a machine that does other things as well; each
+# test as a whole has its time limit.
+settings.register_profile("growcache", deadline=None)
+settings.load_profile("growcache")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
