@@ -21,7 +21,6 @@ from tests.servers.moto import moto
 from tests.servers.slowlink import SlowLink
 from tests.servers.slowlink import slowlink as running_slowlink
 
-
 # How long an example may take says nothing on a machine that does other things as well; each
 # test as a whole has its time limit.
 settings.register_profile("growcache", deadline=None)
