@@ -335,7 +335,7 @@ class Cache:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Shards that only readers who died hold; they go when ``resume_seconds`` are over."""
+        """Shards that readers who died hold; none goes before ``resume_seconds`` are over."""
         return self._evictor.kept
 
     @property

@@ -47,7 +47,7 @@ class Evictor:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Shards that only readers who died hold, as of the last poll or eviction."""
+        """Shards that readers who died hold, as of the last poll or eviction."""
         return self._readers.kept
 
     def poll(self, now: float) -> None:

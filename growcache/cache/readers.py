@@ -24,7 +24,7 @@ class _Survey(NamedTuple):
 
     Attributes:
         held: shards that must not be deleted.
-        kept: of these, those that only readers who died hold, in case they come back.
+        kept: of these, those that readers who died hold, in case they come back.
         reads: how often unfinished leases read a shard.
         least: tells `Candidate.min_job_uses`.
     """
@@ -93,7 +93,7 @@ class Readers:
 
     @property
     def kept(self) -> frozenset[int]:
-        """The shards that nobody but readers who died hold; nothing they do lets them go."""
+        """The shards that readers who died hold, also where others do: none lets them go."""
         return self._survey().kept
 
     def count(self, finished: Iterable[LeaseView]) -> list[int]:
@@ -135,8 +135,8 @@ class Readers:
             for counts in running.values():
                 reads.update(counts)
             live = {job: counts for job, counts in running.items() if job != NO_JOB}
-            held = self._protected(self.leases)
-            kept = held - self._protected(lease for lease in self.leases if lease.open)
+            kept = self._protected(lease for lease in self.leases if not lease.open)
+            held = kept | self._protected(lease for lease in self.leases if lease.open)
             least = self._least(live) if live else self._most()
             self._known = _Survey(held, kept, reads, least)
         return self._known

@@ -110,7 +110,7 @@ class Landlord:
             bounds.eviction,
             self._that_clear(c for c in candidates if c.number not in gone),
             cache.max_bytes,
-            cache.clearing_bytes,
+            self._going_bytes,
             min_uses,
             seed,
         )
@@ -131,6 +131,18 @@ class Landlord:
         kept = self._cache.kept
         return [candidate for candidate in candidates if candidate.number not in kept]
 
+    @property
+    def _going_bytes(self) -> int:
+        """The bytes on their way out, as far as they count for the fifth of the bound.
+
+        What is kept for readers who died has a fifth of its own. Were it not counted at all, a
+        trainer that dies again and again would leave nothing for new snapshots.
+        """
+        clearing = self._cache.clearing_bytes
+        kept = self._cache.totals().retired_bytes - clearing
+        fifth = int(eviction.RETIRED_SHARE * self._cache.max_bytes)
+        return clearing + max(0, kept - fifth)
+
     def filled(self, nbytes: int) -> None:
         """Note that shards of so many bytes have come."""
         self._filled += nbytes
@@ -146,7 +158,7 @@ class Landlord:
         if not (self._turning and self.evicts):
             return
         totals = cache.totals()
-        coming = max(0, cache.room()) + cache.clearing_bytes
+        coming = max(0, cache.room()) + self._going_bytes
         wanted = min(self._come_while_held(now), eviction.RETIRED_SHARE * cache.max_bytes)
         if coming >= wanted:
             return

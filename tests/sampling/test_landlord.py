@@ -114,6 +114,12 @@ def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) ->
     assert cache.totals().retired_shards == 0
 
 
+def kill(lease: Lease) -> None:
+    """Let its reader die: no word of the end gets into the lease."""
+    lease._file._open = False
+    close_owned(lease._file._descriptor)
+
+
 @pytest.mark.mutant(
     21,
     "growcache/sampling/landlord.py",
@@ -126,9 +132,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
     dead = Lease.create(root, "dead", range(half))
     cache.retire([0])
     with Lease.create(root, "train", range(half, SHARDS)):
-        file = dead._file
-        file._open = False  # no word of the end gets into the lease
-        close_owned(file._descriptor)
+        kill(dead)
         cache.poll_leases(0.0)
         assert cache.kept == set(range(half))
         assert cache.clearing_bytes == 0
@@ -138,3 +142,48 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
         assert gone
         assert min(gone) >= half
         assert cache.clearing_bytes > 0
+
+
+@pytest.mark.mutant(
+    21,
+    "growcache/cache/readers.py",
+    "            kept = self._protected(lease for lease in self.leases if not lease.open)",
+    "            kept = self._protected(lease for lease in self.leases if not lease.open) - "
+    "self._protected(lease for lease in self.leases if lease.open)",
+)
+def test_a_reader_that_died_and_was_started_again_keeps_the_cache(cache: Cache) -> None:
+    """Retiring what the dead lease still keeps frees nothing: it would empty the cache."""
+    root, landlord = cache.layout.root, landlord_of(cache)
+    kill(Lease.create(root, "train", range(SHARDS)))
+    for _ in range(3):
+        live = [candidate.number for candidate in cache.candidates()]
+        with Lease.create(root, "train", live) as lease:
+            cache.poll_leases(0.0)
+            landlord.make_room(cache.room() + 1)
+            for number in live:
+                lease.mark_read(number, mapped=False)
+        cache.poll_leases(0.0)
+    assert cache.totals().shards == SHARDS
+
+
+@pytest.mark.mutant(
+    21,
+    "growcache/sampling/landlord.py",
+    "        return clearing + max(0, kept - fifth)",
+    "        return clearing",
+)
+def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache) -> None:
+    """Each time it had read all but what was just retired, so that this is kept for it."""
+    root, landlord = cache.layout.root, landlord_of(cache)
+    for _ in range(3):
+        live = [candidate.number for candidate in cache.candidates()]
+        lease = Lease.create(root, "train", live)
+        cache.poll_leases(0.0)
+        landlord.make_room(cache.room() + 1)
+        for candidate in cache.candidates():
+            lease.mark_read(candidate.number, mapped=False)
+        kill(lease)
+        cache.poll_leases(0.0)
+    largest = max(candidate.allocated for candidate in cache.candidates())
+    assert cache.totals().retired_bytes <= 2 * FIFTH + largest
+    assert cache.totals().shards
