@@ -15,6 +15,7 @@ again and drops what was retired; the evictor commits *retired*, *then* reads th
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
 import struct
@@ -40,6 +41,7 @@ MAGIC = b"GCLEASE1"
 
 MOST_BYTES = 1 << 26  # of a lease that is believed: it names 60 million shards
 MOST_NUMBER = 1 << 53
+HEADERS_KEPT = 32  # they never change, and are looked at ten times a second
 
 # MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
 # so that a reader which dies and comes back needs it.
@@ -254,7 +256,7 @@ class _LeaseFile:
             self.path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for the sake of what is found once and kept
 class LeaseView:
     """A lease as others see it at one moment.
 
@@ -292,6 +294,11 @@ class LeaseView:
         """Return the shards that the reader would still open or read, or has mapped."""
         return self._with(HELD, MAPPED, BEGUN)
 
+    @property
+    def holds(self) -> bool:
+        """Whether there is any shard that `holding` returns."""
+        return any(state in self.states for state in (HELD, MAPPED, BEGUN))
+
     def unread(self) -> tuple[int, ...]:
         """Return the shards that were neither read nor dropped."""
         return self._with(HELD)
@@ -318,8 +325,9 @@ class LeaseView:
         """Return the shards that were not dropped."""
         return self._with(HELD, MAPPED, READ, BEGUN)
 
-    def wishing(self) -> dict[int, str]:
-        """Return the wishes that its reader still waits for, or has not read yet."""
+    @functools.cached_property
+    def wishing(self) -> Mapping[int, str]:
+        """The wishes that its reader still waits for, or has not read yet."""
         if not self.open or not self.wishes:
             return {}
         return {
@@ -402,27 +410,35 @@ def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
     start = len(MAGIC) + 4
     try:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
-        header: dict[str, Any] = orjson.loads(data[start : start + length])
         flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
         if data[: len(MAGIC)] != MAGIC or not flag:
             return None
         return LeaseView(
             name=path.name.removesuffix(SUFFIX),
-            job=_text(header["job"]),
-            host=_text(header["host"]),
-            pid=int(header["pid"]),
-            command=_text(header["command"]),
-            created=float(header["created"]),
             open=is_open,
             closed=flag == _CLOSED,
-            numbers=_numbers(header["numbers"], len(states)),
             states=states,
-            wishes={_number(n): _text(digest) for n, digest in header.get("wishes", ())},
             settled=flag == _SETTLED,
-            ranks=_note(**header["ranks"]) if header.get("ranks") else None,
+            **_header(data[start : start + length], len(states)),
         )
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+@functools.lru_cache(maxsize=HEADERS_KEPT)
+def _header(data: bytes, states: int) -> Mapping[str, Any]:
+    """Return what a header says of a lease with so many states, by attribute of the view."""
+    header: dict[str, Any] = orjson.loads(data)
+    return {
+        "job": _text(header["job"]),
+        "host": _text(header["host"]),
+        "pid": int(header["pid"]),
+        "command": _text(header["command"]),
+        "created": float(header["created"]),
+        "numbers": _numbers(header["numbers"], states),
+        "wishes": {_number(n): _text(digest) for n, digest in header.get("wishes", ())},
+        "ranks": _note(**header["ranks"]) if header.get("ranks") else None,
+    }
 
 
 def _numbers(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def refused_meta(refused: Refused) -> dict[str, dict[str, str]]:
 
 def by_age(leases: Iterable[LeaseView]) -> list[LeaseView]:
     """Return the leases that wish for shards they have not read yet, the oldest first."""
-    wishing = [lease for lease in leases if lease.wishing()]
+    wishing = [lease for lease in leases if lease.wishing]
     return sorted(wishing, key=lambda lease: (lease.created, lease.name))
 
 
@@ -139,7 +139,7 @@ def pending(
     """
     found: dict[int, str] = {}
     for lease in by_age(leases):
-        for number, digest in lease.wishing().items():
+        for number, digest in lease.wishing.items():
             if number not in there and (number, digest) not in refused:
                 found.setdefault(number, digest)
     return found
@@ -157,7 +157,7 @@ def settled(
     """
     found: dict[tuple[int, str], str] = {}
     for lease in by_age(leases):
-        for wish in lease.wishing().items():
+        for wish in lease.wishing.items():
             number, digest = wish
             if wish in refused:
                 found[wish] = refused[wish]
@@ -206,7 +206,7 @@ def too_large(
         sizes: allocated bytes by shard number, of all that it holds.
         capacity: bytes that the bound leaves for shards.
     """
-    wishing = lease.wishing()
+    wishing = lease.wishing
     wished = sum(sizes[number] for number in wishing)
     held = sum(sizes[number] for number in lease.holding())
     return (wished, held) if held > capacity else None

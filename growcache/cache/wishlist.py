@@ -33,7 +33,7 @@ class Wishlist:
     def follow(self, leases: Iterable[LeaseView]) -> None:
         """Take up what the leases say now; retired shards that are wished for live again."""
         self._leases = by_age(leases)
-        wished = {number for lease in self._leases for number in lease.wishing()}
+        wished = {number for lease in self._leases for number in lease.wishing}
         self.wanted = frozenset(wished)
         if not wished and not self._refused and not self.pending:
             return
@@ -89,5 +89,5 @@ class Wishlist:
 
     def _wants(self, row: StockRow) -> bool:
         return row.number in self.wanted and any(
-            lease.wishing().get(row.number) == row.digest for lease in self._leases
+            lease.wishing.get(row.number) == row.digest for lease in self._leases
         )

@@ -288,7 +288,7 @@ class Dispatcher:
             shrinking=cache.shrinking,
             wished=wished,
             holders=self.landlord.awaited_for_wishes() if wished else "",
-            wishes=self._book.urgent,
+            wishes=0 if wished else self._book.urgent,
             wishes_unlisted=self._wished.listing_awaited,
         )
 

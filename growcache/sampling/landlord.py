@@ -175,7 +175,7 @@ class Landlord:
 
     def _come_while_held(self, now: float) -> float:
         """Return the bytes that come in the time for which readers hold a snapshot."""
-        held = {lease.name for lease in self._cache.leases if lease.holding()}
+        held = {lease.name for lease in self._cache.leases if lease.holds}
         self._held_since = {name: self._held_since.get(name, now) for name in held}
         longest = now - min(self._held_since.values(), default=now)
         return self._filling.per_second * longest
@@ -227,7 +227,7 @@ class Landlord:
         return f"job {names} to read more shards {often} each (cache.min_uses)"
 
     def _holders(self, *, always: bool = False) -> str:
-        leases = [lease for lease in self._cache.leases if lease.holding()]
+        leases = [lease for lease in self._cache.leases if lease.holds]
         if not leases or not (always or self._cache.totals().retired_shards):
             return ""
         oldest = min(leases, key=lambda lease: lease.created)

@@ -112,7 +112,7 @@ class Wished:
             sizes = {n: known.get(n) or shard_bytes(n) for n in lease.holding()}
             if found := too_large(lease, sizes, capacity):
                 reason = NO_ROOM.format(*found, capacity)
-                self._cache.refuse_wishes(dict.fromkeys(lease.wishing(), reason))
+                self._cache.refuse_wishes(dict.fromkeys(lease.wishing, reason))
 
     def _refuse_too_far(self) -> None:
         stop = (self._book.next_new + MOST_AHEAD) * self._group_shards

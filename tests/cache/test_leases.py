@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from growcache.cache.files import Layout
 from growcache.cache.leases import (
+    BEGUN,
     DROPPED,
     HELD,
     MAPPED,
@@ -106,6 +107,26 @@ def test_the_numbers_come_back(numbers: set[int]) -> None:
         layout.create()
         with Lease.create(root, "train", numbers):
             assert only(layout).numbers == tuple(sorted(numbers))
+
+
+def test_what_never_changes_is_read_once(layout: Layout) -> None:
+    """A supervisor looks ten times a second, and each lease may name ten thousand shards."""
+    with Lease.create(layout.root, "train", range(9), wishes={9: "nine"}) as lease:
+        first = only(layout)
+        lease.mark_read(3, mapped=True)
+        second = only(layout)
+    assert first.states != second.states
+    assert first.numbers is second.numbers
+    assert first.wishes is second.wishes
+
+
+@given(st.lists(st.sampled_from((HELD, MAPPED, READ, DROPPED, BEGUN)), max_size=4))
+def test_a_lease_that_holds_nothing_says_so(states: list[int]) -> None:
+    numbers = tuple(range(len(states)))
+    view = LeaseView(
+        "a", "train", "here", 1, "python", 0.0, True, False, numbers, bytes(states)
+    )
+    assert view.holds == bool(view.holding())
 
 
 @pytest.mark.mutant(

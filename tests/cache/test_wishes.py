@@ -46,11 +46,11 @@ def test_rule_24_a_lease_names_shards_that_are_not_there(layout: Layout) -> None
         assert view.numbers == lease.numbers == (3, 5, 7)
         assert view.wishes == lease.wishes == {5: "five", 7: "seven"}
         assert set(view.states) == {HELD}
-        assert view.wishing() == {5: "five", 7: "seven"}
+        assert view.wishing == {5: "five", 7: "seven"}
         lease.mark_read(7, mapped=False)
         lease.drop([3])
         (view,) = read_leases(layout.root)
-        assert view.wishing() == {5: "five"}
+        assert view.wishing == {5: "five"}
 
 
 def test_what_became_of_a_wish() -> None:
