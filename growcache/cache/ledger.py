@@ -83,9 +83,17 @@ class Ledger:
             self.write(lambda: index.prune_deleted(budget.kept_deleted))
             if index.pages_bytes() > budget.pages:
                 self.write(index.drop_samples)
+            self._compact()
         self._pages_bytes = index.pages_bytes()
         self._ballast.size = budget.ballast
         self._ballast.restore()
+
+    def _compact(self) -> None:
+        """Make the index file smaller if it is larger than a bound that was lowered leaves it."""
+        room, index = self._room, self.index
+        spare = index.free_bytes() > room.budget.wal
+        if spare and room.index_overflows and index.pages_bytes() <= room.slack():
+            self.log_is_short = index.compact()
 
     def append_history(self, record: dict[str, Any]) -> None:
         """Add a JSON record to the history, unless the log has to stay as it is."""

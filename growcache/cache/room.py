@@ -60,6 +60,15 @@ class Room:
         self._in_force = max(self._in_force, self.used())
 
     @property
+    def index_overflows(self) -> bool:
+        """Whether index, log and the like take more than the bound sets aside for them."""
+        return self.other_bytes() > self.budget.total
+
+    def slack(self) -> int:
+        """Return how many bytes may be written for a moment, below the bound in force."""
+        return self._in_force - self.used() - self.reserved
+
+    @property
     def budget(self) -> Budget:
         """The fixed part, by purpose."""
         return fixed_budget(self.max_bytes)

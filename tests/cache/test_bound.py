@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from growcache.cache.cache import Cache
 from growcache.cache.check import check
 from growcache.cache.eviction import choose
 from growcache.cache.files import allocated_tree
+from growcache.cache.incoming import needed_bytes, write_incoming
 from growcache.cache.index import Index, read_index
+from growcache.cache.sidecar import DrawnFrom, Origins
 from growcache.errors import CacheFullError
-from tests.cache.making import KINDS, MAX_BYTES, add, need, opened
+from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,6 +85,53 @@ def test_a_bound_that_was_lowered_meanwhile_is_reached_after_the_start(tmp_path:
         cache.evict([c.number for c in cache.candidates()[:-1]])
         cache.poll_leases(time.monotonic())
         assert cache.bound_in_force == 900_000
+
+
+def _wordy(cache: Cache, number: int) -> None:
+    """Add a shard of whose samples the index has much to say."""
+    sidecar, files = make(number, 30)
+    drawn = [
+        DrawnFrom(f"{number}/{i}" * 700, "tag", 9, None, 0, 1, i, i + 1) for i in range(30)
+    ]
+    sidecar = replace(sidecar, origins=Origins.pack(drawn))
+    cache.issue(number)
+    assert cache.reserve("p", needed_bytes(sidecar))
+    cache.commit("p", [write_incoming(cache.layout, "p", sidecar, files)])
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.mutant(
+    12,
+    "growcache/cache/ledger.py",
+    "            self.log_is_short = index.compact()",
+    "            pass",
+)
+def test_a_lowered_bound_is_reached_with_an_index_that_was_large(
+    tmp_path: Path, live: bool
+) -> None:
+    """Its file keeps the pages of what it has forgotten: the cache would shrink for ever."""
+    least = 900_000
+    with opened(tmp_path / "cache", max_bytes=60_000_000) as cache:
+        for number in range(14):
+            _wordy(cache, number)
+        if live:
+            cache.max_bytes = least
+        cache.evict([candidate.number for candidate in cache.candidates()])
+        assert cache.layout.index.stat().st_size > (0 if live else least)
+        if live:
+            _reached(cache, least)
+    if not live:
+        with opened(tmp_path / "cache", max_bytes=least) as cache:
+            _reached(cache, least)
+    assert check(tmp_path / "cache") == []
+
+
+def _reached(cache: Cache, least: int) -> None:
+    cache.maintain()
+    cache.poll_leases(time.monotonic())
+    assert (cache.bound_in_force, cache.shrinking) == (least, False)
+    assert cache.room() > 0
+    assert allocated_tree(cache.layout.root) <= least
 
 
 def test_what_was_deleted_on_a_full_disk_is_noted_later(

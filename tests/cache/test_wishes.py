@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from growcache.cache.cache import Cache
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, ShardRow, read_index
-from growcache.cache.index.writer import merge_ranges, split_range
+from growcache.cache.index.ranges import merge_ranges, split_range
 from growcache.cache.leases import HELD, READ, Lease, LeaseView, read_leases
 from growcache.cache.wishes import (
     MOST_REFUSED,

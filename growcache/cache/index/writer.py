@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from growcache.cache.files import FILE_MODE, Layout, allocated
 from growcache.cache.index.contents import Contents, flaws
+from growcache.cache.index.ranges import merge_ranges, split_range
 from growcache.cache.index.reader import (
     BUSY_SECONDS,
     damaged,
@@ -441,6 +442,25 @@ class Index:
         (size,) = self._connection.execute("PRAGMA page_size").fetchone()
         return int((pages - free) * size)
 
+    def free_bytes(self) -> int:
+        """Return the bytes of pages that nothing is in; the file keeps them."""
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int(free * size)
+
+    def compact(self) -> bool:
+        """Give free pages back to the disk; False where that has to wait.
+
+        All that is in use is written to the log first.
+        """
+        try:
+            self._connection.execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            if index_error(self._layout, error).__class__ is CacheFullError:
+                return False
+            raise index_error(self._layout, error) from error
+        return self.checkpoint()
+
     def checkpoint(self) -> bool:
         """Move the log into the database and cut it to nothing; False while a reader is in the way."""
         self._connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_MS}")
@@ -484,41 +504,6 @@ def index_error(layout: Layout, error: sqlite3.Error) -> CacheError:
             "kernel's log says more; start again on a sound disk"
         )
     return damaged(layout, error)
-
-
-def merge_ranges(ranges: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Return (first, last, shards, samples) with neighbours merged.
-
-    Ranges without a sample stay apart: a rebuilt index knows no more of what they held.
-
-    >>> merge_ranges([(3, 3, 1, 10), (0, 1, 2, 20), (2, 2, 1, 5), (4, 5, 2, 0), (7, 7, 1, 1)])
-    [(0, 3, 4, 35), (4, 5, 2, 0), (7, 7, 1, 1)]
-    """
-    merged: list[tuple[int, int, int, int]] = []
-    for first, last, shards, samples in sorted(ranges):
-        if merged and first == merged[-1][1] + 1 and (samples == 0) == (merged[-1][3] == 0):
-            low, _, before, sums = merged.pop()
-            merged.append((low, last, before + shards, sums + samples))
-        else:
-            merged.append((first, last, shards, samples))
-    return merged
-
-
-def split_range(
-    row: tuple[int, int, int, int], number: int, samples: int
-) -> list[tuple[int, int, int, int]]:
-    """Return what is left of a range without one of its shards, which has so many samples.
-
-    How the others share the rest was never noted, so it is divided as their number is.
-
-    >>> split_range((0, 3, 4, 35), 1, 5)
-    [(0, 0, 1, 10), (2, 3, 2, 20)]
-    """
-    first, last, _, before = row
-    left, right, rest = number - first, last - number, max(0, before - samples)
-    share = rest * left // (left + right) if left + right else 0
-    pieces = [(first, number - 1, left, share), (number + 1, last, right, rest - share)]
-    return [piece for piece in pieces if piece[2]]
 
 
 def _text(value: str) -> str:
