@@ -237,11 +237,11 @@ class Cache:
         return self._room.in_force > self._room.max_bytes or self._room.left() < 0
 
     def follow(self, config: CacheConfig) -> None:
-        """Go by these settings from now on: ``max_bytes`` and ``min_free``."""
+        """Go by these settings from now on: ``max_bytes``, ``min_free`` and ``max_reuse``."""
         self._config = config
-        self._note_reuse()
-        if int(config.max_bytes) != self.max_bytes:
+        if int(config.max_bytes) != self.max_bytes:  # first: it may be the cure of a full disk
             self.max_bytes = int(config.max_bytes)
+        self._note_reuse()
 
     @property
     def catalog_bytes(self) -> int:

@@ -53,11 +53,13 @@ class Evictor:
     def poll(self, now: float) -> None:
         """Count the uses of finished leases, delete retired shards that were let go."""
         finished = self._readers.refresh(now)
-        # A log that cannot be cut must grow slowly: then many leases make one transaction.
-        if finished and (self._ledger.log_is_short or len(finished) >= POSTPONED_LEASES):
-            self._count_uses(finished)
-        self._follow_wishes()
-        self._delete_unheld()
+        try:
+            # A log that cannot be cut must grow slowly: then many leases make one transaction.
+            if finished and (self._ledger.log_is_short or len(finished) >= POSTPONED_LEASES):
+                self._count_uses(finished)
+            self._follow_wishes()
+        finally:  # where the disk is too full to note anything, this makes room
+            self._delete_unheld()
 
     def _follow_wishes(self) -> None:
         retired = len(self._stock.retired)
@@ -81,7 +83,7 @@ class Evictor:
 
             self._ledger.write(note)
             self._finished = (self._finished - gone) | names
-            self._stock.use(self._readers.count(new))
+            self._stock.use(self._readers.count(new, self._stock))
         for name in names:
             lease_path(self._layout, name).unlink(missing_ok=True)
 

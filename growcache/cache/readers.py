@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from growcache.cache.eviction import Candidate
@@ -96,12 +96,17 @@ class Readers:
         """The shards that readers who died hold, also where others do: none lets them go."""
         return self._survey().kept
 
-    def count(self, finished: Iterable[LeaseView]) -> list[int]:
-        """Add the uses of finished leases; return every shard once per use."""
+    def count(self, finished: Iterable[LeaseView], there: Container[int]) -> list[int]:
+        """Add the uses of finished leases; return every shard once per use.
+
+        Args:
+            finished: the leases.
+            there: the shards whose files lie in the cache; uses of others are of no use.
+        """
         used = []
         for lease in finished:
             mine = self.uses.setdefault(lease.job, {})
-            for number in lease.used():
+            for number in filter(there.__contains__, lease.used()):
                 mine[number] = mine.get(number, 0) + 1
                 used.append(number)
         self._changed()

@@ -30,6 +30,9 @@ class Stock:
         self.retired: dict[int, StockRow] = {}
         self.live_samples = self.live_bytes = self.retired_bytes = 0
 
+    def __contains__(self, number: object) -> bool:
+        return number in self.live or number in self.retired
+
     @property
     def bytes(self) -> int:
         """Allocated by all of them."""
@@ -67,7 +70,7 @@ class Stock:
             self.retired_bytes -= self.retired.pop(number).allocated
 
     def use(self, numbers: Iterable[int]) -> None:
-        """Count one use for each; numbers of shards that are gone do no harm."""
+        """Count one use for each."""
         for number in numbers:
             for rows in (self.live, self.retired):
                 if row := rows.get(number):

@@ -154,8 +154,9 @@ class Following:
         if now - self._seen_at < SETTLE_SECONDS:
             self._stirred = True
             return []
-        self._taken = signature
-        return self._take()
+        said = self._take()
+        self._taken = signature  # not where that failed, on a full disk: it is tried again
+        return said
 
     def _take(self) -> list[str]:
         path = self._file.path

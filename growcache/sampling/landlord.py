@@ -175,7 +175,7 @@ class Landlord:
 
     def _come_while_held(self, now: float) -> float:
         """Return the bytes that come in the time for which readers hold a snapshot."""
-        held = {lease.name for lease in self._cache.leases if lease.holds}
+        held = {lease.name for lease in self._cache.leases if lease.open and lease.holds}
         self._held_since = {name: self._held_since.get(name, now) for name in held}
         longest = now - min(self._held_since.values(), default=now)
         return self._filling.per_second * longest
@@ -204,13 +204,19 @@ class Landlord:
         """Return the event that would make room, in words."""
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
-        return self._holders() or self.unused()
+        least, kept = self._bounds.min_uses, self._cache.kept
+        ripe_kept = any(
+            c.number in kept and c.min_job_uses >= least
+            for c in (self._candidates() if kept else ())
+        )
+        return self._holders(always=ripe_kept) or self.unused()
 
     def awaited_to_shrink(self) -> str:
         """Return the event that would let a lowered bound hold, in words."""
         if self._bounds.eviction == "none":
             return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
-        return self._holders() or "samplers to finish what they are writing"
+        wanted = bool(self._cache.wanted)  # those stay, and are not retired
+        return self._holders(always=wanted) or "samplers to finish what they are writing"
 
     def follow(self, bounds: CacheConfig) -> None:
         """Go by these settings from now on."""

@@ -15,6 +15,7 @@ from growcache.cache.eviction import choose
 from growcache.cache.files import allocated_tree
 from growcache.cache.incoming import needed_bytes, write_incoming
 from growcache.cache.index import Index, read_index
+from growcache.cache.leases import Lease
 from growcache.cache.sidecar import DrawnFrom, Origins
 from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened
@@ -150,6 +151,30 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
         cache.poll_leases(time.monotonic())
         assert read_index(tmp_path / "cache").totals.retired_shards == 0
     assert check(tmp_path / "cache") == []
+
+
+@pytest.mark.mutant(
+    13,
+    "growcache/cache/evicting.py",
+    "        finally:  # where",
+    "        except ZeroDivisionError:\n            return\n        else:  # where",
+)
+def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "cache"
+    with opened(root) as cache:
+        add(cache, 0)
+        with Lease.create(root, "train", [0]) as lease:
+            assert cache.evict([0]) == ()
+            lease.mark_read(0, mapped=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(Index, "finish_leases", _refuse)
+            with pytest.raises(CacheFullError):
+                cache.poll_leases(time.monotonic())
+            assert not list(cache.layout.shards.iterdir())
+        cache.poll_leases(time.monotonic())
+        assert cache.totals().delivered == 8
 
 
 def _refuse(*_: object) -> None:

@@ -13,7 +13,7 @@ import growcache
 from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
 from growcache.config import Config, load_config
-from growcache.errors import ConfigError
+from growcache.errors import CacheFullError, ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.following import LOOK_SECONDS, ConfigFile, Following, merged
 from tests.sampling.services import make_source, service, status, wait_until, write_config
@@ -85,6 +85,30 @@ def test_overrides_and_the_environment_keep_winning(path: Path) -> None:
     edit(path, cache__max_bytes="30MB")
     assert surrounding.look() == []
     assert surrounding.config.cache.max_bytes == 26 * MB
+
+
+@pytest.mark.mutant(
+    12,
+    "growcache/sampling/following.py",
+    "        said = self._take()\n        self._taken = signature",
+    "        self._taken = signature\n        said = self._take()",
+)
+def test_what_a_full_disk_refuses_is_taken_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = Followed(path)
+    assert followed.look() == []
+    edit(path, cache__max_bytes="30MB")
+    with monkeypatch.context() as patched:
+        patched.setattr(followed.following, "_adopt", _refuse)
+        with pytest.raises(CacheFullError):
+            followed.look()
+    assert followed.look() == []
+    assert followed.config.cache.max_bytes == 30 * MB
+
+
+def _refuse(_: Config) -> None:
+    raise CacheFullError("no room on the disk")
 
 
 NONSENSE = [

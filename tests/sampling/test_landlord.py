@@ -10,6 +10,7 @@ import pytest
 import growcache.sampling.landlord
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import RETIRED_SHARE
+from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
@@ -187,3 +188,46 @@ def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache
     largest = max(candidate.allocated for candidate in cache.candidates())
     assert cache.totals().retired_bytes <= 2 * FIFTH + largest
     assert cache.totals().shards
+
+
+def test_who_waits_for_a_dead_reader_says_so(cache: Cache) -> None:
+    root, landlord = cache.layout.root, landlord_of(cache)
+    kill(Lease.create(root, "train", range(SHARDS)))
+    with Lease.create(root, "train", range(SHARDS)):
+        cache.poll_leases(0.0)
+        landlord.make_room(cache.room() + 1)
+        assert "whose reader died and may come back" in landlord.awaited()
+
+
+def test_a_cache_shrinks_when_what_is_wished_for_was_read(cache: Cache) -> None:
+    digests = {row.number: row.digest for row in read_index(cache.layout.root).shards}
+    with Lease.create(cache.layout.root, "train", [], wishes=digests):
+        cache.poll_leases(0.0)
+        cache.max_bytes = MAX_BYTES // 2
+        landlord = landlord_of(cache)
+        landlord.shrink()
+        assert cache.totals().retired_shards == 0
+        assert "a snapshot is held" in landlord.awaited_to_shrink()
+
+
+def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
+    """A shard may go as soon as it was read, while its lease lives on: for ever, in the end."""
+    with Lease.create(cache.layout.root, "train", range(SHARDS)) as lease:
+        for number in range(SHARDS):
+            lease.mark_read(number, mapped=False)
+        assert cache.evict(range(SHARDS - 1)) == tuple(range(SHARDS - 1))
+    cache.poll_leases(0.0)
+    assert cache._evictor._readers.uses == {"train": {SHARDS - 1: 1}}
+
+
+def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) -> None:
+    """What nobody holds any more goes when its room is needed, and not before."""
+    kill(Lease.create(cache.layout.root, "train", range(SHARDS // 2)))
+    cache.poll_leases(0.0)
+    landlord = landlord_of(cache)
+    landlord.make_room(cache.room() + 1)
+    assert cache.reserve("others", cache.room())
+    live = cache.totals().shards
+    passes(landlord, clock, 1.0, MAX_BYTES)
+    landlord.keep_ahead()
+    assert cache.totals().shards == live
