@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from growcache.cache.cache import Cache
-from growcache.cache.files import BLOCK_BYTES
 from growcache.cache.identity import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
@@ -21,7 +20,8 @@ from growcache.errors import CacheFullError, SamplingError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.book import Book
 from growcache.sampling.drawing import Drawing
-from growcache.sampling.draws import RAMP_DOUBLINGS, RAMP_GROUPS, Draw, Sizing
+from growcache.sampling.draws import RAMP_END, Draw, Sizing
+from growcache.sampling.forecast import Forecast
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
 from growcache.sampling.permits import Outlook, Verdict, decide
@@ -32,7 +32,6 @@ from growcache.sampling.sizing import check_bound
 from growcache.sampling.wished import NO_ROOM, Task, Wished
 from growcache.usercode import printable, short
 
-SIDECAR_BYTES = 160  # about what the sidecar says of one sample
 FULL = "the cache is full, and with cache.eviction none no shard makes room for another"
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
@@ -98,7 +97,6 @@ class Dispatcher:
         self._config = config
         self._cache = cache
         self._catalog = catalog
-        self._record_bytes: int = identity.sizes["record_bytes"]
         self._ragged = identity.schema.is_ragged
         self._sizing = sizing
         self._limits = limits
@@ -112,7 +110,7 @@ class Dispatcher:
         last = self._drawing.again(next_new - 1) if next_new else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
-        self._bytes_per_part = 0.0  # of the last group, once one was encoded
+        self._forecast = Forecast(sizing, identity.sizes["record_bytes"])
         self._reasons: deque[str] = deque(maxlen=3)
         self.flights: dict[str, Flight] = {}
         self.failures = 0
@@ -219,7 +217,7 @@ class Dispatcher:
 
     def follow_wishes(self) -> list[str]:
         """Take up what readers wish for; return permits that nobody waits for any more."""
-        self._wished.follow(self._shard_bytes, self.landlord.capacity)
+        self._wished.follow(self._forecast.shard_bytes, self.landlord.capacity)
         vain = [
             id_
             for id_, flight in self.flights.items()
@@ -230,12 +228,6 @@ class Dispatcher:
             group = self.flights.pop(id_).permit.group
             self._book.done(group)
         return vain
-
-    def _shard_bytes(self, number: int) -> int:
-        """Return what a shard of which nothing is known takes on disk, rather too little."""
-        group = number // self._sizing.group_shards
-        expected = self._estimate(self._sizing.group_parts(group)) // self._sizing.group_shards
-        return 3 * expected // 4
 
     @property
     def wishes(self) -> int:
@@ -294,18 +286,7 @@ class Dispatcher:
 
     def _estimate(self, parts: int) -> int:
         # More than there can ever be room for would wait for ever; the exact size decides.
-        return min(self.landlord.capacity, self._expected(parts, self._bytes_per_part))
-
-    def _expected(self, parts: int, bytes_per_part: float = 0.0) -> int:
-        """What a group takes; a part of it as much as one of the last group, if that is known."""
-        samples = self._sizing.samples_per_object
-        each = bytes_per_part or samples * (self._record_bytes + SIDECAR_BYTES)
-        return int(parts * each) + self._rounding_bytes
-
-    @property
-    def _rounding_bytes(self) -> int:
-        """What the files of a group take however little is in them: two, rounded up."""
-        return self._sizing.group_shards * 4 * BLOCK_BYTES
+        return min(self.landlord.capacity, self._forecast.group_bytes(parts))
 
     def follow(self, config: Config) -> None:
         """Go by a configuration that differs in what may change while the service runs.
@@ -326,7 +307,7 @@ class Dispatcher:
         """
         check_bound(
             config,
-            self._expected(self._sizing.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS)),
+            self._forecast.full_group_bytes(),
             self._catalog.allocated_bytes,
             ragged=self._ragged,
             largest_bytes=max((f.need_bytes or 0 for f in self.flights.values()), default=0),
@@ -340,7 +321,7 @@ class Dispatcher:
     @property
     def ramping(self) -> bool:
         """Whether shards are still smaller than later ones will be."""
-        return self._book.next_new < RAMP_GROUPS * RAMP_DOUBLINGS
+        return self._book.next_new < RAMP_END
 
     @property
     def drawn_this_run(self) -> int:
@@ -426,9 +407,7 @@ class Dispatcher:
                 self._wished.refuse(
                     flight.permit.group, NO_ROOM.format(nbytes, nbytes, self.landlord.capacity)
                 )
-            share = len(flight.permit.written) / len(flight.permit.shards)
-            beyond = max(0, nbytes / share - self._rounding_bytes)
-            self._bytes_per_part = beyond / len(flight.permit.stops)
+            self._forecast.learn(flight.permit, nbytes)
 
     def written(self, permit: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes.

@@ -85,11 +85,12 @@ class Wished:
         self._groups: dict[int, tuple[int, ...]] = {}
         self._draw: Draw | None = None
 
-    def follow(self, shard_bytes: Callable[[int], int], capacity: int) -> None:
+    def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         """Take up what is wished for now.
 
         Args:
-            shard_bytes: tells what a shard takes on disk of which only the number is known.
+            shard_bytes: tells what a shard takes on disk of which only the number is known,
+                and the capacity.
             capacity: bytes that the bound leaves for shards.
         """
         self._refuse_too_large(shard_bytes, capacity)
@@ -100,7 +101,7 @@ class Wished:
         self._groups = groups_of(self._seen, self._group_shards)
         self._book.wish(self._groups)
 
-    def _refuse_too_large(self, shard_bytes: Callable[[int], int], capacity: int) -> None:
+    def _refuse_too_large(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         leases = by_age(self._cache.leases)
         # Again, too, as shards come and their sizes are known: a few times in all.
         weighed = ({le.name for le in leases}, len(self._cache.wishes).bit_length(), capacity)
@@ -108,8 +109,9 @@ class Wished:
             return
         self._weighed = weighed
         for lease in leases:
-            known = self._cache.sizes(lease.holding())
-            sizes = {n: known.get(n) or shard_bytes(n) for n in lease.holding()}
+            held = lease.holding()
+            known = self._cache.sizes(held)
+            sizes = {n: known.get(n) or shard_bytes(n, capacity) for n in held}
             if found := too_large(lease, sizes, capacity):
                 reason = NO_ROOM.format(*found, capacity)
                 self._cache.refuse_wishes(dict.fromkeys(lease.wishing, reason))
