@@ -16,6 +16,7 @@ from growcache.cache.ledger import Ledger
 from growcache.cache.readers import Readers
 from growcache.cache.stock import Stock
 from growcache.cache.wishlist import Wishlist
+from growcache.errors import CacheFullError
 
 POSTPONED_LEASES = 16
 
@@ -58,8 +59,10 @@ class Evictor:
             if finished and (self._ledger.log_is_short or len(finished) >= POSTPONED_LEASES):
                 self._count_uses(finished)
             self._follow_wishes()
-        finally:  # where the disk is too full to note anything, this makes room
-            self._delete_unheld()
+        except CacheFullError:
+            self._delete_unheld()  # that makes room
+            raise
+        self._delete_unheld()
 
     def _follow_wishes(self) -> None:
         retired = len(self._stock.retired)

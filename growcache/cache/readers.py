@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import Layout
-from growcache.cache.index import StockRow
+from growcache.cache.index import KEPT_JOBS, StockRow
 from growcache.cache.leases import LeaseView, protected, read_leases
 
 Uses = dict[str, dict[int, int]]  # job → shard → how often
@@ -105,10 +105,12 @@ class Readers:
         """
         used = []
         for lease in finished:
-            mine = self.uses.setdefault(lease.job, {})
+            mine = self.uses[lease.job] = self.uses.pop(lease.job, {})  # it is last now
             for number in filter(there.__contains__, lease.used()):
                 mine[number] = mine.get(number, 0) + 1
                 used.append(number)
+        for job in list(self.uses)[:-KEPT_JOBS]:  # as the index forgets them
+            del self.uses[job]
         self._changed()
         return used
 

@@ -156,8 +156,8 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
 @pytest.mark.mutant(
     13,
     "growcache/cache/evicting.py",
-    "        finally:  # where",
-    "        except ZeroDivisionError:\n            return\n        else:  # where",
+    "            self._delete_unheld()  # that makes room\n",
+    "",
 )
 def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 import growcache.sampling.landlord
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import RETIRED_SHARE
-from growcache.cache.index import read_index
+from growcache.cache.index import KEPT_JOBS, read_index
 from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
@@ -231,3 +231,16 @@ def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) 
     passes(landlord, clock, 1.0, MAX_BYTES)
     landlord.keep_ahead()
     assert cache.totals().shards == live
+
+
+def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as made:
+        add(made, 0)
+        for number in range(KEPT_JOBS + 3):
+            with Lease.create(made.layout.root, f"job {number}", [0]) as lease:
+                lease.mark_read(0, mapped=False)
+            made.poll_leases(float(number))
+        left = made._evictor._readers.uses
+        assert list(left) == [f"job {number}" for number in range(3, KEPT_JOBS + 3)]
+    with opened(tmp_path / "cache") as made:
+        assert made._evictor._readers.uses == left

@@ -9,9 +9,10 @@ from __future__ import annotations
 from growcache.cache.index.contents import Contents, Range, read_contents
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.rows import Edition, Remains, ShardRow, ShardState, StockRow, Totals
-from growcache.cache.index.writer import Index
+from growcache.cache.index.writer import KEPT_JOBS, Index
 
 __all__ = [
+    "KEPT_JOBS",
     "Contents",
     "Edition",
     "Index",

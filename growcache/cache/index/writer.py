@@ -322,8 +322,9 @@ class Index:
     # Readers
 
     def uses(self) -> dict[str, dict[int, int]]:
-        """Return per job how often it used which shard."""
-        found: dict[str, dict[int, int]] = {}
+        """Return per job how often it used which shard; the job that ended a lease last is last."""
+        jobs = self._connection.execute("SELECT job FROM jobs ORDER BY last_seen").fetchall()
+        found: dict[str, dict[int, int]] = {job: {} for (job,) in jobs}
         for shard, job, uses in self._connection.execute("SELECT * FROM uses").fetchall():
             found.setdefault(job, {})[shard] = uses
         return found
