@@ -204,12 +204,16 @@ class Landlord:
         """Return the event that would make room, in words."""
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
-        least, kept = self._bounds.min_uses, self._cache.kept
-        ripe_kept = any(
-            c.number in kept and c.min_job_uses >= least
-            for c in (self._candidates() if kept else ())
+        return self._holders(always=self._ripe_but_kept) or self.unused()
+
+    @property
+    def _ripe_but_kept(self) -> bool:
+        """Whether shards that were used enough stay: for readers who died, or resume."""
+        kept = self._cache.kept | self._cache.wanted
+        return bool(kept) and any(
+            candidate.number in kept and candidate.min_job_uses >= self._bounds.min_uses
+            for candidate in self._cache.candidates()
         )
-        return self._holders(always=ripe_kept) or self.unused()
 
     def awaited_to_shrink(self) -> str:
         """Return the event that would let a lowered bound hold, in words."""

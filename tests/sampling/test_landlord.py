@@ -199,7 +199,7 @@ def test_who_waits_for_a_dead_reader_says_so(cache: Cache) -> None:
         assert "whose reader died and may come back" in landlord.awaited()
 
 
-def test_a_cache_shrinks_when_what_is_wished_for_was_read(cache: Cache) -> None:
+def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache: Cache) -> None:
     digests = {row.number: row.digest for row in read_index(cache.layout.root).shards}
     with Lease.create(cache.layout.root, "train", [], wishes=digests):
         cache.poll_leases(0.0)
@@ -208,6 +208,7 @@ def test_a_cache_shrinks_when_what_is_wished_for_was_read(cache: Cache) -> None:
         landlord.shrink()
         assert cache.totals().retired_shards == 0
         assert "a snapshot is held" in landlord.awaited_to_shrink()
+        assert "a snapshot is held" in landlord.awaited()
 
 
 def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
