@@ -249,9 +249,10 @@ class Dispatcher:
         group_bytes = int(share * self._estimate(len(draw.parts))) if draw is not None else 0
         promised = sum(f.estimate_bytes for f in self.flights.values() if not f.granted)
         room = cache.room() - promised
-        evictable = clearing = 0
+        evictable, clearing, unused = 0, 0, ""
         if draw is not None and group_bytes > room:
             evictable, clearing = self.landlord.movable(wished=wished)
+            unused = self.landlord.unused()
         samples = sum(
             len(f.permit.stops) * self._sizing.samples_per_object
             for f in self.flights.values()
@@ -275,7 +276,7 @@ class Dispatcher:
             room_bytes=room,
             evictable_bytes=evictable,
             clearing_bytes=clearing,
-            unused=self.landlord.unused(),
+            unused=unused,
             evicts=self.landlord.evicts,
             shrinking=cache.shrinking,
             wished=wished,

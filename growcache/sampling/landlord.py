@@ -204,7 +204,7 @@ class Landlord:
         """Return the event that would make room, in words."""
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
-        return self._holders(always=self._ripe_but_kept) or self.unused()
+        return self._holders() or self.unused()
 
     @property
     def _ripe_but_kept(self) -> bool:
@@ -227,7 +227,9 @@ class Landlord:
         self._bounds = bounds
 
     def unused(self) -> str:
-        """Return who has to read more before shards may go, in words."""
+        """Return who has to read more, or to let go, before shards may be retired, in words."""
+        if self._ripe_but_kept:
+            return self._holders(always=True)
         jobs = sorted({lease.job for lease in self._cache.leases if lease.open and lease.job})
         least = self._bounds.min_uses
         if not jobs:

@@ -208,7 +208,7 @@ def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache:
         landlord.shrink()
         assert cache.totals().retired_shards == 0
         assert "a snapshot is held" in landlord.awaited_to_shrink()
-        assert "a snapshot is held" in landlord.awaited()
+        assert "a snapshot is held" in landlord.awaited() == landlord.unused()
 
 
 def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
