@@ -122,8 +122,7 @@ class Lease:
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
-        layout, name = Layout(root), uuid.uuid4().hex
-        hidden = layout.leases / f".{name}.tmp"
+        layout = Layout(root)
         header = orjson.dumps(
             {
                 **this_process(),
@@ -137,7 +136,7 @@ class Lease:
         start = len(MAGIC) + 4 + len(header)
         body = MAGIC + struct.pack("<I", len(header)) + header + _OPEN + bytes(len(wanted))
         try:
-            descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            path, descriptor = _show(layout, body)
         except OSError as error:
             if is_full_disk(error):
                 raise CacheFullError(
@@ -147,22 +146,6 @@ class Lease:
                 f"cannot write a lease in {layout.leases}: {error.strerror}; a reader must be "
                 "able to write there, or the supervisor cannot know of it"
             ) from error
-        path = layout.leases / (name + SUFFIX)
-        try:
-            # Locked and filled before anybody can see it: an unlocked or half-written
-            # lease would be taken for that of a dead reader.
-            try_lock(descriptor)
-            if os.pwrite(descriptor, body, 0) != len(body):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            hidden.rename(path)
-        except OSError as error:
-            close_owned(descriptor)
-            hidden.unlink(missing_ok=True)
-            raise CacheFullError(f"no room for a lease in {layout.leases}: {error}") from error
-        except BaseException:
-            close_owned(descriptor)
-            hidden.unlink(missing_ok=True)
-            raise
         return cls(_LeaseFile(layout, path, descriptor, start), wanted, wished)
 
     @property
@@ -208,6 +191,25 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _show(layout: Layout, body: bytes) -> tuple[Path, int]:
+    """Return the path of a new lease that everybody can see, and the descriptor that holds it."""
+    name = uuid.uuid4().hex
+    hidden, path = layout.leases / f".{name}.tmp", layout.leases / (name + SUFFIX)
+    descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        # Locked and filled before anybody can see it: an unlocked or half-written
+        # lease would be taken for that of a dead reader.
+        try_lock(descriptor)
+        if os.pwrite(descriptor, body, 0) != len(body):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        hidden.rename(path)
+    except BaseException:
+        close_owned(descriptor)
+        hidden.unlink(missing_ok=True)
+        raise
+    return path, descriptor
 
 
 class _LeaseFile:

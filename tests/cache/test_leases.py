@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import os
 import signal
@@ -26,6 +27,7 @@ from growcache.cache.leases import (
     remove_torn_leases,
 )
 from growcache.cache.locks import FileLock, is_held
+from growcache.errors import CacheError, CacheFullError
 
 
 @pytest.fixture
@@ -109,6 +111,24 @@ def test_the_numbers_come_back(numbers: set[int]) -> None:
             assert only(layout).numbers == tuple(sorted(numbers))
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"), [(errno.EIO, CacheError), (errno.ENOSPC, CacheFullError)]
+)
+def test_only_a_full_disk_is_waited_for(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[CacheError]
+) -> None:
+    """A loader tries again for ever where there is no room for its lease."""
+
+    def refused(path: Path, target: Path) -> Path:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(expected) as caught:
+        Lease.create(layout.root, "train", [1])
+    assert type(caught.value) is expected
+    assert list(layout.leases.iterdir()) == []
+
+
 def test_what_never_changes_is_read_once(layout: Layout) -> None:
     """A supervisor looks ten times a second, and each lease may name ten thousand shards."""
     with Lease.create(layout.root, "train", range(9), wishes={9: "nine"}) as lease:
@@ -132,8 +152,8 @@ def test_a_lease_that_holds_nothing_says_so(states: list[int]) -> None:
 @pytest.mark.mutant(
     17,
     "growcache/cache/leases.py",
-    "            try_lock(descriptor)\n",
-    "            hidden = hidden.rename(path)\n            try_lock(descriptor)\n",
+    "        try_lock(descriptor)\n",
+    "        hidden = hidden.rename(path)\n        try_lock(descriptor)\n",
 )
 def test_rule_17_a_lease_is_locked_and_whole_when_it_is_first_seen(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
