@@ -13,9 +13,10 @@ from urllib.parse import quote
 from growcache.cache.files import Layout
 from growcache.cache.index.rows import ShardState
 from growcache.cache.sidecar import Sidecar
+from tests.chaos.content import changes
 
 # Which visits of a shard yielded nothing, because their object was another one or none.
-Holes: TypeAlias = frozenset[tuple[str, int]]
+Drawn: TypeAlias = tuple[tuple[str, int, int], ...]  # key, first row, one past the last
 
 
 class Row(NamedTuple):
@@ -69,7 +70,8 @@ class Ledger:
     def __init__(self) -> None:
         self._seqs: dict[int, int] = {}
         self._gone: set[int] = set()
-        self._digests: dict[tuple[int, Holes], str] = {}
+        self._digests: dict[tuple[int, Drawn], str] = {}
+        self._steady: dict[int, Drawn] = {}
         self._seen: dict[int, str] = {}
         self.redrawn = 0
 
@@ -106,11 +108,18 @@ class Ledger:
             self._seqs.pop(number, None)
 
     def describe(self, sidecars: Mapping[int, Sidecar]) -> list[str]:
-        """G4: the same number, with the same objects gone, has the same bytes."""
+        """G4: the same number has the same samples, but for objects that change, and bytes.
+
+        The shards of a group are dealt the samples of each visit in turns, so an object
+        that had gone is missed by all of them, while one of them has the hole.
+        """
         wrong = []
         for number, sidecar in sidecars.items():
-            holes = frozenset((hole.key, hole.part) for hole in sidecar.holes)
-            digest = self._digests.setdefault((number, holes), sidecar.digest)
+            drawn = drawn_from(sidecar)
+            steady = tuple(one for one in drawn if not changes(one[0]))
+            if self._steady.setdefault(number, steady) != steady:
+                wrong.append(f"G4: shard {number} has other samples of objects that stay")
+            digest = self._digests.setdefault((number, drawn), sidecar.digest)
             if digest != sidecar.digest:
                 wrong.append(f"G4: shard {number} was {digest}, and is {sidecar.digest}")
             elif self._seen.get(number) == "gone":
@@ -119,3 +128,10 @@ class Ledger:
         for number in self._seen.keys() - sidecars.keys():
             self._seen[number] = "gone"
         return wrong
+
+
+def drawn_from(sidecar: Sidecar) -> Drawn:
+    """Return where the shard's samples are from, in their order."""
+    o = sidecar.origins
+    rows = zip(o.object, o.start, o.stop, strict=True)
+    return tuple((o.keys[place], start, stop) for place, start, stop in rows)

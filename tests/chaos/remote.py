@@ -11,15 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.content import key_name, object_bytes
+from tests.chaos.content import changes, key_name, object_bytes
 from tests.servers import Bucket, S3Server
 from tests.servers.ceph import ceph, missing
 from tests.servers.moto import moto
 from tests.servers.slowlink import SlowLink, slowlink
-
-# Only these are ever changed: a rewritten object is a hole for as long as it is another
-# one, and a source of nothing but holes would test nothing.
-CHANGING = 5  # one object of so many
 
 _CALM: dict[str, float] = {
     "latency_seconds": 0, "bytes_per_second": 0, "unavailable": 0, "resets": 0, "stalls": 0,
@@ -111,7 +107,7 @@ class Remote:
         return self._change(luck, lambda version: version != 0, 0)
 
     def _change(self, luck: float, which: Any, step: int | None) -> bool:
-        keys = [k for k in self.versions if not k % CHANGING and which(self.versions[k])]
+        keys = [k for k, now in self.versions.items() if changes(key_name(k)) and which(now)]
         if not keys:
             return False
         key = random.Random(luck).choice(keys)

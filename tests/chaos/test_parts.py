@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from growcache.cache.findings import Finding
 from growcache.cache.index import Totals
 from growcache.cache.index.rows import ShardState
-from growcache.cache.sidecar import Hole, Origins, Sidecar
+from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
 from growcache.schema import Schema
 from tests.chaos import checks, schedule
 from tests.chaos.checks import Circumstances, Leftovers
-from tests.chaos.content import ROWS, WORDS, object_bytes, samples, wrong
+from tests.chaos.content import CHANGING, ROWS, WORDS, key_name, object_bytes, samples, wrong
 from tests.chaos.disk import Seen
 from tests.chaos.flips import Flip, became
 from tests.chaos.ledger import Books, Ledger, Row
@@ -167,19 +167,25 @@ def test_the_ledger_notices() -> None:
     assert not [t for t in ledger.enter(Books((), ((0, 1),))) if "forgotten" in t]
 
 
-def sidecar(digest: str, *holes: Hole) -> Sidecar:
+def sidecar(digest: str, *objects: int) -> Sidecar:
     schema = Schema.of({"x": np.zeros(1)})
-    return Sidecar("f", 0, 0, 5, 5, schema, 1, 1, 8, 8, digest, Origins(), holes)
+    drawn = [DrawnFrom(key_name(n), None, 9, None, 0, 1, 4, 5) for n in objects]
+    origins = Origins.pack(drawn)
+    return Sidecar("f", 0, 0, 5, 5, schema, len(drawn), 1, 8, 8, digest, origins)
 
 
 def test_a_shard_drawn_twice_has_equal_bytes_where_its_objects_did_not_change() -> None:
-    ledger, hole = Ledger(), Hole("k", 0, "gone")
-    assert ledger.describe({5: sidecar("a")}) == []
-    assert ledger.describe({5: sidecar("b", hole)}) == []
+    ledger = Ledger()
+    steady, changing = (1, 7), CHANGING
+    assert ledger.describe({5: sidecar("a", *steady, changing)}) == []
+    assert ledger.describe({5: sidecar("b", *steady)}) == [], "an object had gone"
     assert ledger.describe({}) == []
-    assert ledger.describe({5: sidecar("a")}) == []
+    assert ledger.describe({5: sidecar("a", *steady, changing)}) == []
     assert ledger.redrawn == 1
-    assert "G4" in ledger.describe({5: sidecar("c")})[0]
+    (other,) = ledger.describe({5: sidecar("c", *steady)})
+    assert "was b, and is c" in other
+    (less,) = ledger.describe({5: sidecar("d", 1)})
+    assert "other samples of objects that stay" in less
 
 
 def test_which_states_are_current() -> None:
