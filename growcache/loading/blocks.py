@@ -14,12 +14,12 @@ from growcache.loading.calls import blamed
 from growcache.loading.framework import Booleans, Framework, Integers
 from growcache.loading.gather import LARGE_ROW_BYTES, Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
-from growcache.loading.passes import Piece, marks_after
 from growcache.loading.ragged import Ragged, Styler
 from growcache.loading.ranks import VALID
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Form, Mark
 from growcache.loading.transforms import Transform
+from growcache.loading.windows import Piece, count_rows, marks_after
 from growcache.schema import Origin, Schema
 
 Batch: TypeAlias = dict[str, Any]
@@ -158,7 +158,7 @@ class Assembler:
         numbers, places, origins = np.concatenate(self._numbers), self._places, self._origins
         size, rows = self._options.batch_size, len(numbers)
         ends = [min(start + size, rows) for start in range(0, rows, size)]
-        step, walked = size * self._options.ranks.local_world_size, _count(self._walked)
+        step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
         marks = marks_after(
             self._walked, [min(step * n, walked) for n in range(1, len(ends) + 1)]
         )
@@ -213,10 +213,6 @@ class Assembler:
         """End the threads of the transform."""
         if self._transform is not None:
             self._transform.close()
-
-
-def _count(pieces: list[Piece]) -> int:
-    return sum(stop - start for _, start, stop in pieces)
 
 
 def _valid(piece: Piece) -> Booleans:

@@ -9,105 +9,23 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from growcache.cache.formats.mapped import MappedShard
-from growcache.errors import CacheError, ConfigError, CorruptShardError, GrowcacheError
+from growcache.errors import CacheError, ConfigError, GrowcacheError
 from growcache.loading.ahead import Ahead
 from growcache.loading.following import Company
-from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window, visiting_order, window_samples
-from growcache.loading.ranks import stand_ins
 from growcache.loading.reuse import Watch
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
 from growcache.loading.waiting import wait_for_samples
-
-
-class StoppedError(Exception):
-    """The walk was asked to end; no user sees it."""
-
-
-@dataclass(slots=True)
-class OpenWindow:
-    """A window whose shards are mapped and checked.
-
-    Attributes:
-        snapshot: that holds them.
-        plan: the window as planned.
-        numbers: of its shards, by place; behind the planned ones one that stands in.
-        shards: the maps, by place; None for a corrupt one, which no row refers to.
-        places: int64 [n], the shard of each row.
-        rows: int64 [n], the row in its shard.
-        positions: int64 [n], where the row stands in the pass.
-        skipped: samples of shards that cannot be read.
-        corrupt: these shards.
-        valid: bool [n], false where another row stands in; None where none does.
-    """
-
-    snapshot: Snapshot
-    plan: Window
-    numbers: tuple[int, ...]
-    shards: list[MappedShard | None]
-    places: Integers
-    rows: Integers
-    positions: Integers
-    skipped: int = 0
-    corrupt: tuple[int, ...] = ()
-    valid: Booleans | None = None
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def chosen(self, chosen: Integers, *, padding: bool = False) -> OpenWindow:
-        """Return some of the rows.
-
-        Args:
-            chosen: int64 [k], indices of rows; they may repeat.
-            padding: whether they only fill a batch.
-        """
-        valid = None if self.valid is None else self.valid[chosen]
-        return replace(
-            self,
-            places=self.places[chosen],
-            rows=self.rows[chosen],
-            positions=self.positions[chosen],
-            valid=np.zeros(len(chosen), np.bool_) if padding else valid,
-        )
-
-
-class Piece(NamedTuple):
-    """Consecutive rows of a window."""
-
-    window: OpenWindow
-    start: int
-    stop: int
-
-
-def marks_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Mark]:
-    """Return where a walk stands that has gone through so many rows of the pieces.
-
-    Args:
-        pieces: as `Walk.take` returned them.
-        rows: ascending numbers of rows, each at least 1 and at most as many as there are.
-    """
-    marks: list[Mark] = []
-    ends = list(accumulate(stop - start for _, start, stop in pieces))
-    for n in rows:
-        place = bisect_left(ends, n)
-        window, _, stop = pieces[place]
-        position = int(window.positions[stop - 1 - (ends[place] - n)]) + 1
-        marks.append(Mark(window.plan.pass_number, position, window.corrupt))
-    return marks
+from growcache.loading.windows import OpenWindow, Piece, StoppedError, open_window
 
 
 @dataclass(slots=True)
@@ -179,7 +97,7 @@ class Walk:
         self._window: OpenWindow | None = None
         self._cursor = 0
         # What a process that dies now, and comes back, would need once more.
-        self._undelivered: deque[OpenWindow] = deque()
+        self._undelivered: deque[tuple[Window, Snapshot]] = deque()
         self._left: deque[OpenPass] = deque()
         self.skipped = 0
         self.ready: Callable[[], None] = _at_once
@@ -245,9 +163,9 @@ class Walk:
 
     def delivered(self, mark: Mark) -> None:
         """Let go of what lies before the mark: the consumer has it."""
-        while self._undelivered and _end(self._undelivered[0]) <= mark[:2]:
-            window = self._undelivered.popleft()
-            window.snapshot.finish(window.numbers)
+        while self._undelivered and _end(self._undelivered[0][0]) <= mark[:2]:
+            window, snapshot = self._undelivered.popleft()
+            snapshot.finish(window.numbers)
         while self._left and self._left[0].number < mark.pass_number:
             self._left.popleft().snapshot.close()
 
@@ -263,7 +181,7 @@ class Walk:
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
         self._window, self._cursor, self._next_window = window, 0, None
-        self._undelivered.append(window)
+        self._undelivered.append((window.plan, window.snapshot))
         self.skipped += window.skipped
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
@@ -358,10 +276,9 @@ class Walk:
         if self._options.fixed:
             self._fixed_numbers = tuple(sorted(shard.number for shard in rest.plan.shards))
         unreadable = frozenset(rest.mark.corrupt)
+        start = rest.mark.position
         return self._begun(
-            OpenPass(
-                *(snapshot, rest.plan, rest.windows, rest.mark.position, unreadable, waited)
-            )
+            OpenPass(snapshot, rest.plan, rest.windows, start, unreadable, waited)
         )
 
     def _begun(self, begun: OpenPass) -> OpenPass:
@@ -407,74 +324,19 @@ class Walk:
         return snapshot
 
     def _open(self, begun: OpenPass, plan: Window) -> OpenWindow:
-        """Open a window of the pass, as far as it lies behind the start."""
-        shards = [self._mapped(begun, number) for number in plan.numbers]
-        places, rows = plan.order()
-        positions = np.arange(plan.first, plan.first + len(plan), dtype=np.int64)
-        # Less than planned where a shard stands in for one that is gone.
-        sizes = np.array([0 if shard is None else len(shard) for shard in shards])
-        wanted, there = positions >= begun.start, rows < sizes[places]
-        lost, good = wanted & ~there, wanted & there
-        left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
-        unread = (n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None)
-        corrupt = tuple(number for number in unread if number in left)
-        window = OpenWindow(begun.snapshot, plan, plan.numbers, shards, places, rows, positions)
-        if self._options.ranks.share:
-            filled = window if there.all() else self._filled(window, there)
-            window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
-        elif not good.all():
-            window = replace(window.chosen(np.flatnonzero(good)), skipped=int(lost.sum()))
-        return replace(window, corrupt=corrupt)
-
-    def _filled(self, window: OpenWindow, there: Booleans) -> OpenWindow:
-        """Return the window with as many rows as planned, for ranks make equal steps."""
-        good = there
-        if not good.any():
-            window, good = self._borrowed(window)
-        chosen = stand_ins(good)
-        return replace(
-            window, places=window.places[chosen], rows=window.rows[chosen], valid=there
+        return open_window(
+            self._options,
+            begun.snapshot,
+            plan,
+            start=begun.start,
+            unreadable=begun.unreadable,
+            stopped=self._stop.is_set,
         )
 
-    def _borrowed(self, window: OpenWindow) -> tuple[OpenWindow, Booleans]:
-        """Put a whole shard of another window into one that has none; say which rows are it."""
-        snapshot = window.snapshot
-        for row in snapshot.shards:
-            try:
-                shard = snapshot.mapped(row.number)
-            except CorruptShardError:
-                continue
-            places, rows = window.places.copy(), window.rows.copy()
-            n = min(len(window), row.samples)
-            places[:n], rows[:n] = len(window.shards), np.arange(n)
-            borrowed = replace(
-                window,
-                numbers=(*window.numbers, row.number),
-                shards=[*window.shards, shard],
-                places=places,
-                rows=rows,
-            )
-            return borrowed, places == len(window.shards)
-        raise CorruptShardError(
-            f"every shard of {self._options.root} is damaged; run growcache check"
-        )
 
-    def _mapped(self, begun: OpenPass, number: int) -> MappedShard | None:
-        if self._stop.is_set():
-            raise StoppedError
-        if not begun.snapshot.has(number) or number in begun.unreadable:
-            return None
-        try:
-            shard = begun.snapshot.mapped(number)
-        except CorruptShardError:
-            return None
-        shard.willneed()  # another process, or another pass, may have let it go cold
-        return shard
-
-
-def _end(window: OpenWindow) -> tuple[int, int]:
+def _end(window: Window) -> tuple[int, int]:
     """Return the place behind a window, as marks have it."""
-    return window.plan.pass_number, window.plan.first + len(window.plan)
+    return window.pass_number, window.first + len(window)
 
 
 def _at_once() -> None:

@@ -21,11 +21,12 @@ from growcache.loading.blocks import Assembler, Block
 from growcache.loading.following import Company
 from growcache.loading.framework import Framework
 from growcache.loading.options import LoaderOptions
-from growcache.loading.passes import OpenPass, Piece, StoppedError, Walk
+from growcache.loading.passes import OpenPass, Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
 from growcache.loading.state import LoaderState, Mark, PassPlan, rest_of
+from growcache.loading.windows import Piece, StoppedError, count_rows
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
@@ -234,7 +235,7 @@ class Producer:
                 walk.next_pass()
                 empty_passes += 1
                 continue
-            first, done, empty_passes = done, done + _count(pieces), 0
+            first, done, empty_passes = done, done + count_rows(pieces), 0
             if not self._abandoned(epoch):
                 padding = _padding(pieces[-1], deal) if done == deal.rows else []
                 self._add(walk, pieces, _mine(pieces, first, deal), padding)
@@ -247,7 +248,7 @@ class Producer:
         block_rows, found, delivered = self._assembler.rows, -1, done
         while found in (-1, block_rows) and not self._abandoned(epoch):
             pieces = walk.take(block_rows)
-            found = _count(pieces)
+            found = count_rows(pieces)
             usable = self._options.usable(found)
             if usable:
                 kept = _shortened(pieces, usable)
@@ -273,7 +274,7 @@ class Producer:
                 walk.next_pass()
                 empty_passes += 1
                 continue
-            left, empty_passes = left - _count(pieces), 0
+            left, empty_passes = left - count_rows(pieces), 0
             if not self._abandoned(epoch):
                 self._add(walk, pieces, pieces, [])
             assert self._assembler is not None
@@ -314,10 +315,6 @@ class Producer:
             f"no batch of {self._options.batch_size} samples can be read from "
             f"{self._options.root}; run growcache check"
         )
-
-
-def _count(pieces: list[Piece]) -> int:
-    return sum(stop - start for _, start, stop in pieces)
 
 
 def _shortened(pieces: list[Piece], rows: int) -> list[Piece]:

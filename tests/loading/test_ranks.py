@@ -246,9 +246,9 @@ def test_epochs_of_a_length_span_passes_alike(cache: Filled) -> None:
 
 @pytest.mark.mutant(
     26,
-    "growcache/loading/passes.py",
-    "            filled = window if there.all() else self._filled(window, there)\n",
-    "            filled = window if there.all() else window.chosen(np.flatnonzero(there))\n",
+    "growcache/loading/windows.py",
+    "        filled = window if there.all() else _filled(options, window, there)\n",
+    "        filled = window if there.all() else window.chosen(np.flatnonzero(there))\n",
 )
 def test_a_damaged_shard_makes_no_rank_shorter(cache: Filled) -> None:
     cache.add(0, 1, 2)
