@@ -126,7 +126,7 @@ class Engine:
         start = self._loaded or LoaderState(
             epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
         )
-        self._next_epoch = start.next_epoch
+        self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         self._bookmark = Bookmark(self._options, start)
         link = Link(self._next_epoch)
         ranks = company(self._options)

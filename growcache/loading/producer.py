@@ -178,14 +178,13 @@ class Producer:
 
     def _walk(self) -> Walk:
         start, options, link = self._start, self._options, self._link
-        first_pass = start.next_pass if start.mark is None else start.mark.pass_number + 1
         resume = None
         if self._rest is not None:
             stopped = link.stop.is_set
             attempt = Attempt(options, start.fingerprint, self._missing, link.wake, stopped)
             resume = functools.partial(reopen, attempt, self._rest)
         watched = (link.stop, link.wake)
-        return Walk(options, first_pass, self._ranks, resume, *watched, self._begin_pass)
+        return Walk(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
 
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot

@@ -102,7 +102,7 @@ class LoaderState:
         step: batches of it that were delivered.
         next_epoch: the one that the next iteration delivers, or the rest of it; later than
             ``epoch`` where that was broken off, its rest is passed over.
-        next_pass: number of the pass that comes next where there is no mark.
+        next_pass: number of the first pass with a new snapshot: behind that of the mark.
         fingerprint: of the cache; None before a sample was seen.
         form: None before a batch was made.
         mark: None where the next epoch begins with a new snapshot.

@@ -323,6 +323,22 @@ def test_between_epochs_a_new_snapshot_follows_in_the_next_order(
     assert {i // 1000 for i in ids(resumed)} == {1, 2, 3, 7, 8}
 
 
+@pytest.mark.parametrize("length", [None, 40])
+def test_a_loader_closed_behind_an_empty_rest_does_not_repeat_orders(
+    cache: Any, loader: Any, length: int | None
+) -> None:
+    cache.add(*range(4))
+    through = loader(samples_per_epoch=length)
+    batches = len(list(through))
+    second = ids(through)
+    _, state = first(loader(samples_per_epoch=length), batches)
+    resumed = loader(samples_per_epoch=length)
+    resumed.load_state_dict(state)
+    assert ids(resumed) == []
+    resumed.close()
+    assert ids(resumed) == second
+
+
 @pytest.mark.parametrize("length", [None, 15])
 def test_what_was_broken_off_is_gone_for_the_resumed_as_well(
     cache: Any, loader: Any, length: int | None
