@@ -27,6 +27,9 @@ from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
 from growcache.loading.waiting import wait_for_samples
 from growcache.loading.windows import OpenWindow, Piece, StoppedError, open_window
 
+# What may end work that was begun ahead; where its result is not needed, nor is this.
+OUTSIDE = (StoppedError, GrowcacheError, OSError)
+
 
 @dataclass(slots=True)
 class OpenPass:
@@ -175,7 +178,7 @@ class Walk:
         self._close_left()
         if self._next_pass is not None:
             # Where it failed, it came to hold nothing.
-            with suppress(StoppedError, GrowcacheError, OSError):
+            with suppress(*OUTSIDE):
                 self._next_pass.result().snapshot.close()
 
     def _enter(self, window: OpenWindow) -> None:
@@ -193,7 +196,7 @@ class Walk:
     def _leave_pass(self) -> None:
         """End the pass; its lease stays until all was delivered, or the next one is taken."""
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
-            with suppress(StoppedError, CacheError):  # nothing of it is needed any more
+            with suppress(*OUTSIDE):  # nothing of it is needed any more
                 self._next_window.result()
         self._next_window = self._window = None
         if self._pass is not None:

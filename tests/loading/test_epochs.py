@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
+from growcache.loading import plan
 from growcache.loading.blocks import Batch
 from growcache.loading.epochs import Engine
 from growcache.loading.options import LoaderOptions
@@ -236,6 +238,29 @@ def test_collecting_the_loader_ends_its_thread(cache: Any) -> None:
     gc.collect()
     assert settled(lambda: threads() == [])
     assert not any(lease.open for lease in read_leases(cache.root))
+
+
+def test_a_window_that_fails_when_nobody_wants_it_leaves_no_lease(
+    make_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next window is mapped ahead; the loader is closed before it is entered."""
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    cache = make_cache(shape=(130, 128))
+    cache.add(*range(8))
+    mapped, failed = itertools.count(1), threading.Event()
+
+    def willneed(shard: MappedShard) -> None:
+        if next(mapped) > plan.WINDOW_SHARDS:
+            failed.set()
+            raise OSError("out of files")
+
+    monkeypatch.setattr(MappedShard, "willneed", willneed)
+    loader = Engine(LoaderOptions(path=cache.root, batch_size=2, min_samples=1))
+    next(loader.epoch())
+    assert failed.wait(5)
+    loader.close()
+    assert not any(lease.open for lease in read_leases(cache.root))
+    assert settled(lambda: threads() == [])
 
 
 def test_batches_that_are_kept_stay_as_they_were(make_cache: Any, engine: MakeEngine) -> None:
