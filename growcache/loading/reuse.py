@@ -92,16 +92,16 @@ def left_out(options: LoaderOptions, watch: Watch) -> frozenset[int]:
     Raises:
         CacheError: it would wait for ever.
     """
-    if options.fixed or limit_of(read_index(options.root)) is None:
+    if options.fixed:
         return frozenset()
     told = False
-    with closing(looks(options.root, watch.wake, watch.stopped)) as moments:
-        for _ in moments:
-            leases = read_leases(options.root)
-            view = read_index(options.root, job=options.job)
-            limit = limit_of(view)
+    with closing(looks(options.root, watch.wake, watch.stopped)) as views:
+        for seen in views:
+            limit = limit_of(seen)
             if limit is None:
                 break
+            leases = read_leases(options.root)
+            view = read_index(options.root, job=options.job)
             out = used_up(view, leases, options.job, limit.most, watch.own())
             fresh = sum(row.samples for row in view.shards if row.number not in out)
             if fresh >= options.least_samples:

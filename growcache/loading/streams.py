@@ -171,22 +171,20 @@ def wait(
     options: LoaderOptions, min_samples: int, watch: Watch | None = None
 ) -> frozenset[int]:
     """Wait until a pass can begin, see `open_pass`; return the shards that it leaves out."""
-    watch, batch = watch or Watch(threading.Event(), lambda: False), 1
-    if options.samples_per_epoch is None and not options.keeps_last:
-        batch = options.batch_size
+    watch, least = watch or Watch(threading.Event(), lambda: False), options.least_samples
     view = wait_for_samples(
         options.root,
-        max(min_samples, batch),
+        max(min_samples, least),
         complete=options.fixed,
         wake=watch.wake,
         stopped=watch.stopped,
     )
     if watch.stopped():
         return frozenset()
-    if view.totals.samples < batch:
+    if view.totals.samples < least:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch of "
-            f"{batch}; use a smaller batch_size or drop_last=False"
+            f"{least}; use a smaller batch_size or drop_last=False"
         )
     return left_out(options, watch)
 
