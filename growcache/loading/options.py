@@ -80,6 +80,10 @@ class LoaderOptions:
             raise ConfigError(
                 f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
             )
+        self._refuse_lengths()
+
+    def _refuse_lengths(self) -> None:
+        """Refuse epochs that cannot be of one length on all ranks, or have no step."""
         alone = self.ranks.world_size == self.ranks.local_world_size
         if not alone and self.samples_per_epoch is None:
             raise ConfigError(
