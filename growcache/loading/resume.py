@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -214,7 +214,7 @@ def _substituted(view: IndexView, rest: Rest, options: LoaderOptions) -> Rest:
         *(len(gone), len(needed), plan.number, options.root, len(stand_ins)),
         f", and the pass is shorter by {len(left)} shards" if left else "",
     )
-    return Rest(plan, plan.windows(options), rest.mark)
+    return replace(rest, plan=plan, windows=plan.windows(options))
 
 
 def _digests(rest: Rest) -> dict[int, str]:

@@ -226,11 +226,14 @@ class Rest:
         plan: of the whole pass.
         windows: of the whole pass.
         mark: where it goes on.
+        whole_window: whether what goes on needs all of its window: where ranks have others
+            stand in for rows that cannot be read, these may be rows that were delivered.
     """
 
     plan: PassPlan
     windows: tuple[Window, ...]
     mark: Mark
+    whole_window: bool = False
 
     @property
     def first(self) -> int | None:
@@ -241,18 +244,19 @@ class Rest:
         return None
 
     def begun(self) -> set[int]:
-        """Return the shards of which some rows, but not all, were delivered."""
-        before, after = self._split()
-        return before & after
+        """Return the shards it needs of which some rows were delivered."""
+        before, _ = self._split()
+        return before & self.needed()
 
     def needed(self) -> set[int]:
-        """Return the shards of which rows are still to be delivered."""
+        """Return the shards of which rows are still to be delivered, or may stand in."""
         if self.first is None:
             return set()
-        _, after = self._split()
+        before, after = self._split()
         rest = self.windows[self.first + 1 :]
         later = {number for window in rest for number in window.numbers}
-        return (after | later) - set(self.mark.corrupt)
+        now = before | after if self.whole_window else after
+        return (now | later) - set(self.mark.corrupt)
 
     def _split(self) -> tuple[set[int], set[int]]:
         """Return the shards of the window's rows before and after the mark."""
@@ -275,7 +279,8 @@ def rest_of(state: LoaderState, options: LoaderOptions) -> Rest | None:
     left = len(state.plan) - state.mark.position
     if options.samples_per_epoch is None and not options.usable(left):
         return None  # drop_last leaves it out
-    rest = Rest(state.plan, state.plan.windows(options), state.mark)
+    filled = options.ranks.share and bool(state.mark.corrupt)
+    rest = Rest(state.plan, state.plan.windows(options), state.mark, filled)
     return None if rest.first is None else rest
 
 

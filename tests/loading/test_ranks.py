@@ -289,10 +289,12 @@ def test_where_every_shard_is_damaged_every_rank_says_so(cache: Filled) -> None:
         train(cache, 2, 1)
 
 
-def test_ranks_resume_where_they_stood(cache: Filled) -> None:
+@pytest.mark.parametrize(("shuffle", "damaged"), [(True, 2), (False, 3)])
+def test_ranks_resume_where_they_stood(cache: Filled, shuffle: bool, damaged: int) -> None:
     cache.add(*range(5))
-    cache.damage(2)
+    cache.damage(damaged)
     settings: dict[str, Any] = {"batch_size": 4, "min_samples": 1, "seed": 3}
+    settings["shuffle"] = shuffle
     expected = [ids(one[0])[3 * 4 :] for one in train(cache, 2, 1, **settings)]
     barrier = threading.Barrier(2, timeout=20)
 

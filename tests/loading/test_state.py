@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -476,6 +477,11 @@ def test_what_is_needed_is_what_still_comes(
     before, after = {n for n, _ in rows[:position]}, {n for n, _ in rows[position:]}
     assert rest.needed() == after
     assert rest.begun() == before & after
+    filled = replace(rest, whole_window=True)
+    if rest.first is not None:
+        window = set(rest.windows[rest.first].numbers)
+        assert filled.needed() == after | window
+        assert filled.begun() == before & window
 
 
 @settings(deadline=None)
