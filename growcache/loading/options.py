@@ -86,10 +86,13 @@ class LoaderOptions:
         """Refuse epochs that cannot be of one length on all ranks, or have no step."""
         alone = self.ranks.world_size == self.ranks.local_world_size
         if not alone and self.samples_per_epoch is None:
+            instead = "set samples_per_epoch, so that all make the same number of steps"
+            if self.fixed:
+                instead = "give a fixed loader rank and world_size as on its machine alone"
             raise ConfigError(
                 f"{self.ranks.world_size} ranks on several machines, "
-                f"{self.ranks.local_world_size} on this one, have caches that grow unlike; set "
-                "samples_per_epoch, so that all make the same number of steps"
+                f"{self.ranks.local_world_size} on this one, have caches that grow unlike; "
+                f"{instead}"
             )
         if self.samples_per_epoch is None:
             return

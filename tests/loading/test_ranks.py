@@ -103,6 +103,10 @@ def test_several_machines_need_samples_per_epoch_and_whole_steps(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="set samples_per_epoch"):
         EpochLoader("nowhere", batch_size=8)
+    with pytest.raises(ConfigError, match="world_size as on its machine alone"):
+        EpochLoader("nowhere", batch_size=8, fixed=True)
+    validation = EpochLoader("nowhere", batch_size=8, fixed=True, rank=1, world_size=2)
+    assert validation._options.ranks.local_rank == 1
     with pytest.raises(ConfigError, match=r"samples_per_epoch 31 .* world_size 4"):
         EpochLoader("nowhere", batch_size=8, samples_per_epoch=31)
     loader = EpochLoader("nowhere", batch_size=8, samples_per_epoch=100)
