@@ -319,10 +319,6 @@ class LeaseView:
             return ()
         return self._with(MAPPED, READ, BEGUN)
 
-    def promised(self) -> tuple[int, ...]:
-        """Return the shards that will have been used when all of them were read."""
-        return () if self.ranks is not None and self.ranks.rank else self.kept()
-
     def kept(self) -> tuple[int, ...]:
         """Return the shards that were not dropped."""
         return self._with(HELD, MAPPED, READ, BEGUN)

@@ -75,6 +75,7 @@ class Walk:
     Attributes:
         skipped: samples of corrupt shards, so far.
         ready: waits until the next snapshot may be taken; earlier it would only be older.
+        passed_over: whether the rows that are taken now are not read.
     """
 
     def __init__(
@@ -99,11 +100,13 @@ class Walk:
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
+        self._taken: list[Window] = []  # of what was taken last: it may not be read yet
         # What a process that dies now, and comes back, would need once more.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
         self._left: deque[OpenPass] = deque()
         self.skipped = 0
         self.ready: Callable[[], None] = _at_once
+        self.passed_over: Callable[[], bool] = _never
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
         if resume is None:
@@ -125,6 +128,7 @@ class Walk:
         if self._holding:
             self._leave_pass()
             self._close_left()  # what it holds could not leave, and nothing new come
+            self._wake.set()
         begun = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
         self._next_pass, self._pass = None, begun
@@ -139,6 +143,8 @@ class Walk:
             StoppedError: the walk was asked to end.
         """
         pieces: list[Piece] = []
+        window = self._window
+        self._taken = [window.plan] if window and self._cursor < len(window) else []
         while rows and self._has_rows():
             assert self._window is not None
             stop = min(self._cursor + rows, len(self._window))
@@ -185,6 +191,7 @@ class Walk:
         assert self._pass is not None
         self._window, self._cursor, self._next_window = window, 0, None
         self._undelivered.append((window.plan, window.snapshot))
+        self._taken.append(window.plan)
         self.skipped += window.skipped
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
@@ -198,10 +205,11 @@ class Walk:
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
             with suppress(*OUTSIDE):  # nothing of it is needed any more
                 self._next_window.result()
-        self._next_window = self._window = None
         if self._pass is not None:
             self._left.append(self._pass)
             self._pass = None
+        self._next_window = self._window = None
+        self._taken = []
 
     def _close_left(self) -> None:
         for begun in list(self._left):
@@ -234,10 +242,16 @@ class Walk:
         self._holding = True
         self._turn.set()
 
-    def _own(self) -> tuple[str, ...]:
-        """Return the lease of the pass that is walked: its shards are about to be used."""
-        running = self._pass
-        return () if running is None else (running.snapshot.lease.name,)
+    def _own(self) -> dict[str, list[int]]:
+        """Return what will be used yet of the pass that is walked, by its lease.
+
+        The next pass is asked for in the last window, and before the rows that were taken
+        are copied; or in an earlier window, to leave this one.
+        """
+        running, taken = self._pass, list(self._taken)
+        if running is None or self._next_window is not None or self.passed_over():
+            return {}
+        return {running.snapshot.lease.name: [n for plan in taken for n in plan.numbers]}
 
     def _open_pass(self, number: int, min_samples: int) -> OpenPass:
         began = time.monotonic()
@@ -344,3 +358,7 @@ def _end(window: Window) -> tuple[int, int]:
 
 def _at_once() -> None:
     """Wait for nothing."""
+
+
+def _never() -> bool:
+    return False

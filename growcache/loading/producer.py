@@ -165,6 +165,7 @@ class Producer:
         try:
             for epoch in itertools.count(self._start.epoch):
                 walk.ready = functools.partial(link.wait_begun, epoch)
+                walk.passed_over = functools.partial(self._abandoned, epoch)
                 self._epoch(epoch, walk)
                 link.items.put(EpochEnd(epoch))
         except StoppedError:

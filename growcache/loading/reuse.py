@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,8 @@ def _nothing() -> None:
     pass
 
 
-def _nobody() -> Container[str]:
-    return ()
+def _nobody() -> Mapping[str, Iterable[int]]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Watch:
         wake: set when ``stopped`` changes.
         stopped: whether to give up.
         hold: called when a wait may take long: from then on no shard may be held for it.
-        own: the names of the leases whose shards are being read, all of them, once.
+        own: the shards that will be read yet, once, by the leases that hold them.
     """
 
     wake: threading.Event
     stopped: Callable[[], bool]
     hold: Callable[[], None] = _nothing
-    own: Callable[[], Container[str]] = _nobody
+    own: Callable[[], Mapping[str, Iterable[int]]] = _nobody
 
 
 class Limit(NamedTuple):
@@ -66,7 +66,11 @@ def limit_of(view: IndexView) -> Limit | None:
 
 
 def used_up(
-    view: IndexView, leases: Iterable[LeaseView], job: str, most: int, own: Container[str]
+    view: IndexView,
+    leases: Iterable[LeaseView],
+    job: str,
+    most: int,
+    own: Mapping[str, Iterable[int]],
 ) -> frozenset[int]:
     """Return the shards that a job has used as often as it may.
 
@@ -75,12 +79,12 @@ def used_up(
         leases: read before the view, so that none is missed in between.
         job: whose uses count.
         most: uses of a shard.
-        own: leases whose shards will all be read.
+        own: shards that will be read yet, by the leases that hold them.
     """
     uses = Counter(view.uses)
     for lease in leases:
         if lease.job == job and lease.name not in view.counted:
-            uses.update(lease.promised() if lease.name in own else lease.used())
+            uses.update({*lease.used(), *own.get(lease.name, ())})
     return frozenset(number for number, count in uses.items() if count >= most)
 
 
@@ -100,17 +104,20 @@ def left_out(options: LoaderOptions, watch: Watch) -> frozenset[int]:
             limit = limit_of(seen)
             if limit is None:
                 break
+            own = watch.own()  # before the leases, which tell of what was read meanwhile
             leases = read_leases(options.root)
             view = read_index(options.root, job=options.job)
-            out = used_up(view, leases, options.job, limit.most, watch.own())
+            out = used_up(view, leases, options.job, limit.most, own)
             fresh = sum(row.samples for row in view.shards if row.number not in out)
             if fresh >= options.least_samples:
                 return out
             if not limit.waits:
                 _warn(options, limit)
                 break
-            _refuse_endless(options, view, limit)
             watch.hold()
+            if own:  # it may not come to be read: the look without it tells
+                continue
+            _refuse_endless(options, view, limit)
             if not told:
                 _log.warning("%s", _event(options, limit))
                 told = True

@@ -335,9 +335,9 @@ class ShardStream:
         self._holding = True
         self._news.set()
 
-    def _own(self) -> tuple[str, ...]:
-        """Return the leases whose shards are about to be used."""
-        return tuple(running.lease.name for running in list(self._passes))
+    def _own(self) -> dict[str, list[int]]:
+        """Return the shards that are, or will be, used, by lease."""
+        return {p.lease.name: [row.number for row in p.rows] for p in list(self._passes)}
 
     def _give(self, running: Pass, row: ShardRow) -> int | None:
         """Return the token of a shard; None where it is damaged."""
@@ -396,6 +396,7 @@ class ShardStream:
             if self._holding and all(shard.read for shard in self._given.values()):
                 for running in list(self._passes):
                     self._end(running, used=True)
+                    self._wake.set()
 
     def _is_reading(self) -> bool:
         """Whether the reader is in the middle of a shard; to wait would hold that up as well."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +18,10 @@ from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import MAPPED, READ, LeaseView, RankNote, read_leases
 from growcache.config import CacheConfig, load_config
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import reuse
+from growcache.loading import plan, reuse
+from growcache.loading.passes import Walk
 from growcache.loading.reuse import limit_of, used_up
+from growcache.loading.windows import Piece
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.sampling.services import make_source, service, wait_until, write_config
@@ -79,16 +83,16 @@ def test_uses_are_those_of_finished_leases_and_of_the_others() -> None:
     read = bytes([READ, MAPPED, 0])
     note = RankNote("run", 0, 0, 1, 2)
 
-    def found(*leases: LeaseView, own: tuple[str, ...] = ()) -> set[int]:
-        return set(used_up(view, leases, "a", 2, own))
+    def found(*leases: LeaseView, own: str = "") -> set[int]:
+        return set(used_up(view, leases, "a", 2, {own: range(3)}))
 
     assert found() == {1}
     assert found(lease("x", read)) == {0, 1}
     assert found(lease("counted", read)) == {1}
     assert found(lease("x", read, job="b")) == {1}
     assert found(lease("x", read, ranks=note)) == {1}
-    assert found(lease("x", bytes(3)), own=("x",)) == {0, 1}  # it will be read
-    assert found(lease("x", read), lease("y", read), lease("z", bytes(3)), own=("z",)) == {0, 1}
+    assert found(lease("x", bytes(3)), own="x") == {0, 1}  # it will be read
+    assert found(lease("x", read), lease("y", read), lease("z", bytes(3)), own="z") == {0, 1}
 
 
 def test_the_limit_is_in_the_index_and_follows_the_service(make_cache: MakeCache) -> None:
@@ -171,6 +175,49 @@ def test_a_wait_without_an_end_is_an_error(make_cache: MakeCache) -> None:
             ids(loader)
     with EpochLoader(cache.root, batch_size=5, min_samples=1, fixed=True) as validation:
         assert [shards(validation) for _ in range(3)] == [{0}] * 3
+
+
+@pytest.mark.parametrize("on_max_reuse", ["warn", "wait"])
+@pytest.mark.parametrize("length", [None, 160])
+def test_what_an_epoch_that_was_broken_off_did_not_read_is_not_used(
+    make_cache: MakeCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    length: int | None,
+    on_max_reuse: str,
+) -> None:
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 1)  # four windows
+    cache = make_cache(shape=(130, 128), max_reuse=1, on_max_reuse=on_max_reuse)
+    cache.add(*range(16))
+    cache.complete()
+    with EpochLoader(
+        cache.root, batch_size=2, min_samples=1, samples_per_epoch=length
+    ) as loader:
+        used = shards(itertools.islice(loader, 1))
+        second = shards(itertools.islice(loader, 60))
+    assert len(second) >= 12
+    assert not used & second
+    assert "goes on with them" not in caplog.text
+
+
+def test_what_is_being_copied_counts_as_used(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block takes all windows at once; the next snapshot is asked for before it is copied."""
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    copied = Walk.read
+
+    def slowly(walk: Walk, pieces: list[Piece]) -> None:
+        time.sleep(0.3)
+        copied(walk, pieces)
+
+    monkeypatch.setattr(Walk, "read", slowly)
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(*range(16))
+    with EpochLoader(cache.root, batch_size=5, min_samples=1) as loader:
+        assert shards(loader) == {*range(16)}
+        cache.add(16)
+        assert shards(loader) == {16}
 
 
 def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache) -> None:
