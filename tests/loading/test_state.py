@@ -479,9 +479,9 @@ def test_what_is_needed_is_what_still_comes(
     assert rest.begun() == before & after
     filled = replace(rest, whole_window=True)
     if rest.first is not None:
-        window = set(rest.windows[rest.first].numbers)
-        assert filled.needed() == after | window
-        assert filled.begun() == before & window
+        around = set(rest.windows[rest.first].numbers)
+        assert filled.needed() == after | around
+        assert filled.begun() == before & around
 
 
 @settings(deadline=None)
