@@ -47,7 +47,8 @@ class Refreshed(NamedTuple):
         framework: of the readers.
         readers: how many.
         ahead: whether shards were retired ahead.
-        share: of a snapshot's shards that were not in the one before, the median.
+        share: of a snapshot's shards that were not in the one before, the mean: they come
+            in bursts, when readers let go, so that the median may be 0.
         low: the tenth percentile of it, and
         high: the ninetieth.
         epochs: of all readers, that it was taken of.
@@ -147,7 +148,7 @@ def run(
         framework,
         readers,
         ahead,
-        round(statistics.median(shares), 4),
+        round(statistics.fmean(shares), 4),
         round(float(low), 4),
         round(float(high), 4),
         len(shares),
@@ -209,7 +210,7 @@ def section(rows: list[Refreshed]) -> str:
         [
             *lines,
             "",
-            f"New shards of a snapshot as a share of its shards (about {shards}): the median over "
+            f"New shards of a snapshot as a share of its shards (about {shards}): the mean over "
             "all epochs and readers, and the tenth and ninetieth percentile; the cache's "
             f"turnovers meanwhile, with and without. `min_uses` is 1. On {about['cores']} cores "
             f"({about['cpu']}), load {about['load_before']} from other programs and this one.",
