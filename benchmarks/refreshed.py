@@ -3,7 +3,7 @@
 `growcache run` draws from local files, faster than readers read, into a small cache that
 is full. Readers, each a process and a job of its own, go through epoch after epoch with a
 pause after each batch, so that an epoch lasts about as long as is asked for. What counts is
-how many shards of an epoch's snapshot were not in the reader's snapshot before: the median
+how many shards of an epoch's snapshot were not in the reader's snapshot before: the mean
 over epochs and readers. Without retiring ahead, which the service is deprived of in a
 process of this benchmark, only shards may go that no reader holds at that moment.
 """

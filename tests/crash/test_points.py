@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cache.making import KINDS, MAX_BYTES
+from tests.cache.making import KINDS
 from tests.crash import tracing, work
 from tests.crash.tracing import Call, need_strace
 from tests.crash.verify import Told, told, verify, verify_dead
@@ -19,22 +17,11 @@ SOME = 3  # points of each record that the everyday suite takes, by the seed of 
 SLICES = 4  # of a whole record, each a test
 SECONDS = 900
 
-LIVES = {f"writer-{kind}": (work.writer, kind, MAX_BYTES) for kind in KINDS}
-LIVES["direct"] = (work.direct, "tfrecord-fixed", work.DIRECT_MAX_BYTES)
 
-
-def _cases() -> Iterator[Any]:
-    for life in LIVES:
-        yield pytest.param(life, None, id=f"{life}-some")
-        for part in range(SLICES):
-            marks = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
-            yield pytest.param(life, part, marks=marks, id=f"{life}-{part}")
-
-
-@pytest.mark.parametrize(("life", "part"), [*_cases()])
+@pytest.mark.parametrize(("life", "part"), [*work.parts_of_lives(SLICES, SECONDS)])
 def test_a_writer_killed_at_a_call(life: str, part: int | None, tmp_path: Path) -> None:
     need_strace()
-    lives, kind, max_bytes = LIVES[life]
+    lives, kind, max_bytes = work.LIVES[life]
     root = tmp_path / "cache"
     calls = tracing.record(lives, root, kind, log=tmp_path / "log", below=root)
     shutil.rmtree(root)

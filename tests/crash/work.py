@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from growcache.cache.cache import Cache
 from growcache.cache.incoming import write_incoming
 from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.errors import CacheFullError, GrowcacheError
-from tests.cache.making import KINDS, add, make, need, opened, write
+from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened, write
 
 DIRECT_SAMPLES = 560  # of 2 kB: a shard so large that it is written past the page cache
 DIRECT_MAX_BYTES = 24_000_000
@@ -159,3 +162,17 @@ def filled(root: Path, kind: str) -> None:
     with opened(root, KINDS[kind]) as cache:
         for number in range(4):
             add(cache, number)
+
+
+# Who dies, as what kind of cache, of what bound.
+LIVES = {f"writer-{kind}": (writer, kind, MAX_BYTES) for kind in KINDS}
+LIVES["direct"] = (direct, "tfrecord-fixed", DIRECT_MAX_BYTES)
+
+
+def parts_of_lives(slices: int, seconds: float) -> Iterator[Any]:
+    """Each life: some of its calls every day (None), all of them in slow tests."""
+    for life in LIVES:
+        yield pytest.param(life, None, id=f"{life}-some")
+        for part in range(slices):
+            marks = [pytest.mark.slow, pytest.mark.timeout(seconds)]
+            yield pytest.param(life, part, marks=marks, id=f"{life}-{part}")
