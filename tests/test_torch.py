@@ -18,9 +18,10 @@ torch = pytest.importorskip("torch")
 from growcache.errors import ConfigError, FormatError  # noqa: E402
 from growcache.loading.framework import Join, Take, join_parts, take_rows  # noqa: E402
 from growcache.schema import Sample  # noqa: E402
-from growcache.torch import EpochLoader, _copy_in_this_thread_alone  # noqa: E402
+from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch import join_parts as torch_join  # noqa: E402
 from growcache.torch import take_rows as torch_take  # noqa: E402
+from growcache.torch.copies import copy_in_this_thread_alone  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
 
@@ -146,7 +147,7 @@ def test_rows_of_any_size_are_copied(take: Take, nbytes: int) -> None:
 def test_only_the_calling_thread_leaves_the_pool() -> None:
     program = (
         "import threading, torch\n"
-        "from growcache.torch import _copy_in_this_thread_alone as alone\n"
+        "from growcache.torch.copies import copy_in_this_thread_alone as alone\n"
         "torch.set_num_threads(3)\n"
         "seen = []\n"
         "def run(): alone(); seen.append(torch.get_num_threads())\n"
@@ -176,7 +177,7 @@ def test_import_and_exit_in_the_middle_of_an_epoch(cache: Filled) -> None:
 def test_preparing_a_thread_twice_is_harmless() -> None:
     import threading
 
-    threads = [threading.Thread(target=_copy_in_this_thread_alone) for _ in range(2)]
+    threads = [threading.Thread(target=copy_in_this_thread_alone) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""PyTorch's front door: epochs over a cache as dicts of tensors."""
+"""Copies of rows in torch's operations, which release the GIL once for many of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from growcache.errors import FormatError
-from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Framework, Integers
-from growcache.loading.loader import Loader
-
-__all__ = ["EpochLoader", "take_rows"]
+from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Integers
 
 # Rows with fewer elements are copied by memcpy, those with more through a tensor iterator
 # that is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
@@ -70,7 +65,7 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
     torch.cat(tensors, out=torch.from_numpy(out))
 
 
-def _copy_in_this_thread_alone() -> None:
+def copy_in_this_thread_alone() -> None:
     """Keep torch's operations of the calling thread out of its pool of threads.
 
     Copying is bound by memory, and waiting for a second thread that is preempted, or busy
@@ -87,35 +82,3 @@ def _copy_in_this_thread_alone() -> None:
             ctypes.CDLL(path).omp_set_num_threads(1)
         except (OSError, AttributeError):
             continue
-
-
-def _tensor(name: str, array: Any) -> torch.Tensor:
-    try:
-        return torch.from_numpy(array)
-    except TypeError:
-        raise FormatError(
-            f"field {name!r} has dtype {array.dtype}, which torch does not have; cast it in "
-            "sampling.transform or in the loader's transform"
-        ) from None
-
-
-def _distributed() -> tuple[int, int] | None:
-    """Return (rank, world size) of the default process group; None where there is none."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
-class EpochLoader(Loader):
-    """Batches from a growing cache; every iteration is a new epoch over what is there by now.
-
-    The next epoch's snapshot, plan and first batches are made before the current epoch ends.
-    Tensors may be kept: their memory is reused only once nobody refers to it. A loader
-    pickles as its arguments. Iterating anew ends the iteration before it.
-
-    Yields dicts of field name to tensor [batch, *shape] in the dtype of the schema.
-    """
-
-    framework = Framework(
-        take_rows, join_parts, _tensor, _copy_in_this_thread_alone, _distributed
-    )
