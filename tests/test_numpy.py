@@ -62,20 +62,17 @@ def test_a_loader_pickles_as_its_arguments(cache: Filled) -> None:
         assert [batch["id"].tolist() for batch in again] == expected
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 300, 16_383, 16_384, 262_144])
-@pytest.mark.parametrize("gap", [0, 57])
-def test_rows_are_copied_from_any_stride(nbytes: int, gap: int) -> None:
+@pytest.mark.parametrize("nbytes", [1, 300, 16_383, 16_384, 262_144])
+def test_rows_are_copied_from_anywhere(nbytes: int) -> None:
     rng = np.random.default_rng(0)
-    for samples in (1, 5):
-        file = rng.integers(0, 256, samples * (nbytes + gap) + 41, np.uint8)
-        source: Any = np.ndarray((samples, nbytes), np.uint8, file, 41, (nbytes + gap, 1))
-        rows = rng.integers(0, samples, 7)
-        out: Any = np.zeros((7, nbytes), np.uint8)
-        take_rows(source, rows, out)
-        np.testing.assert_array_equal(out, source[rows])
-        for bad in (samples, -1):
-            with pytest.raises(IndexError):
-                take_rows(source, np.array([bad]), out[:1])
+    memory = rng.integers(0, 256, 5 * nbytes + 41, np.uint8)
+    starts = np.append(rng.integers(0, 4 * nbytes + 41, 6), 4 * nbytes + 41)
+    out: Any = np.zeros((7, nbytes), np.uint8)
+    take_rows(memory, starts, out)
+    np.testing.assert_array_equal(out, [memory[s : s + nbytes] for s in starts.tolist()])
+    for bad in (4 * nbytes + 42, -1):
+        with pytest.raises(IndexError):
+            take_rows(memory, np.array([bad]), out[:1])
 
 
 JAX = """

@@ -135,13 +135,14 @@ def test_rows_of_any_size_are_copied(take: Take, nbytes: int) -> None:
     rng = np.random.default_rng(0)
     for samples in (1, 5):
         file = rng.integers(0, 256, samples * (nbytes + 57), np.uint8)
-        source = np.ndarray((samples, nbytes), np.uint8, file.data, 41, (nbytes + 57, 1))
         rows = rng.integers(0, samples, 7)
+        starts = 41 + rows * (nbytes + 57)
         out = np.zeros((7, nbytes), np.uint8)
-        take(source, rows, out)
-        np.testing.assert_array_equal(out, source[rows])
-        with pytest.raises(IndexError):
-            take(source, np.array([samples]), out[:1])
+        take(file, starts, out)
+        np.testing.assert_array_equal(out, [file[s : s + nbytes] for s in starts.tolist()])
+        for bad in (len(file) - nbytes + 1, -1):
+            with pytest.raises(IndexError):
+                take(file, np.array([bad]), out[:1])
 
 
 def test_only_the_calling_thread_leaves_the_pool() -> None:

@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from growcache.cache.formats.mapped import MappedShard
 from growcache.loading.calls import blamed
 from growcache.loading.framework import Booleans, Framework, Integers
-from growcache.loading.gather import LARGE_ROW_BYTES, Column, Gatherer, batches_per_block
+from growcache.loading.gather import Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ragged import Ragged, Styler
 from growcache.loading.ranks import VALID
@@ -86,11 +85,8 @@ class Assembler:
     ) -> None:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
-        in_order = nbytes < LARGE_ROW_BYTES if form is None else form.in_order
-        batches = batches_per_block(nbytes, options.batch_size) if in_order else 1
-        self.rows = options.batch_size * batches
-        self._in_order = in_order
-        self._gatherer = Gatherer(schema, self.rows, framework, in_order=in_order)
+        self.rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
+        self._gatherer = Gatherer(schema, self.rows, framework)
         self._options = options
         self._deliver = framework.deliver
         self._styler = Styler(options.ragged, framework.join)
@@ -118,39 +114,26 @@ class Assembler:
             walked: the rows of all ranks that share the cache.
         """
         self._walked += walked
-        if not pieces:
-            return
-        shards: list[MappedShard | None] = []
-        places, rows, numbers = [], [], []
-        for window, start, stop in pieces:
-            place = window.places[start:stop]
-            places.append(place + len(shards))
-            rows.append(window.rows[start:stop])
-            numbers.append(np.asarray(window.numbers)[place])
-            shards += window.shards
-        origin = self._gatherer.add(shards, np.concatenate(places), np.concatenate(rows))
-        self._numbers.append(np.concatenate(numbers)[origin])
-        if self._options.marks_valid:
-            self._valid.append(np.concatenate([_valid(piece) for piece in pieces])[origin])
-        if self._transform is not None:
-            self._note(self._transform, pieces, origin)
+        for piece in pieces:
+            window, start, stop = piece
+            places, rows = window.places[start:stop], window.rows[start:stop]
+            self._gatherer.add(window.shards, places, rows)
+            self._numbers.append(np.asarray(window.numbers)[places])
+            if self._options.marks_valid:
+                self._valid.append(_valid(piece))
+            if self._transform is not None:
+                self._note(self._transform, piece)
 
-    def _note(self, transform: Transform, pieces: list[Piece], origin: Integers) -> None:
-        where: list[tuple[int, int]] = []
-        origins: list[Origin] = []
-        for window, start, stop in pieces:
-            plan = window.plan
-            where += [(plan.pass_number, p) for p in window.positions[start:stop].tolist()]
-            if transform.takes_origin:
-                places, rows = window.places[start:stop], window.rows[start:stop]
-                origins += [
-                    window.snapshot.sidecar(window.numbers[place]).origin(row)
-                    for place, row in zip(places.tolist(), rows.tolist(), strict=True)
-                ]
-        order = origin.tolist()
-        self._places += [where[i] for i in order]
+    def _note(self, transform: Transform, piece: Piece) -> None:
+        window, start, stop = piece
+        number = window.plan.pass_number
+        self._places += [(number, p) for p in window.positions[start:stop].tolist()]
         if transform.takes_origin:
-            self._origins += [origins[i] for i in order]
+            places, rows = window.places[start:stop], window.rows[start:stop]
+            self._origins += [
+                window.snapshot.sidecar(window.numbers[place]).origin(row)
+                for place, row in zip(places.tolist(), rows.tolist(), strict=True)
+            ]
 
     def finish(self, epoch: int) -> Block:
         """Return the block, and begin another."""
@@ -178,7 +161,7 @@ class Assembler:
 
     def _form(self) -> Form:
         schema = self._transform.schema if self._transform is not None else None
-        return Form(self._in_order, None if schema is None else schema.to_json())
+        return Form(None if schema is None else schema.to_json())
 
     def _batch(self, columns: Mapping[str, Column], start: int, stop: int) -> Any:
         """Return what is delivered of the rows from ``start`` to ``stop``."""

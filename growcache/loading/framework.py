@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from growcache.schema import Array
+
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]
 
-# take(source, rows, out): out[i] = source[rows[i]]; uint8 [samples, nbytes] with any row
-# stride, int64 [n], uint8 [n, nbytes] contiguous. Rows are within bounds.
+# take(memory, starts, out): out[i] = memory[starts[i] : starts[i] + nbytes]; uint8 [k], of which
+# nothing else may be touched, int64 [n], uint8 [n, nbytes] contiguous and not empty.
 Take: TypeAlias = Callable[[Bytes, Integers, Bytes], None]
 
 # join(parts, out): the parts, uint8 [k_i] each, one behind the other; there is at least one.
@@ -24,33 +26,30 @@ Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 LONG_ROW_BYTES = 16 * 1024
 
 
-def take_rows(source: Bytes, rows: Integers, out: Bytes) -> None:
-    """Copy ``source[rows]`` into ``out``, in few operations: the `Take` of NumPy alone.
+def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
+    """Copy rows that begin anywhere into ``out``, in few operations: the `Take` of NumPy alone.
 
-    `numpy.take` copies straight into ``out``, but of a strided source it first makes a
-    contiguous copy, all of it. There short rows are copied twice, as items of their
-    length, and long ones as parts that are joined.
+    `numpy.take` would copy once, but only out of rows without gaps. So short rows are
+    copied twice, as items of their length, and long ones as parts that are joined.
 
     Args:
-        source: uint8 [samples, nbytes], with any distance between rows.
-        rows: int64 [n].
-        out: uint8 [n, nbytes], contiguous.
+        memory: uint8 [k]; only the rows are touched.
+        starts: int64 [n], where they begin.
+        out: uint8 [n, nbytes], contiguous and not empty.
 
     Raises:
-        IndexError: a row that is not there.
+        IndexError: a row that is not within the memory.
     """
-    samples, nbytes = source.shape
-    if len(rows) and not 0 <= rows.min() <= rows.max() < samples:
-        raise IndexError(f"rows {rows.min()} to {rows.max()} of {samples}")
-    if not out.size:
+    nbytes = out.shape[1]
+    if starts.min() < 0 or starts.max() > len(memory) - nbytes:
+        raise IndexError(f"rows at {starts.min()} to {starts.max()} of {len(memory)} bytes")
+    if nbytes >= LONG_ROW_BYTES:
+        parts = [memory[start : start + nbytes] for start in starts.tolist()]
+        join_parts(parts, out.reshape(-1))
         return
-    if source.flags.c_contiguous:
-        np.take(source, rows, axis=0, out=out, mode="clip")  # "raise" would buffer ``out``
-    elif nbytes >= LONG_ROW_BYTES:
-        join_parts([source[row] for row in rows.tolist()], out.reshape(-1))
-    else:
-        item = f"V{nbytes}"
-        out.view(item)[:, 0] = source.view(item)[:, 0][rows]
+    item = f"V{nbytes}"
+    rows: Array = np.ndarray((len(memory) - nbytes + 1,), item, memory, 0, (1,))
+    out.view(item)[:, 0] = rows[starts]
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:

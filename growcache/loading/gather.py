@@ -1,45 +1,29 @@
-"""Rows of mapped shards into a batch: few large operations.
+"""Rows of mapped shards into a batch: few large operations, in the planned order.
 
-One operation per (shard, field): each releases the GIL once, and a thread beside a busy
-main thread gets it back only every switch interval. Rows are therefore taken in the
-order of their shards. For large rows that becomes their order in the batch, which
-means nothing to training; small rows are gathered for many batches at once, through a
-block that a second operation puts in the planned order.
+One operation per field copies rows out of all shards of a window: each operation releases
+the GIL once, and a thread beside a busy main thread gets it back only every switch
+interval. For the same reason small rows are gathered for many batches at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from growcache.cache.formats.mapped import RaggedColumn
 from growcache.loading.buffers import BufferPool
+from growcache.loading.columns import Shards, Varied
 from growcache.loading.framework import Bytes, Framework, Integers
 from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
 from growcache.schema import Array, Field, Schema
 
-# Samples from here on are copied once; smaller ones go through a block.
+# Samples from here on make a block of one batch; of smaller ones it takes several.
 LARGE_ROW_BYTES = 64 * 1024
 BLOCK_BYTES = 8_000_000
 BLOCK_BATCHES = 64
 
 # [rows, *shape], or values of different shapes.
 Column: TypeAlias = Array | Ragged
-
-
-class Columns(Protocol):
-    """What a mapped shard shows: each of its fields is in one of both."""
-
-    @property
-    def fields(self) -> Mapping[str, Bytes]:
-        """The columns of equal rows: uint8 [samples, nbytes]."""
-
-    @property
-    def ragged(self) -> Mapping[str, RaggedColumn]:
-        """All others."""
 
 
 def batches_per_block(sample_bytes: int, batch_size: int) -> int:
@@ -53,28 +37,6 @@ def batches_per_block(sample_bytes: int, batch_size: int) -> int:
     return max(1, min(BLOCK_BATCHES, BLOCK_BYTES // max(1, sample_bytes * batch_size)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Rows of several shards.
-
-    Attributes:
-        shards: that they are of; None for one without rows.
-        edges: the rows of shard i are those from ``edges[i]`` to ``edges[i + 1]``.
-        rows: int64 [n], by shard.
-        order: int64 [n], which of them comes when; None: as they are.
-    """
-
-    shards: Sequence[Columns | None]
-    edges: Sequence[int]
-    rows: Integers
-    order: Integers | None
-
-    def __iter__(self) -> Iterator[tuple[Columns, int, int]]:
-        for shard, low, high in zip(self.shards, self.edges[:-1], self.edges[1:], strict=True):
-            if shard is not None and high > low:
-                yield shard, low, high
-
-
 class Gatherer:
     """Fills recycled buffers with rows, block after block; used by one thread at a time.
 
@@ -82,45 +44,33 @@ class Gatherer:
         schema: of what is gathered; the shards may hold more fields.
         rows: the most that one block holds.
         framework: lends its copies.
-        in_order: put the rows in the planned order at the price of a second copy.
 
     Attributes:
         filled: rows of the current block.
     """
 
-    def __init__(
-        self, schema: Schema, rows: int, framework: Framework, *, in_order: bool
-    ) -> None:
+    def __init__(self, schema: Schema, rows: int, framework: Framework) -> None:
         self.filled = 0
-        self._in_order = in_order
-        widest = max((f.nbytes for f in schema.fields if not f.is_ragged), default=0)
-        scratch = np.empty(rows * widest if in_order else 0, np.uint8)
         self._columns: list[_Equal | _Varied] = [
-            _Varied(f, framework) if f.is_ragged else _Equal(f, rows, framework, scratch)
+            _Varied(f, framework) if f.is_ragged else _Equal(f, rows, framework)
             for f in schema.fields
         ]
 
-    def add(
-        self, shards: Sequence[Columns | None], places: Integers, rows: Integers
-    ) -> Integers:
+    def add(self, shards: Shards, places: Integers, rows: Integers) -> None:
         """Append rows to the block; their shards may be closed afterwards.
 
         Args:
-            shards: the shards that the rows are in; None for one that no row is in.
-            places: int64 [n], for each row its shard in ``shards``.
+            shards: that the rows are in.
+            places: int64 [n], for each row its shard.
             rows: int64 [n], the row in that shard.
 
-        Returns:
-            ``origin`` int64 [n]: the i-th row that was appended is ``rows[origin[i]]``.
+        Raises:
+            IndexError: a row that is not there.
         """
-        by_shard = np.argsort(places, kind="stable")
-        edges = np.searchsorted(places[by_shard], np.arange(len(shards) + 1)).tolist()
-        order = np.argsort(by_shard) if self._in_order else None
-        chosen = _Chosen(shards, edges, rows[by_shard], order)
+        shards.check(places, rows)
         for column in self._columns:
-            column.add(chosen, self.filled)
+            column.add(shards, places, rows, self.filled)
         self.filled += len(rows)
-        return np.arange(len(rows)) if self._in_order else by_shard
 
     def finish(self) -> dict[str, Column]:
         """Return the block: arrays [filled, *shape] in the dtypes of the schema, or `Ragged`."""
@@ -131,29 +81,22 @@ class Gatherer:
 class _Equal:
     """The column of a field whose values have one size."""
 
-    def __init__(self, field: Field, rows: int, framework: Framework, scratch: Bytes) -> None:
+    def __init__(self, field: Field, rows: int, framework: Framework) -> None:
         self.field = field
-        self._framework = framework
-        self._scratch = scratch
+        self._take = framework.take
         self._pool = BufferPool(rows * field.nbytes)
         self._buffer: Bytes | None = None
 
-    def add(self, chosen: _Chosen, start: int) -> None:
+    def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:
         if self._buffer is None:
             self._buffer = self._pool.take()
-        field, rows, take = self.field, chosen.rows, self._framework.take
-        out = _rows(self._buffer, field, start, start + len(rows))
-        target = out if chosen.order is None else _rows(self._scratch, field, 0, len(rows))
-        for shard, low, high in chosen:
-            column = shard.fields.get(field.name)
-            if column is not None:
-                take(column, rows[low:high], target[low:high])
-            else:
-                run = _run(shard.ragged[field.name], rows[low:high])
-                flat = target[low:high].reshape(-1)
-                copy_values([run], None, field.item.itemsize, flat, self._framework.join)
-        if chosen.order is not None:
-            take(target, chosen.order, out)
+        column = shards.column(self.field.name)
+        begins = column.find(places, rows)
+        if isinstance(column, Varied):  # beside ragged fields, values of one size
+            begins = column.starts[begins]
+        out = _rows(self._buffer, self.field, start, start + len(rows))
+        if out.size:
+            self._take(column.span.memory, begins, out)
 
     def finish(self, rows: int) -> Array:
         buffer, self._buffer = self._buffer, None
@@ -171,20 +114,16 @@ class _Varied:
         self._pool = BufferPool()
         self._added: list[Ragged] = []
 
-    def add(self, chosen: _Chosen, start: int) -> None:
-        runs, dims = [], []
-        for shard, low, high in chosen:
-            column = shard.ragged[self.field.name]
-            runs.append(_run(column, chosen.rows[low:high]))
-            dims.append(column.dims[chosen.rows[low:high]])
-        lengths = np.concatenate([run.lengths for run in runs])
-        sizes = np.concatenate(dims)
-        if chosen.order is not None:
-            lengths, sizes = lengths[chosen.order], sizes[chosen.order]
+    def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:
+        column = shards.column(self.field.name)
+        assert isinstance(column, Varied)
+        found = column.find(places, rows)
+        lengths = column.lengths[found]
         ends = ends_of(lengths)
         out = self._pool.take(int(ends[-1]))
-        copy_values(runs, chosen.order, self.field.item.itemsize, out, self._join)
-        self._added.append(Ragged(self.field, out, ends, sizes))
+        run = Run(column.span.memory, column.starts[found], lengths)
+        copy_values(run, self.field.item.itemsize, out, self._join)
+        self._added.append(Ragged(self.field, out, ends, column.dims[found]))
 
     def finish(self, rows: int) -> Ragged:
         added, self._added = self._added, []
@@ -193,10 +132,6 @@ class _Varied:
         nothing: Bytes = np.empty(0, np.uint8)
         dims = np.empty((0, len(self.field.ragged_dims)), np.int64)
         return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)
-
-
-def _run(column: RaggedColumn, rows: Integers) -> Run:
-    return Run(column.memory, column.starts[rows], column.lengths[rows])
 
 
 def _rows(buffer: Bytes, field: Field, start: int, stop: int) -> Bytes:

@@ -43,40 +43,19 @@ class Run(NamedTuple):
     lengths: Integers
 
 
-def copy_values(
-    runs: Sequence[Run], order: Integers | None, item_bytes: int, out: Bytes, join: Join
-) -> None:
-    """Copy the values of all runs into ``out``, one behind the other.
+def copy_values(run: Run, item_bytes: int, out: Bytes, join: Join) -> None:
+    """Copy values into ``out``, one behind the other.
 
     Args:
-        runs: of the values.
-        order: int64 [n]: which value of all runs comes when; None: as they are.
+        run: of the values.
         item_bytes: divides every length.
         out: uint8 [all lengths].
         join: copies parts.
     """
-    if not len(out):
-        return
-    values = sum(len(run.lengths) for run in runs)
-    if len(out) > SMALL_ITEMS * item_bytes * values:
-        parts = list(chain.from_iterable(map(_parts, runs)))
-        join(parts if order is None else [parts[i] for i in order.tolist()], out)
-    elif order is None:
-        _copy_runs(runs, item_bytes, out)
+    if len(out) > SMALL_ITEMS * item_bytes * len(run.lengths):
+        join(_parts(run), out)
     else:
-        scratch = np.empty(len(out), np.uint8)
-        _copy_runs(runs, item_bytes, scratch)
-        lengths = np.concatenate([run.lengths for run in runs])
-        starts = ends_of(lengths)[:-1]
-        copy_items(Run(scratch, starts[order], lengths[order]), item_bytes, out)
-
-
-def _copy_runs(runs: Sequence[Run], item_bytes: int, out: Bytes) -> None:
-    first = 0
-    for run in runs:
-        last = first + int(run.lengths.sum())
-        copy_items(run, item_bytes, out[first:last])
-        first = last
+        copy_items(run, item_bytes, out)
 
 
 def _parts(run: Run) -> list[Bytes]:

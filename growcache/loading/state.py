@@ -20,7 +20,7 @@ from growcache.loading.framework import Integers
 from growcache.loading.options import ORDER, LoaderOptions
 from growcache.loading.plan import Window, cut
 
-VERSION = 1
+VERSION = 2
 DIGEST_CHARACTERS = 32
 
 
@@ -85,11 +85,9 @@ class Form(NamedTuple):
     """How a loader makes batches of rows, as its first samples decided.
 
     Attributes:
-        in_order: whether rows stand in a batch as planned, or by shard.
         transformed: schema of what the transform returns, as JSON; None without one.
     """
 
-    in_order: bool
     transformed: list[list[Any]] | None = None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CorruptShardError
+from growcache.loading.columns import Shards
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window
@@ -32,7 +33,7 @@ class OpenWindow:
         snapshot: that holds them.
         plan: the window as planned.
         numbers: of its shards, by place; behind the planned ones one that stands in.
-        shards: the maps, by place; None for a corrupt one, which no row refers to.
+        shards: the maps, by place; no row refers to a corrupt one.
         places: int64 [n], the shard of each row.
         rows: int64 [n], the row in its shard.
         positions: int64 [n], where the row stands in the pass.
@@ -44,7 +45,7 @@ class OpenWindow:
     snapshot: Snapshot
     plan: Window
     numbers: tuple[int, ...]
-    shards: list[MappedShard | None]
+    shards: Shards
     places: Integers
     rows: Integers
     positions: Integers
@@ -138,7 +139,8 @@ def open_window(
     left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
     unread = (n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None)
     corrupt = tuple(number for number in unread if number in left)
-    window = OpenWindow(snapshot, plan, plan.numbers, shards, places, rows, positions)
+    maps = Shards(shards)
+    window = OpenWindow(snapshot, plan, plan.numbers, maps, places, rows, positions)
     if options.ranks.share:
         filled = window if there.all() else _filled(options, window, there)
         window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
@@ -185,7 +187,7 @@ def _borrowed(options: LoaderOptions, window: OpenWindow) -> tuple[OpenWindow, B
         borrowed = replace(
             window,
             numbers=(*window.numbers, row.number),
-            shards=[*window.shards, shard],
+            shards=window.shards.beside(shard),
             places=places,
             rows=rows,
         )

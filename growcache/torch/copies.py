@@ -19,27 +19,26 @@ GRAIN_ELEMENTS = 32_768
 SMALLEST_CHUNK = 2048
 
 
-def take_rows(source: Bytes, rows: Integers, out: Bytes) -> None:
-    """Copy ``source[rows]`` into ``out`` in one operation that releases the GIL once.
+def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
+    """Copy rows that begin anywhere into ``out``, in an operation that releases the GIL once.
 
     Args:
-        source: uint8 [samples, nbytes], with any distance between rows.
-        rows: int64 [n].
-        out: uint8 [n, nbytes], contiguous.
+        memory: uint8 [k]; only the rows are touched.
+        starts: int64 [n], where they begin.
+        out: uint8 [n, nbytes], contiguous and not empty.
 
     Raises:
-        IndexError: a row that is not there.
+        IndexError: a row that is not within the memory.
     """
-    samples, nbytes = source.shape
-    table, index, target = map(torch.from_numpy, (source, rows, out))
+    nbytes = out.shape[1]
+    index, target = torch.from_numpy(starts), torch.from_numpy(out)
     chunk = _chunk_bytes(nbytes)
-    if chunk != nbytes:
-        # Long rows as many short ones: over a view whose rows start at every single byte.
-        stride = source.strides[0] if samples > 1 else nbytes
-        starts = (samples - 1) * stride + nbytes - chunk + 1
-        table = torch.as_strided(table, (starts, chunk), (1, 1))
-        index = (index[:, None] * stride + torch.arange(0, nbytes, chunk)).reshape(-1)
+    if chunk != nbytes:  # long rows as many short ones
+        index = (index[:, None] + torch.arange(0, nbytes, chunk)).reshape(-1)
         target = target.view(-1, chunk)
+    # A view whose rows begin at every single byte.
+    shape = (max(0, len(memory) - chunk + 1), chunk)
+    table = torch.as_strided(torch.from_numpy(memory), shape, (1, 1))
     torch.index_select(table, 0, index, out=target)
 
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.formats import tfrecord
 from growcache.cache.formats.mapped import MappedShard
+from growcache.errors import CacheError
+from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY, Framework, Take, take_rows
 from growcache.loading.gather import Gatherer, batches_per_block
 from growcache.schema import Sample, Schema
@@ -41,55 +42,43 @@ def takes() -> list[Take]:
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5), (41, 400), (0,)])
-@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("take", takes())
-def test_rows_are_those_of_the_plan(
-    tmp_path: Path, shape: tuple[int, ...], in_order: bool, take: Take
-) -> None:
+def test_rows_are_those_of_the_plan(tmp_path: Path, shape: tuple[int, ...], take: Take) -> None:
     shards = [samples_of(shape, n, n) for n in (9, 1, 5)]
-    maps = [written(tmp_path / f"{i}", s) for i, s in enumerate(shards)]
+    maps = Shards([*(written(tmp_path / f"{i}", s) for i, s in enumerate(shards)), None])
     places = np.array([2, 0, 0, 1, 2, 0, 2, 0])
     rows = np.array([4, 8, 0, 0, 1, 3, 4, 1])
-    gatherer = Gatherer(Schema.of(shards[0][0]), 8, Framework(take=take), in_order=in_order)
+    gatherer = Gatherer(Schema.of(shards[0][0]), 8, Framework(take=take))
     for _ in range(3):
-        # As one block out of two pieces.
-        origin = np.concatenate(
-            [
-                gatherer.add(maps, places[:5], rows[:5]),
-                5 + gatherer.add(maps, places[5:], rows[5:]),
-            ]
-        )
+        for part in (slice(5), slice(5, None)):  # as one block out of two pieces
+            gatherer.add(maps, places[part], rows[part])
         arrays = gatherer.finish()
-        assert sorted(origin) == list(range(8))
-        if in_order:
-            assert origin.tolist() == list(range(8))
-        for i, j in enumerate(origin.tolist()):
-            expected = shards[places[j]][rows[j]]
-            for name, value in expected.items():
+        for i, (place, row) in enumerate(zip(places, rows, strict=True)):
+            for name, value in shards[place][row].items():
                 np.testing.assert_array_equal(arrays[name][i], value)
                 assert np.asarray(arrays[name]).dtype == value.dtype
 
 
 def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
     shard = samples_of((64, 1024), 4, 0)
-    mapped = written(tmp_path / "s", shard)
-    gatherer = Gatherer(Schema.of(shard[0]), 2, NUMPY, in_order=False)
+    maps = Shards([written(tmp_path / "s", shard)])
+    gatherer = Gatherer(Schema.of(shard[0]), 2, NUMPY)
     held = []
     for i in range(4):
-        gatherer.add([mapped], np.array([0, 0]), np.array([i, i]))
+        gatherer.add(maps, np.array([0, 0]), np.array([i, i]))
         held.append(gatherer.finish()["x"])
     for i, array in enumerate(held):
         np.testing.assert_array_equal(array[1], shard[i]["x"])
     del array, held
-    gatherer.add([mapped], np.array([0]), np.array([1]))
+    gatherer.add(maps, np.array([0]), np.array([1]))
     again = gatherer.finish()
     np.testing.assert_array_equal(again["x"][0], shard[1]["x"])
 
 
 def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
     shard = samples_of((5,), 6, 0)
-    gatherer = Gatherer(Schema.of(shard[0]), 6, NUMPY, in_order=True)
-    gatherer.add([written(tmp_path / "s", shard)], np.zeros(2, int), np.array([5, 2]))
+    gatherer = Gatherer(Schema.of(shard[0]), 6, NUMPY)
+    gatherer.add(Shards([written(tmp_path / "s", shard)]), np.zeros(2, int), np.array([5, 2]))
     arrays = gatherer.finish()
     assert np.asarray(arrays["x"]).shape == (2, 5)
     assert np.asarray(arrays["y"]).tolist() == [int(shard[5]["y"]), int(shard[2]["y"])]
@@ -102,9 +91,20 @@ def test_blocks_are_bounded(sample_bytes: int, batch_size: int) -> None:
     assert 1 <= batches <= 64
 
 
-def test_rows_beyond_the_mapped_are_refused(tmp_path: Path) -> None:
-    mapped = written(tmp_path / "s", samples_of((2,), 3, 0))
-    out: npt.NDArray[np.uint8] = np.empty((1, 8), np.uint8)
-    for take in takes():
-        with pytest.raises(IndexError):
-            take(mapped.fields["x"], np.array([3]), out)
+@pytest.mark.parametrize(("place", "row"), [(0, 3), (1, 7), (0, -1), (2, 0)])
+def test_rows_beyond_the_mapped_are_refused(tmp_path: Path, place: int, row: int) -> None:
+    shards = [samples_of((2,), n, n) for n in (3, 7)]
+    maps = [written(tmp_path / f"{i}", s) for i, s in enumerate(shards)]
+    gatherer = Gatherer(Schema.of(shards[0][0]), 1, NUMPY)
+    with pytest.raises(IndexError, match=f"row {row} of"):
+        gatherer.add(Shards([*maps, None]), np.array([place]), np.array([row]))
+
+
+def test_closed_shards_are_refused(tmp_path: Path) -> None:
+    shard = samples_of((2,), 3, 0)
+    maps = Shards([written(tmp_path / "s", shard)])
+    gatherer = Gatherer(Schema.of(shard[0]), 1, NUMPY)
+    gatherer.add(maps, np.array([0]), np.array([0]))
+    maps.close()
+    with pytest.raises(CacheError, match="closed"):
+        gatherer.add(maps, np.array([0]), np.array([0]))

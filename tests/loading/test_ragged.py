@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from growcache.cache.formats.mapped import RaggedColumn
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
+from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY
 from growcache.loading.gather import Gatherer
 from growcache.loading.loader import Loader
@@ -26,47 +27,27 @@ from tests.ragged import SCHEMAS, ragged_cache
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[list[Run], int]:
+def runs(draw: st.DrawFn) -> tuple[Run, int]:
     item = draw(st.sampled_from([1, 2, 4, 8, 16]))
-    made = []
-    for seed in range(draw(st.integers(1, 3))):
-        items = draw(
-            st.lists(st.sampled_from([0, 0, 1, 2, 5, 300, 4000]), min_size=1, max_size=9)
-        )
-        lengths = np.array(items, np.int64) * item
-        gaps = np.array(
-            draw(st.lists(st.integers(0, 9), min_size=len(items), max_size=len(items)))
-        )
-        ends = np.cumsum(lengths + gaps)
-        memory = np.random.default_rng(seed).integers(0, 256, int(ends[-1]) + 3, np.uint8)
-        chosen = np.array(draw(st.permutations(range(len(items)))))
-        made.append(Run(memory, (ends - lengths)[chosen], lengths[chosen]))
-    return made, item
+    items = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 300, 4000]), min_size=1, max_size=9))
+    lengths = np.array(items, np.int64) * item
+    gaps = np.array(draw(st.lists(st.integers(0, 9), min_size=len(items), max_size=len(items))))
+    ends = np.cumsum(lengths + gaps)
+    memory = np.random.default_rng(0).integers(0, 256, int(ends[-1]) + 3, np.uint8)
+    chosen = np.array(draw(st.permutations(range(len(items)))))
+    return Run(memory, (ends - lengths)[chosen], lengths[chosen]), item
 
 
-@given(runs(), st.booleans(), st.randoms())
-def test_values_are_copied_as_a_model_does(made: Any, ordered: bool, random: Any) -> None:
-    all_runs, item = made
-    values = [
-        run.memory[start : start + length]
-        for run in all_runs
-        for start, length in zip(run.starts, run.lengths, strict=True)
-    ]
-    order = list(range(len(values)))
-    if ordered:
-        random.shuffle(order)
-    expected = np.concatenate([values[i] for i in order])
-    out: Any = np.full(len(expected), 7, np.uint8)
-    copy_values(all_runs, np.array(order) if ordered else None, item, out, NUMPY.join)
-    np.testing.assert_array_equal(out, expected)
-
-
-@given(runs())
-def test_items_are_copied_whatever_their_alignment(made: Any) -> None:
-    (run, *_), item = made
+@pytest.mark.parametrize("copy", ["values", "items"])
+@given(made=runs())
+def test_values_are_copied_whatever_their_alignment(made: Any, copy: str) -> None:
+    run, item = made
     expected = [run.memory[s : s + n] for s, n in zip(run.starts, run.lengths, strict=True)]
-    out: Any = np.zeros(int(run.lengths.sum()), np.uint8)
-    copy_items(run, item, out)
+    out: Any = np.full(int(run.lengths.sum()), 7, np.uint8)
+    if copy == "values":
+        copy_values(run, item, out, NUMPY.join)
+    else:
+        copy_items(run, item, out)
     np.testing.assert_array_equal(out, np.concatenate(expected))
 
 
@@ -74,6 +55,7 @@ class Columns:
     """A shard that is nothing but a ragged column."""
 
     def __init__(self, values: list[bytes]) -> None:
+        self._samples = len(values)
         lengths = np.array([len(v) for v in values], np.int64)
         memory = np.frombuffer(b"".join(values) + b"end", np.uint8)
         self.fields: dict[str, Any] = {}
@@ -81,27 +63,26 @@ class Columns:
             "x": RaggedColumn(memory, np.cumsum(lengths) - lengths, lengths, lengths[:, None])
         }
 
+    def __len__(self) -> int:
+        return self._samples
+
 
 @given(
     st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=6), min_size=1, max_size=4),
-    st.booleans(),
     st.data(),
 )
-def test_a_gathered_block_is_the_plan(
-    shards: list[list[bytes]], in_order: bool, data: st.DataObject
-) -> None:
+def test_a_gathered_block_is_the_plan(shards: list[list[bytes]], data: st.DataObject) -> None:
     all_rows = [
         (place, row) for place, values in enumerate(shards) for row in range(len(values))
     ]
     plan = data.draw(st.permutations(all_rows))
     cut = data.draw(st.integers(1, len(plan)))
     schema = Schema((Field("x", "bytes", ()),))
-    gatherer = Gatherer(schema, len(plan), NUMPY, in_order=in_order)
-    expected = []
+    gatherer = Gatherer(schema, len(plan), NUMPY)
+    expected = [shards[place][row] for place, row in plan]
+    maps = Shards([Columns(values) for values in shards])
     for part in filter(None, (plan[:cut], plan[cut:])):
-        places, rows = np.array(part).T
-        origin = gatherer.add([Columns(values) for values in shards], places, rows)
-        expected += [shards[part[i][0]][part[i][1]] for i in origin.tolist()]
+        gatherer.add(maps, *np.array(part).T)
     found = gatherer.finish()["x"]
     assert isinstance(found, Ragged)
     assert [found[i] for i in range(len(found))] == expected
