@@ -27,16 +27,6 @@ LEAST_BYTES = 1 << 20  # smaller files are not worth the two calls more
 SHARE_OF_MEMORY = 0.5  # what the page cache can be expected to keep for one cache
 
 
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of the container, where that has less."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdigit() else machine
-
-
 def beyond_memory(max_bytes: int, memory: int) -> bool:
     """Return whether a full cache of this bound would not stay in memory.
 

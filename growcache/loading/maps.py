@@ -1,7 +1,8 @@
 """The shards that this process has mapped, shared by its snapshots of one cache.
 
 A map passes on from one snapshot to the next where that holds the shard: mapping anew
-for every epoch costs a third of the speed in page faults.
+for every epoch costs a third of the speed in page faults. Of a cache beyond memory the
+pages of most maps are forgotten once no window needs them (see `residency`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 from growcache.cache.files import Layout
-from growcache.cache.formats import open_shard, shard_path
+from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
+from growcache.cache.formats.mapping import PIECE_BYTES, forget, read_ahead_bytes
 from growcache.cache.index import ShardRow
 from growcache.errors import CorruptShardError
+from growcache.loading.residency import is_kept
 from growcache.schema import Schema
 
 Verify: TypeAlias = Literal["first", "always"]
@@ -52,6 +55,8 @@ class MapPool:
         self._maps: dict[Key, MappedShard] = {}
         self._verified: set[Key] = set()
         self._bad: dict[Key, str] = {}
+        self._users: Counter[Key] = Counter()  # open windows
+        self._asking: bool | None = None  # known when there is a cache
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> MapPool:
@@ -84,7 +89,7 @@ class MapPool:
     def open(
         self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"
     ) -> MappedShard:
-        """Return the map of a shard that the caller holds, its content checked.
+        """Return the map of a shard that the caller holds, its content checked and in memory.
 
         Args:
             row: of the index.
@@ -105,6 +110,8 @@ class MapPool:
                 mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
             if verify == "always" or key not in self._verified:
                 self._check(row, mapped, cache_format)
+            else:
+                self._bring(row, mapped, cache_format)
         except CorruptShardError as error:
             self._bad[key] = str(error)
             _log.warning("skipping a corrupt shard: %s", error)
@@ -115,12 +122,52 @@ class MapPool:
 
     def _check(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         # One pass over the file in order: this also brings a cold file into memory.
-        found = mapped.digest()
+        found = mapped.digest(asking=self._asks())
         if found != row.digest:
             raise CorruptShardError(
                 f"{shard_path(self._layout, row.number, cache_format)}: expected the digest "
                 f"{row.digest}, found {found}; run growcache check"
             )
+
+    def _bring(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
+        """Have a shard that was seen before in memory: it may have gone cold since."""
+        # Of files that a user may not write the kernel does not tell what is in memory.
+        known = os.access(shard_path(self._layout, row.number, cache_format), os.W_OK)
+        if not (known and mapped.in_memory):
+            mapped.bring(asking=self._asks())
+
+    def _asks(self) -> bool:
+        """Whether the kernel must be asked to read ahead, for it reads less by itself."""
+        if self._asking is None:
+            self._asking = read_ahead_bytes(self._layout.shards) < PIECE_BYTES
+        return self._asking
+
+    def enter(self, keys: Iterable[Key]) -> None:
+        """Say that a window is about to read these shards."""
+        with self._lock:
+            self._users.update(keys)
+
+    def leave(self, keys: Iterable[Key], cache_format: str, share: float) -> None:
+        """Undo one `enter`; what no window reads any more may leave memory.
+
+        Args:
+            keys: of shards that the caller holds.
+            cache_format: of the cache.
+            share: of the shards that stay, see `kept_share`.
+        """
+        with self._lock:
+            self._users.subtract(keys)
+            unused = [key for key in keys if self._users[key] <= 0]
+            for key in unused:
+                del self._users[key]
+            gone = [key for key in unused if not is_kept(key[0], share)]
+            maps = [self._maps[key] for key in gone if key in self._maps]
+        # The pages of a map are its process's own: only without them can the files' go.
+        for mapped in maps:
+            mapped.let_go()
+        for number, _ in gone:
+            for path in shard_files(self._layout, number, cache_format):
+                forget(path)
 
 
 def _forget_after_fork() -> None:

@@ -104,6 +104,8 @@ class Walk:
         # What a process that dies now, and comes back, would need once more.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
         self._left: deque[OpenPass] = deque()
+        self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
+        self._letting_go: Ahead[None] | None = None
         self.skipped = 0
         self.ready: Callable[[], None] = _at_once
         self.passed_over: Callable[[], bool] = _never
@@ -142,6 +144,7 @@ class Walk:
         Raises:
             StoppedError: the walk was asked to end.
         """
+        self._close_through()  # what was taken before has been copied
         pieces: list[Piece] = []
         window = self._window
         self._taken = [window.plan] if window and self._cursor < len(window) else []
@@ -181,14 +184,20 @@ class Walk:
     def close(self) -> None:
         """Free the leases."""
         self._leave_pass()
+        if self._letting_go is not None:
+            self._letting_go.result()
         self._close_left()
         if self._next_pass is not None:
             # Where it failed, it came to hold nothing.
             with suppress(*OUTSIDE):
-                self._next_pass.result().snapshot.close()
+                begun = self._next_pass.result()
+                begun.first.close()
+                begun.snapshot.close()
 
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
+        if self._window is not None:
+            self._through.append(self._window)
         self._window, self._cursor, self._next_window = window, 0, None
         self._undelivered.append((window.plan, window.snapshot))
         self._taken.append(window.plan)
@@ -204,12 +213,26 @@ class Walk:
         """End the pass; its lease stays until all was delivered, or the next one is taken."""
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
             with suppress(*OUTSIDE):  # nothing of it is needed any more
-                self._next_window.result()
+                self._through.append(self._next_window.result())
+        if self._window is not None:
+            self._through.append(self._window)
+        self._next_window = self._window = None
+        self._close_through()
         if self._pass is not None:
             self._left.append(self._pass)
             self._pass = None
-        self._next_window = self._window = None
         self._taken = []
+
+    def _close_through(self) -> None:
+        """Close windows in a thread, for to forget the pages of shards takes a while."""
+        through, self._through = self._through, []
+        if not through:
+            return
+        if self._letting_go is not None:
+            self._letting_go.result()
+        for window in through:
+            window.shards.close()  # at once: a snapshot that is closed next unmaps them
+        self._letting_go = Ahead(lambda: _close_all(through), "let-go")
 
     def _close_left(self) -> None:
         for begun in list(self._left):
@@ -349,6 +372,11 @@ class Walk:
             unreadable=begun.unreadable,
             stopped=self._stop.is_set,
         )
+
+
+def _close_all(windows: list[OpenWindow]) -> None:
+    for window in windows:
+        window.close()
 
 
 def _end(window: Window) -> tuple[int, int]:

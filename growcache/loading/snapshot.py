@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import weakref
@@ -16,9 +17,11 @@ from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import IndexView, ShardRow, read_index
 from growcache.cache.leases import Lease, LeaseView, RankNote
+from growcache.cache.memory import available_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading.maps import Key, MapPool, Verify, key_of
+from growcache.loading.residency import kept_share
 from growcache.schema import Origin, Sample, Schema
 
 
@@ -206,6 +209,11 @@ class Snapshot:
         """Bytes of a sample; where they differ the mean, with what a format adds."""
         return mean_bytes(self.schema, self.shards)
 
+    @functools.cached_property
+    def shard_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(row.shard_bytes for row in self.shards)
+
     def origin(self, i: int) -> Origin:
         """Return where sample ``i`` came from."""
         row, place = self._locate(i)
@@ -236,6 +244,18 @@ class Snapshot:
         """
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
+
+    def enter(self, numbers: Iterable[int]) -> None:
+        """Say that a window is about to read these shards, as far as they are here."""
+        self._maps.enter(self._keys(numbers))
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        """Undo one `enter`: of a cache beyond memory most shards leave it with that."""
+        share = kept_share(self.shard_bytes, available_bytes())
+        self._maps.leave(self._keys(numbers), self.view.cache_format, share)
+
+    def _keys(self, numbers: Iterable[int]) -> list[Key]:
+        return [key_of(self._rows[number]) for number in numbers if number in self._rows]
 
     def map_anew(self, number: int) -> MappedShard:
         """Return a map of the caller's own, unchecked, of a shard of this snapshot.

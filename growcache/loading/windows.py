@@ -56,6 +56,11 @@ class OpenWindow:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def close(self) -> None:
+        """Let go of the maps: no more rows will be copied."""
+        self.shards.close()
+        self.snapshot.leave(self.plan.numbers)
+
     def chosen(self, chosen: Integers, *, padding: bool = False) -> OpenWindow:
         """Return some of the rows.
 
@@ -129,6 +134,22 @@ def open_window(
         StoppedError: ``stopped`` said so.
         CorruptShardError: no shard can be read that could stand in.
     """
+    snapshot.enter(plan.numbers)
+    try:
+        return _opened(options, snapshot, plan, start, unreadable, stopped)
+    except BaseException:
+        snapshot.leave(plan.numbers)
+        raise
+
+
+def _opened(
+    options: LoaderOptions,
+    snapshot: Snapshot,
+    plan: Window,
+    start: int,
+    unreadable: Container[int],
+    stopped: Callable[[], bool],
+) -> OpenWindow:
     shards = [_mapped(snapshot, n, unreadable, stopped) for n in plan.numbers]
     places, rows = plan.order()
     positions = np.arange(plan.first, plan.first + len(plan), dtype=np.int64)
@@ -157,11 +178,9 @@ def _mapped(
     if not snapshot.has(number) or number in unreadable:
         return None
     try:
-        shard = snapshot.mapped(number)
+        return snapshot.mapped(number)
     except CorruptShardError:
         return None
-    shard.willneed()  # another process, or another pass, may have let it go cold
-    return shard
 
 
 def _filled(options: LoaderOptions, window: OpenWindow, there: Booleans) -> OpenWindow:

@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass, field
 
 import uvloop
 
-from growcache.cache.direct import beyond_memory, memory_bytes
+from growcache.cache.direct import beyond_memory
 from growcache.cache.files import Layout
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.incoming import discard_incoming, write_incoming
 from growcache.cache.locks import FileLock
+from growcache.cache.memory import memory_bytes
 from growcache.config import Config
 from growcache.errors import (
     ConfigError,

@@ -18,6 +18,7 @@ from growcache.cache import direct
 from growcache.cache.direct import ALIGNED, CHUNK_BYTES, LEAST_BYTES, beyond_memory
 from growcache.cache.files import Layout
 from growcache.cache.incoming import write_incoming
+from growcache.cache.memory import memory_bytes
 from tests.cache.making import make
 
 EDGES = (0, 1, ALIGNED - 1, ALIGNED, ALIGNED + 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1)
@@ -86,6 +87,6 @@ def test_a_file_system_without_direct_writes_gets_ordinary_ones(
 
 
 def test_only_a_bound_that_memory_cannot_hold_is_beyond_it() -> None:
-    memory = direct.memory_bytes()
+    memory = memory_bytes()
     assert beyond_memory(memory, memory)
     assert not beyond_memory(memory // 3, memory)

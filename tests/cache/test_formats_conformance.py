@@ -144,7 +144,10 @@ def test_what_was_written_is_read(
     assert shard.nbytes == facts.shard_bytes
     assert not count or shard.digest() == facts.digest
     assert CACHE_FORMATS[cache_format].bad_records(shard) == []
-    shard.willneed()
+    shard.bring()
+    assert shard.in_memory
+    shard.let_go()
+    assert all(map(equal, shard, samples))
     shard.close()
     assert len(shard) == 0
 

@@ -87,7 +87,7 @@ def test_columns_are_views_of_the_file(tmp_path: Path) -> None:
     assert shard.fields["x"].shape == (5, 2048)
     assert shard.fields["x"].strides[0] == tfrecord.layout(SCHEMA).record_bytes
     assert np.shares_memory(shard.fields["x"], np.frombuffer(shard.memories[0], np.uint8))
-    shard.willneed()
+    shard.bring()
     shard.close()
 
 

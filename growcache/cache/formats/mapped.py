@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from growcache.cache.formats.mapping import will_need
+from growcache.cache.formats.mapping import bring, in_memory, let_go
 from growcache.errors import CorruptShardError
 from growcache.schema import STR, Array, Field, Sample, Schema, Value
 
@@ -96,18 +96,45 @@ class MappedShard:
     def __iter__(self) -> Iterator[Sample]:
         return map(self.__getitem__, range(len(self)))
 
-    def digest(self) -> str:
-        """Return the xxh3_128 of the files, each in one call that does not hold the GIL."""
+    def digest(self, *, asking: bool = True) -> str:
+        """Return the xxh3_128 of the files, without holding the GIL; this also brings them.
+
+        Args:
+            asking: as for `bring`.
+        """
         digest = xxhash.xxh3_128()
         for memory in self.memories:
-            digest.update(memory if isinstance(memory, bytes) else memory.data)
+            if isinstance(memory, bytes):
+                digest.update(memory)
+                continue
+            for piece in bring(memory, asking=asking):
+                digest.update(piece.data)
         return digest.hexdigest()
 
-    def willneed(self) -> None:
-        """Ask the kernel to read the files now."""
+    def bring(self, *, asking: bool = True) -> None:
+        """Read the files into memory, in order.
+
+        Args:
+            asking: for what comes next before a piece is waited for (see `mapping.bring`).
+
+        Raises:
+            CorruptShardError: the disk cannot.
+        """
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
-                will_need(memory)
+                for _ in bring(memory, asking=asking):
+                    pass
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether touching the files needs no disk, so far as this user may know."""
+        return all(isinstance(m, bytes) or in_memory(m) for m in self.memories)
+
+    def let_go(self) -> None:
+        """Forget the pages of the files, which come again when they are touched."""
+        for memory in self.memories:
+            if isinstance(memory, np.ndarray):
+                let_go(memory)
 
     def close(self) -> None:
         """Let go of the files; each is unmapped when the last array that views it goes."""

@@ -9,15 +9,20 @@ warns about read-only memory; nothing ever writes to them.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from growcache.errors import CacheError, CorruptShardError
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -31,6 +36,15 @@ _libc.mmap.argtypes = (
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_POPULATE_READ = 22  # of Linux 5.14; Python knows no name for it
+_PAGE = mmap.PAGESIZE
+
+PIECE_BYTES = 8 << 20  # brought at once
+AHEAD_BYTES = 16 << 20  # on their way while a piece is waited for
+# What one request to read ahead is sure to cover: kernels cut longer ones short.
+REQUEST_BYTES = 128 << 10
+
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -59,7 +73,7 @@ class _Map:
             munmap(self._address, self._size)
 
 
-def map_file(path: Path) -> npt.NDArray[np.uint8]:
+def map_file(path: Path) -> Bytes:
     """Return the bytes of a file; the last array that views them unmaps it.
 
     Raises:
@@ -74,13 +88,93 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
         raise CorruptShardError(f"{path}: the shard is missing; run growcache check") from None
 
 
-def will_need(memory: npt.NDArray[np.uint8]) -> None:
-    """Ask the kernel to read a whole file that `map_file` mapped.
+def bring(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
+    """Yield a file that `map_file` mapped in pieces, each when all of it is in memory.
+
+    Reading where a map is cold costs a wait per page or few, ten times the disk's time. So
+    pieces are brought in order, by one call each that does not hold the GIL, and mapped by it.
+
+    Args:
+        memory: uint8 [k], the whole file.
+        asking: for what comes next before a piece is waited for; where the kernel itself
+            reads `PIECE_BYTES` ahead, that only gets into its way.
 
     Raises:
-        OSError: it cannot.
+        CorruptShardError: it is shorter now than it was, or the disk cannot read it.
     """
-    if len(memory) and _libc.madvise(memory.ctypes.data, len(memory), mmap.MADV_WILLNEED):
+    asked = 0
+    for start in range(0, len(memory), PIECE_BYTES):
+        piece = memory[start : start + PIECE_BYTES]
+        until = min(len(memory), start + PIECE_BYTES + AHEAD_BYTES)
+        while asking and asked < until:
+            _advise(memory[asked : asked + REQUEST_BYTES], mmap.MADV_WILLNEED)
+            asked += REQUEST_BYTES
+        _populate(piece)
+        yield piece
+
+
+def _populate(piece: Bytes) -> None:
+    try:
+        _advise(piece, _POPULATE_READ)
+    except OSError as error:
+        if error.errno == errno.EFAULT:
+            raise CorruptShardError(
+                f"{len(piece):,} bytes of a shard cannot be read from the disk; run growcache check"
+            ) from None
+        if error.errno != errno.EINVAL:
+            raise
+        piece[::_PAGE].max()  # an older kernel: touch every page, without the GIL
+
+
+def in_memory(memory: Bytes) -> bool:
+    """Return whether all of a mapped file is in the page cache, so far as this user may know.
+
+    Of a file that belongs to others, and may not be written, the kernel always says yes.
+    """
+    if not len(memory):
+        return True
+    pages: Bytes = np.empty(-(-len(memory) // _PAGE), np.uint8)
+    if _libc.mincore(memory.ctypes.data, len(memory), pages.ctypes.data):
+        raise OSError(ctypes.get_errno(), _reason())
+    return bool((pages & 1).all())
+
+
+def let_go(memory: Bytes) -> None:
+    """Forget the pages of a map, which stays; the page cache may keep them, see `forget`."""
+    _advise(memory, mmap.MADV_DONTNEED)
+
+
+def forget(path: Path) -> None:
+    """Let a file leave the page cache, but for what others have mapped; it may be gone."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def read_ahead_bytes(path: Path) -> int:
+    """Return how far the kernel reads ahead on the device of a file; 0 where it does not say."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for where in (
+        f"class/bdi/{number}",
+        f"dev/block/{number}/bdi",
+        f"dev/block/{number}/../bdi",
+    ):
+        with suppress(OSError, ValueError):
+            return 1024 * int(Path("/sys", where, "read_ahead_kb").read_text(encoding="ascii"))
+    return 0
+
+
+def _advise(memory: Bytes, advice: int) -> None:
+    """Call ``madvise``.
+
+    Raises:
+        OSError: as of it.
+    """
+    if len(memory) and _libc.madvise(memory.ctypes.data, len(memory), advice):
         raise OSError(ctypes.get_errno(), _reason())
 
 

@@ -1,0 +1,104 @@
+"""Caches beyond memory: what stays of them, and that the rest leaves the page cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.cache.formats.mapping import bring, in_memory, map_file
+from growcache.errors import CorruptShardError
+from growcache.loading import plan, snapshot
+from growcache.loading.residency import SHARE_OF_AVAILABLE, is_kept, kept_share
+from tests.filled import Filled
+from tests.loading.loaders import LOADERS
+
+SIZES = st.integers(0, 10**15)
+
+
+@given(SIZES, SIZES)
+def test_what_stays_fits_into_its_share_of_memory(cache: int, available: int) -> None:
+    share = kept_share(cache, available)
+    assert 0 <= share <= 1
+    assert share * cache <= SHARE_OF_AVAILABLE * available * (1 + 1e-9)
+    assert share == 1 or cache > SHARE_OF_AVAILABLE * available
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1), st.floats(0, 1))
+def test_who_stays_at_a_share_stays_at_a_larger_one(number: int, a: float, b: float) -> None:
+    assert is_kept(number, max(a, b)) or not is_kept(number, min(a, b))
+    assert is_kept(number, 1.0)
+    assert not is_kept(number, 0.0)
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1))
+def test_so_many_of_the_shards_stay(first: int, share: float) -> None:
+    kept = sum(is_kept(number, share) for number in range(first, first + 1000))
+    assert abs(kept - 1000 * share) < 10
+
+
+@pytest.fixture(params=["tfrecord", "npy"])
+def cache(request: Any, tmp_path: Path) -> Iterator[Filled]:
+    """Eight shards of 1 MB, each a window of its own but for the least that is mixed."""
+
+    def sample(name: int) -> dict[str, Any]:
+        return {"id": np.array(name), "x": np.full(25_000, name, "<f4")}
+
+    with Filled(tmp_path / "cache", sample, cache_format=request.param) as filled:
+        filled.add(*range(8))
+        yield filled
+
+
+def resident(filled: Filled) -> int:
+    """How many shards are in the page cache, by their largest file."""
+    files = [path for path in (filled.root / "shards").rglob("*") if path.is_file()]
+    return sum(in_memory(map_file(path)) for path in files if path.stat().st_size > 500_000)
+
+
+def read_all(loader: Any) -> list[int]:
+    return sorted(int(one) for batch in loader for one in batch["id"])
+
+
+@pytest.mark.parametrize("kind", list(LOADERS))
+@pytest.mark.parametrize(("available", "stay"), [(1 << 40, 8), (8_000_000, 4), (0, 0)])
+def test_shards_leave_memory_where_it_cannot_hold_the_cache(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch, kind: str, available: int, stay: int
+) -> None:
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(snapshot, "available_bytes", lambda: available)
+    with LOADERS[kind](cache.root, batch_size=5, min_samples=1, samples_per_epoch=80) as loader:
+        first, second = read_all(loader), read_all(loader)
+    assert first == second == sorted(1000 * n + row for n in range(8) for row in range(10))
+    assert abs(resident(cache) - stay) <= 1
+
+
+def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
+    monkeypatch.setattr(snapshot, "available_bytes", lambda: 0)
+    with (
+        snapshot.Snapshot.take(cache.root) as one,
+        snapshot.Snapshot.take(cache.root) as other,
+    ):
+        for taken in (one, other):
+            taken.enter([3])
+            shard = taken.mapped(3)
+        one.leave([3])
+        assert shard.in_memory
+        other.leave([3])
+        assert not shard.in_memory
+        assert np.asarray(shard[7]["x"])[-1] == 3007  # it comes again
+
+
+def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
+    """Reading it in the map would kill the process."""
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(1 << 20))
+    memory = map_file(path)
+    os.truncate(path, 4096)
+    with pytest.raises(CorruptShardError, match="cannot be read"):
+        list(bring(memory))
