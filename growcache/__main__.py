@@ -1,7 +1,7 @@
 """``python -m growcache``: the command line, and the entry of growcache's own children.
 
-Children are dispatched before the command line is imported: a sampler needs neither
-typer nor rich, and starts in a third of the time without them.
+Children are dispatched before the command line is imported: they need neither typer nor
+rich, and start in a third of the time without them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import os
 import sys
 
 # The hidden first argument of a child, and the module whose `main` it runs.
-CHILDREN = {"sampler": "growcache.sampling.worker", "serve": "growcache.sampling.serve"}
+CHILDREN = {
+    "sampler": "growcache.sampling.worker",
+    "serve": "growcache.sampling.serve",
+    "gather": "growcache.loading.gathering",
+}
 
 
 def main() -> None:

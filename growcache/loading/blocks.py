@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,33 +19,38 @@ from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Form, Mark
 from growcache.loading.transforms import Transform
 from growcache.loading.windows import Piece, count_rows, marks_after
-from growcache.schema import Origin, Schema
+from growcache.schema import Array, Origin, Schema
 
 Batch: TypeAlias = dict[str, Any]
 
+# A column of all rows with its name, or what each batch holds of a ragged field.
+Part: TypeAlias = tuple[str, Array] | deque[Batch]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Block:
     """Some batches of an epoch.
 
     Attributes:
         epoch: that it belongs to.
-        batches: what is delivered; whoever delivers one takes it out, for its memory is
-            wanted again as soon as the user lets go of it.
+        parts: what the batches are cut of, in the order of the fields.
         numbers: int64 [rows], the shard of each row.
         counts: how many rows are of which shard.
         nbytes: of the arrays that the batches are cut of.
         marks: where the loader stands after each batch.
         form: of the batches.
+        batches: what is delivered, once a `Cutter` has cut it. Who delivers one keeps none
+            of it, for its memory is wanted again as soon as the user lets go of it.
     """
 
     epoch: int
-    batches: deque[Any]
+    parts: list[Part]
     numbers: Integers
     counts: dict[int, int]
     nbytes: int
     marks: list[Mark]
     form: Form
+    batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 
 def count_of(numbers: Integers) -> dict[int, int]:
@@ -66,7 +71,7 @@ class Assembler:
     Args:
         options: of the loader.
         snapshot: the first one, for the schema and the size of samples.
-        framework: lends copies, and says what a batch holds.
+        framework: lends copies.
         form: what the first samples of a loader decided that this one goes on for.
 
     Attributes:
@@ -88,8 +93,7 @@ class Assembler:
         self.rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
         self._gatherer = Gatherer(schema, self.rows, framework)
         self._options = options
-        self._deliver = framework.deliver
-        self._styler = Styler(options.ragged, framework.join)
+        self._styler = Styler(options.ragged, framework)
         self._transform = (
             Transform(options.transform, options.seed, self.rows, schema, _decided(form))
             if options.transform
@@ -151,37 +155,19 @@ class Assembler:
             columns = self._transform.run(columns, places, origins or None)
         if valid:
             columns = {**columns, VALID: np.concatenate(valid)}
-        batches = deque(
-            self._batch(columns, start, end)
-            for start, end in zip([0, *ends[:-1]], ends, strict=True)
-        )
+        parts = [self._part(name, column, ends) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
-        counts = count_of(numbers)
-        return Block(epoch, batches, numbers, counts, nbytes, marks, self._form())
+        return Block(epoch, parts, numbers, count_of(numbers), nbytes, marks, self._form())
+
+    def _part(self, name: str, column: Column, ends: list[int]) -> Part:
+        if not isinstance(column, Ragged):
+            return name, column
+        edges = zip([0, *ends[:-1]], ends, strict=True)
+        return deque(self._styler.batch(column.part(*edge)) for edge in edges)
 
     def _form(self) -> Form:
         schema = self._transform.schema if self._transform is not None else None
         return Form(None if schema is None else schema.to_json())
-
-    def _batch(self, columns: Mapping[str, Column], start: int, stop: int) -> Any:
-        """Return what is delivered of the rows from ``start`` to ``stop``."""
-        arrays: Batch = {}
-        for name, column in columns.items():
-            if isinstance(column, Ragged):
-                arrays |= self._styler.batch(column.part(start, stop))
-            else:
-                arrays[name] = column[start:stop]
-        batch = {name: self._delivered(name, value) for name, value in arrays.items()}
-        function = self._options.batch_transform
-        if function is None:
-            return batch
-        with blamed("batch_transform", function):
-            return function(batch)
-
-    def _delivered(self, name: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._deliver(name, v) if isinstance(v, np.ndarray) else v for v in value]
-        return self._deliver(name, value)
 
     def discard(self) -> None:
         """Begin another block instead of this one."""
@@ -196,6 +182,58 @@ class Assembler:
         """End the threads of the transform."""
         if self._transform is not None:
             self._transform.close()
+
+
+class Cutter:
+    """Makes of blocks what is delivered.
+
+    Args:
+        options: of the loader.
+        framework: says what a batch holds.
+    """
+
+    def __init__(self, options: LoaderOptions, framework: Framework) -> None:
+        self._size = options.batch_size
+        self._function = options.batch_transform
+        self._deliver = framework.deliver
+
+    def cut(self, block: Block) -> Block:
+        """Make the block's batches, each only when it is asked for."""
+        block.batches = self._batches(block.parts, len(block.numbers))
+        block.parts = []
+        return block
+
+    def cut_now(self, block: Block) -> Block:
+        """Make the block's batches."""
+        block.batches = _popping(deque(self.cut(block).batches))
+        return block
+
+    def _batches(self, parts: list[Part], rows: int) -> Iterator[Any]:
+        for start in range(0, rows, self._size):
+            yield self._batch(parts, start, start + self._size)
+
+    def _batch(self, parts: list[Part], start: int, stop: int) -> Any:
+        arrays: Batch = {}
+        for part in parts:
+            if isinstance(part, deque):
+                arrays |= part.popleft()
+            else:
+                arrays[part[0]] = part[1][start:stop]
+        batch = {name: self._delivered(name, value) for name, value in arrays.items()}
+        if self._function is None:
+            return batch
+        with blamed("batch_transform", self._function):
+            return self._function(batch)
+
+    def _delivered(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._deliver(name, v) if isinstance(v, np.ndarray) else v for v in value]
+        return self._deliver(name, value)
+
+
+def _popping(batches: deque[Any]) -> Iterator[Any]:
+    while batches:
+        yield batches.popleft()
 
 
 def _valid(piece: Piece) -> Booleans:

@@ -9,11 +9,17 @@ it keeps a reference.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+# allocate(nbytes, kept) -> uint8 [at least nbytes], page-aligned or a page longer. ``kept`` is
+# the list in which it will be kept for reuse; None: it is used once.
+Allocate: TypeAlias = Callable[[int, list[Bytes] | None], Bytes]
 
 PAGE = 4096
 # Below this a fresh array is cheap, and holding on to a batch's labels must not keep a
@@ -22,7 +28,8 @@ RECYCLE_BYTES = 128 * 1024
 HEADROOM = 8  # where sizes vary, an eighth more is allocated than was asked for
 
 
-def _allocate(nbytes: int) -> Bytes:
+def allocate_here(nbytes: int, kept: list[Bytes] | None) -> Bytes:
+    """Return memory of this process alone: the `Allocate` of everyday."""
     return np.empty(nbytes + PAGE, np.uint8)
 
 
@@ -31,7 +38,7 @@ def _references(bases: list[Bytes], i: int) -> int:
 
 
 # What `_references` counts for an array that only its list holds; interpreters differ.
-_UNSHARED = _references([_allocate(0)], 0)
+_UNSHARED = _references([allocate_here(0, None)], 0)
 
 
 class BufferPool:
@@ -43,10 +50,14 @@ class BufferPool:
     Args:
         nbytes: of each; more where `take` asks for it.
         keep: how many free ones are kept for reuse.
+        allocate: makes them.
     """
 
-    def __init__(self, nbytes: int = 0, keep: int = 12) -> None:
+    def __init__(
+        self, nbytes: int = 0, keep: int = 12, allocate: Allocate = allocate_here
+    ) -> None:
         self.nbytes = nbytes
+        self._allocate = allocate
         self._keep = keep
         self._bases: list[Bytes] = []
 
@@ -58,7 +69,7 @@ class BufferPool:
             return np.empty(nbytes, np.uint8)
         if nbytes > self.nbytes:
             self.nbytes = nbytes + nbytes // HEADROOM
-            self._bases = []  # those in use live and die with their views
+            self._bases.clear()  # those in use live and die with their views
         return _view(self._free(), nbytes)
 
     def _free(self) -> Bytes:
@@ -66,10 +77,11 @@ class BufferPool:
         for i in range(len(self._bases)):
             if _references(self._bases, i) == _UNSHARED:
                 return self._bases[i]
-        base = _allocate(self.nbytes)
         # Beyond `keep` the user is collecting batches: those live and die with their views.
-        if len(self._bases) < self._keep:
-            self._bases.append(base)
+        kept = self._bases if len(self._bases) < self._keep else None
+        base = self._allocate(self.nbytes, kept)
+        if kept is not None:
+            kept.append(base)
         return base
 
 

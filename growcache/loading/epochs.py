@@ -1,32 +1,36 @@
-"""Epochs as the training loop sees them: the consumer's side of the thread that runs ahead."""
+"""Epochs as the training loop sees them: the consumer's side of what runs ahead."""
 
 from __future__ import annotations
 
+import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from growcache.cache.index import IndexView, read_index
-from growcache.errors import CacheMissingError
+from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.blocks import Block, count_of
 from growcache.loading.bookmark import Bookmark
-from growcache.loading.following import company
 from growcache.loading.framework import NUMPY, Framework
+from growcache.loading.links import Died, EpochEnd, Failure, Item, PassBegun
 from growcache.loading.options import LoaderOptions
-from growcache.loading.producer import EpochEnd, Failure, Item, Link, PassBegun, Producer
 from growcache.loading.report import Report, Tally
 from growcache.loading.resume import Missing, refuse_missing, refuse_other_cache
+from growcache.loading.sources import CLOSED, Source
+from growcache.loading.starting import Starter
 from growcache.loading.state import LoaderState, rest_of
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
     """The consumer's side: each `epoch` is one epoch of batches.
 
-    Its thread starts with the first epoch and ends with `close`, garbage collection or the
-    interpreter.
+    What makes them starts with the first epoch and ends with `close`, garbage collection or
+    the interpreter.
 
     Args:
         options: of the loader.
@@ -35,8 +39,9 @@ class Engine:
 
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
-        self._framework = framework
-        self._link: Link | None = None
+        self._starter = Starter(options, framework)
+        self._source: Source | None = None
+        self._turn = object()  # of the iterator that may go on
         self._pid = os.getpid()
         self._next_epoch = self._next_pass = 0
         self._loaded: LoaderState | None = None  # until something of it was delivered
@@ -44,6 +49,9 @@ class Engine:
         self._bookmark = Bookmark(options, LoaderState())
         self._finalizer: weakref.finalize[..., Engine] | None = None
         self._tally = Tally(options.root)
+        self._counted_pass: int | None = None
+        self._skipped = 0  # by producers that were replaced
+        self._revived = False  # since a block was received
 
     def epoch(self) -> Iterator[Any]:
         """Yield the batches of the next epoch.
@@ -51,31 +59,37 @@ class Engine:
         What is left of an epoch that was broken off is not made up for: it is gone, and an
         older iterator raises RuntimeError where it is asked again.
         """
-        link = self._running()
+        source = self._running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        link.begin(number)
+        turn = self._turn = object()
+        source.begin(number)
         self._bookmark.begin_epoch(number)
         self._tally.begin_epoch()
         while True:
-            item = self._receive(link, number)
+            item = self._receive(turn, number)
             if isinstance(item, Failure):
                 self.close()
                 raise item.error
             self._loaded = None
             if isinstance(item, Block):
-                yield from self._batches(item, link)
+                yield from self._batches(item)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
-                self._bookmark.end_epoch(number)
-                if self._options.samples_per_epoch is None:
-                    link.end_pass(self._next_pass - 1)
-                self._tally.end_epoch()
+                self._end_epoch(number)
                 return
+
+    def _end_epoch(self, number: int) -> None:
+        self._bookmark.end_epoch(number)
+        if self._options.samples_per_epoch is None and self._source is not None:
+            self._source.end_pass(self._next_pass - 1)
+        self._tally.end_epoch()
 
     @property
     def report(self) -> Report:
         """What was delivered so far."""
-        return self._tally.report(self._link.skipped if self._link else 0)
+        source = self._source
+        report = self._tally.report(self._skipped + (source.skipped if source else 0))
+        return replace(report, gather=source.kind if source else self._starter.kind)
 
     @property
     def state(self) -> LoaderState:
@@ -91,7 +105,7 @@ class Engine:
         """
         self._refuse(state, missing)
         self.close()
-        self._loaded, self._missing = state, missing
+        self._loaded, self._missing, self._counted_pass = state, missing, None
         self._bookmark = Bookmark(self._options, state)
 
     def _refuse(self, state: LoaderState, missing: Missing) -> None:
@@ -106,68 +120,115 @@ class Engine:
             refuse_missing(view, rest, self._options)
 
     def close(self) -> None:
-        """End the thread and free the leases; the next epoch starts another."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._link = self._finalizer = None
+        """End what makes batches, and free the leases; the next epoch starts anew."""
+        self._turn, self._skipped = object(), 0
+        self._let_go()
 
-    def _running(self) -> Link:
-        if self._pid != os.getpid():  # a fork copies no threads
-            self._link, self._pid = None, os.getpid()
+    def _let_go(self) -> None:
+        finalizer, self._finalizer, self._source = self._finalizer, None, None
+        if finalizer is not None:
+            finalizer()
+
+    def _running(self) -> Source:
+        if self._pid != os.getpid():  # a fork copies no threads, and no children
+            self._source, self._pid = None, os.getpid()
             if self._finalizer is not None:
                 self._finalizer.detach()
         if self._loaded is not None:  # broken off before the first batch: once more
             self.close()
-        if self._link is None:
-            self._link = self._start()
-        return self._link
+        if self._source is not None and self._source.broken:
+            # Interrupted in the middle of a message: another goes on behind what was delivered.
+            self._loaded = replace(self.state, next_epoch=self._next_epoch)
+            self.close()
+        if self._source is None:
+            return self._start()
+        return self._source
 
-    def _start(self) -> Link:
+    def _start(self) -> Source:
         start = self._loaded or LoaderState(
             epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
         )
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         self._bookmark = Bookmark(self._options, start)
-        link = Link(self._next_epoch)
-        ranks = company(self._options)
-        producer = Producer(self._options, link, self._framework, start, self._missing, ranks)
-        thread = threading.Thread(target=producer.run, name="growcache-loader", daemon=True)
-        thread.start()
-        # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
-        self._finalizer = weakref.finalize(self, link.close, thread)
-        return link
+        return self._adopt(self._starter.start(start, self._missing, self._next_epoch))
 
-    def _receive(self, link: Link, number: int) -> Item:
+    def _adopt(self, source: Source) -> Source:
+        self._source = source
+        # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
+        self._finalizer = weakref.finalize(self, source.close)
+        return source
+
+    def _revive(self, died: Died, number: int) -> None:
+        """Replace a process that died, once for each block that comes.
+
+        Raises:
+            CacheError: it died once more, or other ranks follow it.
+        """
+        skipped = self._source.skipped if self._source else 0
+        self._let_go()
+        if self._revived or self._options.ranks.share:
+            again = (
+                "again, before its first batch" if self._revived else "which other ranks follow"
+            )
+            raise CacheError(
+                f"the gather process {died.why}, {again}; look for what ended it (the kernel's "
+                "log names what it killed for want of memory), or use gather='thread'"
+            )
+        _log.warning(
+            "the gather process %s; another one goes on behind the batch delivered last",
+            died.why,
+        )
+        self._revived, self._skipped = True, self._skipped + skipped
+        self._adopt(self._starter.start(self.state, self._missing, number))
+
+    def _receive(self, turn: object, number: int) -> Item:
         """Return the next item of this epoch; what is left of earlier ones is dropped."""
         while True:
-            if link is not self._link or link.wanted != number:
-                raise RuntimeError(
-                    "this epoch is over: the loader was closed, or iterated anew meanwhile"
-                )
+            source = self._source
+            if turn is not self._turn or source is None:
+                raise RuntimeError(CLOSED)
             began = time.perf_counter()
-            item = link.items.get()
+            item = source.receive()
             self._tally.waited(time.perf_counter() - began)
             if isinstance(item, PassBegun):
-                self._next_pass = item.plan.number + 1
-                identity = item.facts.view.identity
-                self._bookmark.begin_pass(item.plan, identity.fingerprint if identity else None)
-                self._tally.begin_pass(item.facts)
-                continue
-            if isinstance(item, Block):
-                link.tokens.put(True)
-            if isinstance(item, Failure) or item.epoch == number:
+                self._begin_pass(item)
+            elif isinstance(item, Died):
+                self._revive(item, number)
+            elif isinstance(item, Failure):
+                return item
+            elif isinstance(item, Block):
+                self._revived = False
+                source.more()
+                if item.epoch == number:
+                    return item
+            elif isinstance(item, EpochEnd) and item.epoch == number:
                 return item
 
-    def _batches(self, block: Block, link: Link) -> Iterator[Any]:
+    def _begin_pass(self, item: PassBegun) -> None:
+        self._next_pass = item.plan.number + 1
+        identity = item.facts.view.identity
+        self._bookmark.begin_pass(item.plan, identity.fingerprint if identity else None)
+        self._tally.begin_pass(item.facts, again=item.plan.number == self._counted_pass)
+        self._counted_pass = item.plan.number
+
+    def _batches(self, block: Block) -> Iterator[Any]:
+        source = self._source
+        assert source is not None
         rows, size = len(block.numbers), self._options.batch_size
         delivered = 0
-        marks = iter(block.marks)
         try:
-            while block.batches:
+            for mark in block.marks:
                 delivered = min(delivered + size, rows)
-                link.delivered = mark = next(marks)
+                source.delivered = mark
                 self._bookmark.deliver(block.epoch, mark, block.form)
-                yield block.batches.popleft()
+                yield self._cut(block)
         finally:
             whole = delivered == rows
             self._tally.deliver(block.counts if whole else count_of(block.numbers[:delivered]))
+
+    def _cut(self, block: Block) -> Any:
+        try:
+            return next(block.batches)
+        except BaseException:
+            self.close()
+            raise

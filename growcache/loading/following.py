@@ -51,14 +51,14 @@ class Company(Protocol):
         """Return when the pass may be entered; its snapshot is final."""
 
 
-def company(options: LoaderOptions) -> Company:
-    """Return who walks the cache together with this loader, from now on.
+def next_walk(options: LoaderOptions) -> RankNote | None:
+    """Return what this rank says to the others of the walk that begins now; None: it is alone.
 
     To be called in the thread that iterates: the walks of all ranks are counted alike.
     """
     if not options.ranks.share:
-        return _Alone(options)
-    note = RankNote(
+        return None
+    return RankNote(
         run=run_of(os.environ, os.getppid()),
         walk=next(_walks[str(options.root), options.job, options.ranks.local_rank]),
         pass_number=0,
@@ -66,6 +66,12 @@ def company(options: LoaderOptions) -> Company:
         ranks=options.ranks.local_world_size,
         settings=options.alike,
     )
+
+
+def company(options: LoaderOptions, note: RankNote | None) -> Company:
+    """Return who walks the cache together with this loader, in the walk of `next_walk`."""
+    if note is None:
+        return _Alone(options)
     return (_Leader if options.ranks.leads else _Follower)(options, note)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from growcache.loading.buffers import Allocate, allocate_here
 from growcache.schema import Array
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -75,6 +76,7 @@ class Framework:
         deliver: ``deliver(field, array)``: what a batch holds instead of an array.
         prepare: called first in the thread that copies.
         ranks: (rank, world size) of this process as the framework has it; None: it has none.
+        allocate: makes the memory of batches.
     """
 
     take: Take = take_rows
@@ -82,6 +84,7 @@ class Framework:
     deliver: Callable[[str, Any], Any] = _as_it_is
     prepare: Callable[[], None] | None = None
     ranks: Callable[[], tuple[int, int] | None] = _nobody
+    allocate: Allocate = allocate_here
 
 
 NUMPY = Framework()

@@ -84,7 +84,7 @@ class _Equal:
     def __init__(self, field: Field, rows: int, framework: Framework) -> None:
         self.field = field
         self._take = framework.take
-        self._pool = BufferPool(rows * field.nbytes)
+        self._pool = BufferPool(rows * field.nbytes, allocate=framework.allocate)
         self._buffer: Bytes | None = None
 
     def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:
@@ -111,7 +111,7 @@ class _Varied:
     def __init__(self, field: Field, framework: Framework) -> None:
         self.field = field
         self._join = framework.join
-        self._pool = BufferPool()
+        self._pool = BufferPool(allocate=framework.allocate)
         self._added: list[Ragged] = []
 
     def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:

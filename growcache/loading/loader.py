@@ -12,7 +12,7 @@ from growcache.errors import ConfigError
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.maps import Verify
-from growcache.loading.options import LoaderOptions, missing, names_of
+from growcache.loading.options import Gather, LoaderOptions, missing, names_of
 from growcache.loading.ragged import RaggedStyle
 from growcache.loading.ranks import Ranks, find_ranks
 from growcache.loading.report import Report
@@ -49,6 +49,7 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         job: str = "default",
+        gather: Gather = "auto",
         verify: Verify = "first",
     ) -> None:
         """Take the arguments; threads start with the first iteration.
@@ -92,6 +93,10 @@ class Loader:
                 ``_valid`` bool [batch] tells samples from those that only fill a batch up.
             world_size: goes with ``rank``; 1 makes a loader for this process alone.
             job: in whose name uses are counted.
+            gather: where batches are put together. ``thread``: in a thread of this process.
+                ``process``: in a process of growcache's own, through shared memory; for
+                loops whose own Python keeps the thread waiting for the interpreter's lock.
+                ``auto``: begins with the thread, and changes where measurement says so.
             verify: ``first`` checks a shard when this process first maps it, ``always`` in
                 every pass.
 
@@ -114,6 +119,7 @@ class Loader:
             fields=names_of("fields", fields),
             ragged=ragged,
             job=job,
+            gather=gather,
             verify=verify,
             ranks=self._ranks(),
         )

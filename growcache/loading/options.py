@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
@@ -15,6 +15,10 @@ from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.ranks import ALONE, Deal, Ranks, deal
 from growcache.loading.transforms import arguments_of
 from growcache.schema import Schema
+
+# Where batches are put together.
+Gather: TypeAlias = Literal["thread", "process", "auto"]
+GATHERS: tuple[Gather, ...] = ("thread", "process", "auto")
 
 # Arguments that decide which rows come when, and how they are cut.
 ORDER = (
@@ -62,6 +66,8 @@ class LoaderOptions:
     job: str = "default"
     verify: Verify = "first"
     ranks: Ranks = ALONE
+    num_workers: int = 0
+    gather: Gather = "auto"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "min_samples", "samples_per_epoch"):
@@ -80,7 +86,20 @@ class LoaderOptions:
             raise ConfigError(
                 f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
             )
+        self._refuse_places()
         self._refuse_lengths()
+
+    def _refuse_places(self) -> None:
+        """Refuse what cannot be done where it shall be done."""
+        if self.gather not in GATHERS:
+            raise ConfigError(
+                f"gather must be one of {', '.join(GATHERS)}, found {self.gather!r}"
+            )
+        if self.gather == "process" and self.transform is not None and not self.num_workers:
+            raise ConfigError(
+                "a transform with num_workers=0 runs in threads of this process, which "
+                "gather='process' avoids; set num_workers, or leave gather at 'auto'"
+            )
 
     def _refuse_lengths(self) -> None:
         """Refuse epochs that cannot be of one length on all ranks, or have no step."""

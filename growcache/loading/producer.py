@@ -1,128 +1,48 @@
-"""The thread that runs ahead: it walks the cache, makes blocks, and marks epochs.
+"""What runs ahead: it walks the cache, makes blocks, and marks epochs.
 
-It does not stop at the end of an epoch but puts a mark into the queue and goes on, so
-the first batches of the next epoch wait there before they are asked for.
+It does not stop at the end of an epoch but puts a mark behind it and goes on, so the first
+batches of the next epoch wait there before they are asked for. It runs in a thread of the
+trainer or in a process beside it, and can be halted, so that another goes on.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import os
-import queue
-import threading
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable
 
 import numpy as np
 
 from growcache.errors import CacheError
 from growcache.loading.blocks import Assembler, Block
+from growcache.loading.bookmark import Bookmark
 from growcache.loading.following import Company
 from growcache.loading.framework import Framework
+from growcache.loading.links import (
+    LEAST_AHEAD,
+    EpochEnd,
+    Failure,
+    Halted,
+    HaltedError,
+    Link,
+    PassBegun,
+)
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import OpenPass, Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
-from growcache.loading.state import LoaderState, Mark, PassPlan, rest_of
+from growcache.loading.state import LoaderState, rest_of
 from growcache.loading.windows import Piece, StoppedError, count_rows
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
-HEAD_START_SECONDS = 0.01  # of the consumer, at the beginning of an epoch
-LEAST_AHEAD, MOST_AHEAD = 2, 8
-JOIN_SECONDS = 5.0
+MOST_AHEAD = 8
 
 
-@dataclass(frozen=True, slots=True)
-class PassBegun:
-    """A snapshot was taken for what follows."""
-
-    plan: PassPlan
-    facts: PassFacts
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """All blocks of an epoch have come."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The thread ended with this error."""
-
-    error: BaseException
-
-
-Item: TypeAlias = Block | PassBegun | EpochEnd | Failure
-
-
-class Link:
-    """What the thread and the consumer share.
-
-    Attributes:
-        items: from the thread; unbounded, but a block in it costs a token.
-        tokens: True: a right to put a block. False: look at what was delivered.
-        stop: set when the thread shall end, together with ``wake``.
-        wake: ends its waits for samples.
-        wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
-            made any more.
-        delivered: where the consumer stands.
-        skipped: samples of corrupt shards.
-    """
-
-    def __init__(self, wanted: int) -> None:
-        self.items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.delivered = Mark(-1, 0)
-        self.stop = threading.Event()
-        self.wake = threading.Event()
-        self.wanted = wanted
-        self.skipped = 0
-        self._begun = threading.Condition()
-        self._pid = os.getpid()
-        self.allow(LEAST_AHEAD)
-
-    def allow(self, blocks: int) -> None:
-        """Let so many more blocks wait in the queue."""
-        for _ in range(blocks):
-            self.tokens.put(True)
-
-    def end_pass(self, pass_number: int) -> None:
-        """Say, as the consumer, that a pass is over, and its lease wanted no more."""
-        self.delivered = Mark(pass_number + 1, 0)
-        self.tokens.put(False)
-
-    def begin(self, epoch: int) -> None:
-        """Begin an epoch, as the consumer."""
-        with self._begun:
-            self.wanted = epoch
-            self._begun.notify_all()
-
-    def wait_begun(self, epoch: int) -> None:
-        """Return when the consumer has begun the epoch, or the link is closed."""
-        with self._begun:
-            self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
-        # The consumer is at this moment on its way to its first batch; a thread that wakes
-        # now would contend with it for the GIL, which costs a switch interval (5 ms).
-        self.stop.wait(HEAD_START_SECONDS)
-
-    def close(self, thread: threading.Thread) -> None:
-        """End the thread and wait for it; it frees its leases on the way out."""
-        if self._pid != os.getpid():  # a forked child has no such thread
-            return
-        self.stop.set()
-        self.wake.set()
-        with self._begun:
-            self._begun.notify_all()
-        self.tokens.put(True)
-        self.items.put(Failure(RuntimeError("the loader was closed while it was iterated")))
-        # The collector may run this in the very thread that it is to end.
-        if thread is not threading.current_thread():
-            thread.join(JOIN_SECONDS)
+def as_it_is(block: Block) -> Block:
+    """Do nothing with a block."""
+    return block
 
 
 class Producer:
@@ -131,10 +51,11 @@ class Producer:
     Args:
         options: of the loader.
         link: to the consumer.
-        framework: lends copies, and says what a batch holds.
+        framework: lends copies.
         start: where it begins.
         missing: what to do about shards of the start that are not there any more.
         ranks: the others that walk the same passes.
+        finish: what is done with a block before it waits for the consumer.
     """
 
     def __init__(
@@ -145,9 +66,12 @@ class Producer:
         start: LoaderState,
         missing: Missing,
         ranks: Company,
+        finish: Callable[[Block], Block] = as_it_is,
     ) -> None:
         self._options = options
         self._link = link
+        self._finish = finish
+        self._book = Bookmark(options, start)  # of what was put
         self._framework = framework
         self._start = start
         self._rest = rest_of(start, options)
@@ -166,12 +90,17 @@ class Producer:
             for epoch in itertools.count(self._start.epoch):
                 walk.ready = functools.partial(link.wait_begun, epoch)
                 walk.passed_over = functools.partial(self._abandoned, epoch)
+                self._book.begin_epoch(epoch)
                 self._epoch(epoch, walk)
-                link.items.put(EpochEnd(epoch))
+                self._book.end_epoch(epoch)
+                link.put(EpochEnd(epoch))
         except StoppedError:
             pass
+        except HaltedError:
+            link.put(Halted(self._book.state))
+            link.stop.wait()  # who goes on has leases of its own by then
         except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-            link.items.put(Failure(error))
+            link.put(Failure(error))
         finally:
             walk.close()
             if self._assembler is not None:
@@ -194,7 +123,9 @@ class Producer:
                 self._options, snapshot, self._framework, self._start.form
             )
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
-        self._link.items.put(PassBegun(begun.plan, facts))
+        identity = snapshot.view.identity
+        self._book.begin_pass(begun.plan, identity.fingerprint if identity else None)
+        self._link.put(PassBegun(begun.plan, facts))
 
     def _epoch(self, epoch: int, walk: Walk) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
@@ -296,7 +227,7 @@ class Producer:
         if self._abandoned(epoch):
             self._assembler.discard()
             return
-        block = self._assembler.finish(epoch)
+        block = self._finish(self._assembler.finish(epoch))
         if not self._ahead:
             self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)
@@ -305,7 +236,12 @@ class Producer:
             walk.delivered(self._link.delivered)
         if self._link.stop.is_set():
             raise StoppedError
-        self._link.items.put(block)
+        # Before it is put, for then it is the consumer's.
+        for mark in block.marks:
+            self._book.deliver(epoch, mark, block.form)
+        self._link.put(block)
+        if self._link.halt.is_set():
+            raise HaltedError
 
     def _abandoned(self, epoch: int) -> bool:
         return epoch < self._link.wanted

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from growcache.loading.buffers import BufferPool
-from growcache.loading.framework import Bytes, Integers, Join, join_parts
+from growcache.loading.framework import Bytes, Framework, Integers, Join, join_parts
 from growcache.schema import STR, Array, Field, Value
 
 RaggedStyle: TypeAlias = Literal["offsets", "pad", "list"]
@@ -136,12 +136,13 @@ class Styler:
 
     Args:
         style: ``offsets``, ``pad`` or ``list``.
-        join: copies parts.
+        framework: lends copies and memory.
     """
 
-    def __init__(self, style: RaggedStyle, join: Join) -> None:
+    def __init__(self, style: RaggedStyle, framework: Framework) -> None:
         self._style = style
-        self._join = join
+        self._join = framework.join
+        self._allocate = framework.allocate
         self._pools: dict[str, BufferPool] = {}
 
     def batch(self, values: Ragged) -> dict[str, Any]:
@@ -155,7 +156,8 @@ class Styler:
         field, name = values.field, values.field.name
         longest = field.shape_of(values.dims.max(axis=0, initial=0).tolist())
         nbytes = len(values) * math.prod(longest) * field.item.itemsize
-        memory = self._pools.setdefault(name, BufferPool()).take(nbytes)
+        pool = self._pools.setdefault(name, BufferPool(allocate=self._allocate))
+        memory = pool.take(nbytes)
         out: Array = memory.view(field.item).reshape(len(values), *longest)
         if values.grows_along_rows and nbytes:
             _pad_rows(values, memory.reshape(len(values), -1), self._join)

@@ -45,6 +45,7 @@ class Report:
         wait_seconds: that the latest epoch's consumer waited for batches.
         limited_by: what set the pace: ``training``, ``loading`` or ``cache`` (waiting for
             samples).
+        gather: where batches are put together: in a ``thread`` or a ``process``.
     """
 
     samples: int = 0
@@ -62,6 +63,7 @@ class Report:
     skipped: int = 0
     wait_seconds: float = 0.0
     limited_by: str = "training"
+    gather: str = "thread"
 
     def __str__(self) -> str:
         covered = "" if self.coverage_samples is None else f", {self.coverage_samples:.1%} seen"
@@ -110,9 +112,9 @@ class Tally:
         """Stop the clock of the epoch."""
         self._ended = time.monotonic()
 
-    def begin_pass(self, facts: PassFacts) -> None:
-        """Note a new snapshot."""
-        self._passes += 1
+    def begin_pass(self, facts: PassFacts, *, again: bool = False) -> None:
+        """Note a new snapshot, or ``again`` one of the pass that goes on elsewhere."""
+        self._passes += not again
         self._facts = facts
         self._waited_cache += facts.waited_seconds
         self._sizes.update((row.number, row.samples) for row in facts.shards)

@@ -21,6 +21,7 @@ from growcache.cache import services
 from growcache.cache.files import Layout
 from growcache.cache.identity import read_identity
 from growcache.cache.locks import is_held
+from growcache.children import python_path
 from growcache.config import Config, load_config
 from growcache.errors import (
     CacheBusyError,
@@ -29,7 +30,6 @@ from growcache.errors import (
     GrowcacheError,
     SamplingError,
 )
-from growcache.sampling.engines.local import python_path
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM, identify
 from growcache.sampling.following import ConfigFile
 from growcache.sampling.messages import Message, pack, unpack

@@ -51,10 +51,10 @@ _FAILED = ctypes.c_void_p(-1).value
 class _Map:
     """What the arrays of a file stand on; unmapped with the last of them."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, flags: int = mmap.MAP_PRIVATE) -> None:
         self._size = size
         self._address = _libc.mmap(
-            None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, 0
+            None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0
         )
         if self._address == _FAILED:
             raise CacheError(
@@ -86,6 +86,17 @@ def map_file(path: Path) -> Bytes:
             return np.asarray(_Map(file.fileno(), size)) if size else np.empty(0, np.uint8)
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptShardError(f"{path}: the shard is missing; run growcache check") from None
+
+
+def map_shared(descriptor: int, size: int) -> Bytes:
+    """Return the bytes of a file, shared with all who map it so; the last array unmaps it.
+
+    Its pages are brought in at once, so that nobody meets page faults in the middle of a step.
+
+    Raises:
+        CacheError: no memory, or more maps than the system allows.
+    """
+    return np.asarray(_Map(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 
 def bring(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:

@@ -8,11 +8,10 @@ so a terminal's Ctrl-C reaches the supervisor alone.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from growcache.children import python_path
 from growcache.sampling.messages import Message, pack, unpack
 
 LINE_BYTES = 1 << 24
@@ -29,13 +28,6 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
 STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
-
-
-def python_path() -> dict[str, str]:
-    """Return the environment in which a child imports what this process can import."""
-    here = str(Path.cwd())
-    paths = [path or here for path in [*sys.path, here]]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 class SamplerProcess:

@@ -1,0 +1,297 @@
+"""Shared memory for batches, between the process that fills it and the one that delivers it.
+
+Its buffers are memfds: anonymous, so that nothing stays behind, and not bounded by the size
+of ``/dev/shm``. The side that fills makes them, the other one maps them, and neither keeps
+a descriptor. Both count references as `growcache.loading.buffers` does: a buffer is filled
+again only when nobody in the delivering process refers to it any more. The filling side
+holds a reference to what it lent, so its pools need not know.
+
+A buffer that is used once (its user collects batches) is noted on neither side: it lives
+and dies with its views.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import itertools
+import os
+import pickle
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from growcache.cache.formats.mapping import map_shared
+from growcache.loading.buffers import PAGE, Bytes
+from growcache.loading.wire import Frame, Wire
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MOST_DESCRIPTORS = 64  # in one message; the kernel takes 253
+
+
+class Place(NamedTuple):
+    """Where bytes lie.
+
+    Attributes:
+        buffer: its number.
+        start: the first byte.
+        nbytes: how many.
+    """
+
+    buffer: int
+    start: int
+    nbytes: int
+
+
+class NewBuffer(NamedTuple):
+    """A buffer whose descriptor comes with the message.
+
+    Attributes:
+        number: of the buffer.
+        nbytes: of it.
+        kept: whether it will be filled again.
+    """
+
+    number: int
+    nbytes: int
+    kept: bool
+
+
+@dataclass(slots=True)
+class _Made:
+    """A buffer as its maker knows it; ``recycled``: whether it is filled again."""
+
+    number: int
+    address: int
+    nbytes: int
+    recycled: bool
+    base: weakref.ref[Bytes]
+    descriptor: int | None
+
+
+class _Register:
+    """The buffers that live, by address; it holds none of them, nor anything that does."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _Made] = {}
+        self._addresses: list[int] = []  # ascending
+        self.gone: list[int] = []
+        self._turn = threading.RLock()  # the collector may end a base wherever a thread is
+
+    def add(self, made: _Made, base: Bytes) -> None:
+        with self._turn:
+            self._made[made.address] = made
+            bisect.insort(self._addresses, made.address)
+        weakref.finalize(base, self._end, made.address).atexit = False
+
+    def _end(self, address: int) -> None:
+        with self._turn:
+            made = self._made.pop(address)
+            self._addresses.remove(address)
+        if made.descriptor is not None:
+            os.close(made.descriptor)
+        elif made.recycled:
+            self.gone.append(made.number)
+
+    def find(self, memory: memoryview) -> tuple[_Made | None, Place | None]:
+        """Return the buffer that a piece of memory lies in, and where."""
+        if not memory.nbytes:
+            return None, None
+        address = _address(np.frombuffer(memory, np.uint8))
+        with self._turn:
+            i = bisect.bisect_right(self._addresses, address) - 1
+            made = self._made[self._addresses[i]] if i >= 0 else None
+        if made is None or address >= made.address + made.nbytes:
+            return None, None
+        return made, Place(made.number, address - made.address, memory.nbytes)
+
+
+class Arena:
+    """The side that fills; used by one thread, but for `returned`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._register = _Register()
+        self._kept: dict[int, list[Bytes]] = {}  # of which pool which buffer is
+        self._lent: dict[int, Bytes] = {}
+        self._spoiled: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
+        """Return a new buffer: an `Allocate`.
+
+        Raises:
+            CacheError: no memory, or too many maps.
+        """
+        size = -(-nbytes // PAGE) * PAGE
+        descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        # Who has mapped it would be killed where it touches what was cut off.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        base = map_shared(descriptor, size)
+        number, where = next(self._numbers), weakref.ref(base)
+        if kept is not None:
+            self._kept[number] = kept
+        made = _Made(number, _address(base), size, kept is not None, where, descriptor)
+        self._register.add(made, base)
+        return base
+
+    def send(self, wire: Wire, item: Any) -> None:
+        """Send an item; arrays in this memory stay where they are, and are lent.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        places: list[Place] = []
+        used: dict[int, _Made] = {}
+
+        def apart(buffer: pickle.PickleBuffer) -> bool:
+            made, place = self._register.find(buffer.raw())
+            if made is None or place is None:
+                return True  # in the message itself
+            places.append(place)
+            used[made.number] = made
+            return False
+
+        self._drop_spoiled()
+        body = pickle.dumps(item, protocol=5, buffer_callback=apart)
+        self._introduce(wire, [made for made in used.values() if made.descriptor is not None])
+        for made in used.values():
+            base = made.base()
+            if made.recycled and base is not None:
+                self._lent[made.number] = base
+        wire.send(Frame((places, self._gone()), body))
+
+    def _gone(self) -> list[int]:
+        """Return the buffers that are there no more, each once."""
+        found = []
+        while self._register.gone:
+            found.append(number := self._register.gone.pop())
+            del self._kept[number]
+        return found
+
+    def _introduce(self, wire: Wire, new: Sequence[_Made]) -> None:
+        for i in range(0, len(new), MOST_DESCRIPTORS):
+            some = new[i : i + MOST_DESCRIPTORS]
+            buffers = [NewBuffer(m.number, m.nbytes, m.recycled) for m in some]
+            descriptors = [m.descriptor for m in some if m.descriptor is not None]
+            wire.send(Frame(buffers, b"", descriptors))
+            for made in some:
+                made.descriptor = None
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def returned(self, free: Sequence[int], spoiled: Sequence[int]) -> None:
+        """Take buffers back.
+
+        Args:
+            free: numbers of those that may be filled again.
+            spoiled: numbers of those that may not, for a process that was forked meanwhile
+                may see them.
+        """
+        for number in free:
+            del self._lent[number]
+        for number in spoiled:
+            self._spoiled.put(number)
+
+    def _drop_spoiled(self) -> None:
+        while not self._spoiled.empty():
+            base = self._lent[number := self._spoiled.get()]
+            kept = self._kept[number]
+            # In this order: out of its pool before it looks free.
+            kept[:] = [other for other in kept if other is not base]
+            del self._lent[number]
+
+
+def _address(array: Bytes) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _references(bases: dict[int, Bytes], number: int) -> int:
+    return sys.getrefcount(bases[number])
+
+
+# What `_references` counts for an array that only its dictionary holds.
+_UNSHARED = _references({0: np.empty(1, np.uint8)}, 0)
+
+
+def message(item: Any) -> Frame:
+    """Return an item without arrays as `Borrowed` receives it; any thread may send it."""
+    return Frame(([], []), pickle.dumps(item, protocol=5))
+
+
+class Borrowed:
+    """The side that delivers; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._bases: dict[int, Bytes] = {}
+        self._once: set[int] = set()
+        self._lent: set[int] = set()
+        self._spoiled: set[int] = set()
+        _borrowed.add(self)
+
+    def receive(self, wire: Wire) -> Any:
+        """Return the next item; its arrays lie in shared memory, and may be written to.
+
+        Raises:
+            EOFError: the other side is gone.
+        """
+        while not (frame := wire.receive()).body:
+            self._map(frame)
+        places, gone = frame.head
+        buffers = [self._bytes(Place(*place)) for place in places]
+        item = pickle.loads(frame.body, buffers=buffers)
+        for number in gone:
+            del self._bases[number]
+        return item
+
+    def _map(self, frame: Frame) -> None:
+        try:
+            for new, descriptor in zip(frame.head, frame.descriptors, strict=True):
+                self._bases[new.number] = map_shared(descriptor, new.nbytes)
+                if not new.kept:
+                    self._once.add(new.number)
+        finally:
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+
+    def _bytes(self, place: Place) -> Bytes:
+        base = self._bases[place.buffer]
+        if place.buffer in self._once:
+            self._once.remove(place.buffer)
+            del self._bases[place.buffer]
+        else:
+            self._lent.add(place.buffer)
+        return base[place.start : place.start + place.nbytes]
+
+    def take_back(self) -> tuple[list[int], list[int]]:
+        """Return what nobody here refers to any more: (free, spoiled) numbers, each once."""
+        unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
+        self._lent.difference_update(unused)
+        if not self._spoiled:
+            return unused, []
+        spoiled = [n for n in unused if n in self._spoiled]
+        self._spoiled.difference_update(spoiled)
+        return [n for n in unused if n not in spoiled], spoiled
+
+    def spoil(self) -> None:
+        """Have nothing filled again that is referred to now."""
+        self._spoiled |= self._lent
+
+
+_borrowed: weakref.WeakSet[Borrowed] = weakref.WeakSet()
+
+
+def _spoil_before_fork() -> None:
+    # The child would see in its batches what is filled in later.
+    for borrowed in list(_borrowed):
+        borrowed.spoil()
+
+
+os.register_at_fork(before=_spoil_before_fork)

@@ -1,0 +1,149 @@
+"""The gather process ``python -m growcache gather``: a producer outside of the trainer's GIL.
+
+It takes its orders over a socket of which the trainer alone has the other end. The end of
+the connection without an order to stop is the trainer's death, and this process's: at once,
+so that its leases are those of a dead reader, as the trainer's own would be.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import traceback
+from dataclasses import replace
+
+from growcache.cache import services
+from growcache.errors import CacheError, GrowcacheError
+from growcache.loading.arena import Arena, message
+from growcache.loading.following import company
+from growcache.loading.framework import NUMPY
+from growcache.loading.links import Failure, Item, Link
+from growcache.loading.orders import (
+    Begin,
+    EndPass,
+    Halt,
+    Logged,
+    More,
+    Order,
+    Ready,
+    ServiceFailed,
+    Stop,
+)
+from growcache.loading.producer import Producer
+from growcache.loading.windows import StoppedError
+from growcache.loading.wire import Wire
+
+
+def main() -> None:
+    """Serve the trainer until it says stop, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
+    wire = Wire(socket.socket(fileno=int(sys.argv[2])))
+    try:
+        wire.send(message((Ready(), 0)))
+        order = wire.receive().head
+    except (EOFError, OSError):
+        return
+    if isinstance(order, Order):  # else there is nothing to do any more
+        _serve(wire, order)
+    # What threads are left hold nothing; an orderly end would wait for them.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(wire: Wire, order: Order) -> None:
+    sys.argv = order.argv
+    _log_to(wire, order.level)
+    if order.failed is not None:
+        services.failed(order.options.root, order.failed)
+    arena = Arena()
+    outlet = _Outlet(wire, arena, order.wanted)
+    listening = threading.Thread(
+        target=_listen, args=(wire, arena, outlet.link, order), daemon=True
+    )
+    listening.start()
+    ranks = company(order.options, order.note)
+    framework = replace(NUMPY, allocate=arena.allocate)
+    Producer(order.options, outlet.link, framework, order.start, order.missing, ranks).run()
+
+
+class _Outlet:
+    """Where the producer puts what it makes."""
+
+    def __init__(self, wire: Wire, arena: Arena, wanted: int) -> None:
+        self._wire = wire
+        self._arena = arena
+        self.link = Link(wanted, self._put)
+
+    def _put(self, item: Item) -> None:
+        if isinstance(item, Failure):
+            item = Failure(_portable(item.error))
+        try:
+            self._arena.send(self._wire, (item, self.link.skipped))
+        except OSError:
+            # Told to stop, or to be told in a moment; where the trainer is gone, this ends.
+            self.link.stop.wait()
+            raise StoppedError from None
+
+
+def _listen(wire: Wire, arena: Arena, link: Link, order: Order) -> None:
+    while True:
+        try:
+            command = wire.receive().head
+        except EOFError:
+            os._exit(1)
+        match command:
+            case More(delivered, free, spoiled):
+                arena.returned(free, spoiled)
+                link.delivered = delivered
+                link.tokens.put(True)
+            case Begin(epoch):
+                link.begin(epoch)
+            case EndPass(pass_number):
+                link.end_pass(pass_number)
+            case Halt():
+                link.halt.set()
+                link.tokens.put(True)  # a block that waits for one is made already
+            case ServiceFailed(reason):
+                services.failed(order.options.root, reason)
+                link.wake.set()
+            case Stop():
+                link.close()
+                return
+
+
+class _Sender(logging.Handler):
+    """Has the trainer log what is logged here."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__()
+        self._wire = wire
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = Logged(record.name, record.levelno, record.getMessage())
+        try:
+            self._wire.send(message((said, 0)))
+        except OSError:
+            return  # nobody is there to hear it
+
+
+def _log_to(wire: Wire, level: int) -> None:
+    log = logging.getLogger("growcache")
+    log.setLevel(level)
+    log.addHandler(_Sender(wire))
+    log.propagate = False
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return the error as the trainer can raise it; a defect tells where it happened."""
+    if not isinstance(error, GrowcacheError):
+        error.add_note(f"in the gather process:\n{''.join(traceback.format_exception(error))}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever such a class does when it is pickled
+        return CacheError(f"the gather process failed: {type(error).__name__}: {error}")
+    return error

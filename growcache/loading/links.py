@@ -1,0 +1,126 @@
+"""What a producer and its consumer share, in one process or across the border of two."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from growcache.loading.blocks import Block
+from growcache.loading.report import PassFacts
+from growcache.loading.state import LoaderState, Mark, PassPlan
+
+HEAD_START_SECONDS = 0.01  # of the consumer, at the beginning of an epoch
+LEAST_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PassBegun:
+    """A snapshot was taken for what follows."""
+
+    plan: PassPlan
+    facts: PassFacts
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """All blocks of an epoch have come."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The producer ended with this error."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """The producer was asked to halt: nothing follows, and another may go on from here.
+
+    It keeps its leases until it is closed.
+    """
+
+    state: LoaderState
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The process that the producer ran in is gone, and nobody asked it to go."""
+
+    why: str
+
+
+Item: TypeAlias = Block | PassBegun | EpochEnd | Failure | Halted | Died
+
+
+class HaltedError(Exception):
+    """The producer was asked to halt; no user sees it."""
+
+
+class Link:
+    """What a producer knows of its consumer.
+
+    Args:
+        wanted: the epoch that the consumer has begun.
+        put: takes what the producer made to the consumer.
+
+    Attributes:
+        put: see there; a block needs a token.
+        tokens: True: a right to put a block. False: look at what was delivered.
+        stop: set when the producer shall end, together with ``wake``.
+        wake: ends its waits for samples.
+        halt: set when it shall make no more blocks, but keep its leases.
+        wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
+            made any more.
+        delivered: where the consumer stands.
+        skipped: samples of corrupt shards.
+    """
+
+    def __init__(self, wanted: int, put: Callable[[Item], None]) -> None:
+        self.put = put
+        self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.delivered = Mark(-1, 0)
+        self.stop = threading.Event()
+        self.wake = threading.Event()
+        self.halt = threading.Event()
+        self.wanted = wanted
+        self.skipped = 0
+        self._begun = threading.Condition()
+        self.allow(LEAST_AHEAD)
+
+    def allow(self, blocks: int) -> None:
+        """Let so many more blocks wait for the consumer."""
+        for _ in range(blocks):
+            self.tokens.put(True)
+
+    def end_pass(self, pass_number: int) -> None:
+        """Say, for the consumer, that a pass is over, and its lease wanted no more."""
+        self.delivered = Mark(pass_number + 1, 0)
+        self.tokens.put(False)
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch, for the consumer."""
+        with self._begun:
+            self.wanted = epoch
+            self._begun.notify_all()
+
+    def wait_begun(self, epoch: int) -> None:
+        """Return when the consumer has begun the epoch, or the link is closed."""
+        with self._begun:
+            self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
+        # The consumer is at this moment on its way to its first batch; a thread that wakes
+        # now would contend with it for the GIL, which costs a switch interval (5 ms).
+        self.stop.wait(HEAD_START_SECONDS)
+
+    def close(self) -> None:
+        """Have the producer end; it frees its leases on the way out."""
+        self.stop.set()
+        self.wake.set()
+        with self._begun:
+            self._begun.notify_all()
+        self.tokens.put(True)

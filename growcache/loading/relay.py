@@ -1,0 +1,108 @@
+"""A thread between a gather process and the consumer, for what must run in the trainer.
+
+The user's `batch_transform` is applied there to batches that arrived, ahead of the loop.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from growcache.loading.blocks import Block, Cutter
+from growcache.loading.links import Died, Failure, Halted, Item, Link
+from growcache.loading.process import ProcessSource
+from growcache.loading.sources import CLOSED, JOIN_SECONDS
+from growcache.loading.state import Mark
+
+
+class RelayedSource:
+    """A producer in a gather process, whose blocks a thread cuts ahead of the consumer.
+
+    Args:
+        source: that the blocks come from.
+        wanted: the epoch that begins now.
+        cutter: makes batches of blocks.
+    """
+
+    kind = "process"
+
+    def __init__(self, source: ProcessSource, wanted: int, cutter: Cutter) -> None:
+        self._source = source
+        self._cutter = cutter
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._link = Link(wanted, self._items.put)
+        self._thread = threading.Thread(target=self._run, name="growcache-loader", daemon=True)
+        self._thread.start()
+
+    @property
+    def delivered(self) -> Mark:
+        """Where the consumer stands."""
+        return self._link.delivered
+
+    @delivered.setter
+    def delivered(self, mark: Mark) -> None:
+        self._link.delivered = mark
+
+    @property
+    def skipped(self) -> int:
+        """Samples of corrupt shards, so far."""
+        return self._source.skipped
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing more can be received."""
+        return self._source.broken
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self._link.begin(epoch)
+        self._source.begin(epoch)
+
+    def receive(self) -> Item:
+        """Return what comes next."""
+        return self._items.get()
+
+    def more(self) -> None:
+        """Say that a block was received."""
+        self._link.tokens.put(True)
+
+    def end_pass(self, pass_number: int) -> None:
+        """Say that a pass is over."""
+        self._source.end_pass(pass_number)
+
+    def halt(self) -> None:
+        """Have it make no more blocks."""
+        self._source.halt()
+
+    def close(self) -> None:
+        """End it; twice is harmless."""
+        self._link.close()
+        self._source.close()
+        self._items.put(Failure(RuntimeError(CLOSED)))
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        link, last = self._link, False
+        while not last and not link.stop.is_set():
+            item = self._source.receive()
+            last = isinstance(item, Failure | Died | Halted)
+            if isinstance(item, Block):
+                last = not self._pass_on(item)
+            else:
+                link.put(item)
+
+    def _pass_on(self, block: Block) -> bool:
+        """Cut a block and put it, once there is room; False where the user's code failed."""
+        link = self._link
+        if block.epoch >= link.wanted:
+            try:
+                block = self._cutter.cut_now(block)
+            except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
+                link.put(Failure(error))
+                return False
+        link.tokens.get()
+        link.put(block)
+        self._source.delivered = link.delivered
+        self._source.more()
+        return True

@@ -1,0 +1,241 @@
+"""Shared buffers are filled again, but never while the delivering process can see them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.loading.arena import Arena, Borrowed
+from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferPool, Bytes
+from growcache.loading.wire import Frame, Wire
+
+SIZE = RECYCLE_BYTES
+
+
+class Ends:
+    """Both sides in one process; what is filled is full of its number."""
+
+    def __init__(self, keep: int = 12) -> None:
+        ours, theirs = socket.socketpair()
+        self.out, self.into = Wire(ours), Wire(theirs)
+        self.arena, self.borrowed = Arena(), Borrowed()
+        self.pool = BufferPool(SIZE, keep, self.arena.allocate)
+        self.sent = 0
+
+    def pass_on(self) -> Bytes:
+        """Fill a buffer, and return it as it arrives."""
+        self.arena.returned(*self.borrowed.take_back())
+        self.sent += 1
+        memory = self.pool.take()
+        memory[:] = self.sent % 251
+        self.arena.send(self.out, {"x": memory.view(np.float32)})
+        del memory
+        arrived: Bytes = self.borrowed.receive(self.into)["x"].view(np.uint8)
+        assert (arrived == self.sent % 251).all()
+        return arrived
+
+    def close(self) -> None:
+        self.out.close()
+        self.into.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def place(array: Any) -> tuple[int, int]:
+    """Address and inode: a map of another file may lie at the same address."""
+    address = int(np.asarray(array).view(np.uint8).ctypes.data)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        bounds, _, _, _, inode, *_ = line.split()
+        low, high = (int(end, 16) for end in bounds.split("-"))
+        if low <= address < high:
+            return address, int(inode)
+    raise AssertionError("not mapped")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def memory_files() -> int:
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:growcache")
+
+
+def test_a_dropped_buffer_is_filled_again(ends: Ends) -> None:
+    first = ends.pass_on()
+    where = place(first)
+    assert where[0] % PAGE == 0
+    del first
+    assert place(ends.pass_on()) == where
+
+
+VIEWS: dict[str, Callable[[Bytes], Any]] = {
+    "itself": lambda b: b,
+    "slice": lambda b: b[5:6],
+    "view of a view": lambda b: b.view(np.float32).reshape(-1, 4)[3],
+    "memoryview": lambda b: memoryview(b)[2:],
+    "dlpack": lambda b: np.from_dlpack(b),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_any_view_keeps_a_buffer(ends: Ends, view: Callable[[Bytes], Any]) -> None:
+    held = view(ends.pass_on())
+    before = np.asarray(held).copy()
+    for _ in range(20):
+        ends.pass_on()
+    np.testing.assert_array_equal(np.asarray(held), before)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("how", ["tensor", "row", "storage", "numpy of a tensor", "detached"])
+def test_whatever_torch_makes_of_it_keeps_a_buffer(ends: Ends, how: str) -> None:
+    torch = pytest.importorskip("torch")
+    made: dict[str, Callable[[Any], Any]] = {
+        "tensor": lambda tensor: tensor,
+        "row": lambda tensor: tensor.view(-1, 64)[7],
+        "storage": lambda tensor: tensor.untyped_storage(),
+        "numpy of a tensor": lambda tensor: tensor.view(-1, 64).numpy()[1:3],
+        "detached": lambda tensor: torch.nn.Parameter(tensor.view(torch.float32)).detach(),
+    }
+    held = made[how](torch.from_numpy(ends.pass_on()))
+    for _ in range(20):
+        ends.pass_on()
+    seen = torch.tensor(held, dtype=torch.uint8) if how == "storage" else held
+    assert {1} == set(np.unique(np.asarray(seen).view(np.uint8)).tolist())
+
+
+def test_what_the_user_writes_into_a_batch_is_seen_in_no_other(ends: Ends) -> None:
+    kept = [ends.pass_on() for _ in range(3)]
+    for number, one in enumerate(kept):
+        one[:] = 200 + number
+    later = [ends.pass_on() for _ in range(5)]
+    assert [int(one[0]) for one in kept] == [200, 201, 202]
+    assert all((one == 200 + number).all() for number, one in enumerate(kept))
+    del one, later
+    kept.clear()
+    ends.pass_on()  # it looks whether all of it is what was filled in
+
+
+@given(
+    keep=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40),
+)
+def test_what_is_kept_never_changes(keep: int, steps: list[tuple[int, bool]]) -> None:
+    ends, held = Ends(keep), list[tuple[int, Bytes]]()
+    for drop, hold in steps:
+        arrived = ends.pass_on()
+        if hold:
+            held.append((ends.sent % 251, arrived[100:200]))
+        elif held:
+            del held[drop % len(held)]
+        del arrived
+        for number, view in held:
+            assert (view == number).all()
+    ends.close()
+
+
+def test_a_hoarder_costs_neither_side_a_note(ends: Ends) -> None:
+    ends.close()
+    ends = Ends(keep=2)
+    before = descriptors()
+    hoard = [ends.pass_on() for _ in range(30)]
+    assert [int(one[0]) for one in hoard] == list(range(1, 31))
+    assert len(ends.borrowed._bases) == len(ends.arena._lent) == 2
+    assert descriptors() == before
+    hoard.clear()
+    assert len({place(ends.pass_on()) for _ in range(10)}) == 1
+    ends.close()
+
+
+def test_larger_buffers_replace_smaller_ones_on_both_sides(ends: Ends) -> None:
+    before = memory_files()
+    for size in range(1, 40):
+        taken = ends.pool.take(SIZE * size)
+        taken[:] = size
+        ends.arena.send(ends.out, taken)
+        del taken
+        arrived = ends.borrowed.receive(ends.into)
+        assert arrived[-1] == size
+        del arrived
+        ends.arena.returned(*ends.borrowed.take_back())
+    assert memory_files() <= before + 4  # two maps of each
+
+
+def test_maps_and_descriptors_go_with_both_sides() -> None:
+    gc.collect()
+    before = memory_files(), descriptors()
+    ends = Ends()
+    kept = [ends.pass_on() for _ in range(5)]
+    ends.pool.take()[:] = 1  # never sent
+    ends.close()
+    del ends
+    gc.collect()
+    assert memory_files() == before[0] + 5
+    assert (kept[4] == 5).all()
+    kept.clear()
+    assert (memory_files(), descriptors()) == before
+
+
+def test_what_a_forked_child_sees_is_not_filled_again(ends: Ends) -> None:
+    held = ends.pass_on()
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready[1], b"1")
+        os.read(go[0], 1)
+        os._exit(0 if (held == 1).all() else 1)
+    os.read(ready[0], 1)
+    spoiled = place(held)
+    del held
+    others = {place(ends.pass_on()) for _ in range(20)}
+    os.write(go[1], b"1")
+    assert os.waitpid(child, 0)[1] == 0
+    assert spoiled[1] not in {inode for _, inode in others}
+    for descriptor in (*ready, *go):
+        os.close(descriptor)
+
+
+def test_small_arrays_and_other_values_travel_in_the_message(ends: Ends) -> None:
+    value = {
+        "a": np.arange(5),
+        "b": [b"x", "y", np.zeros((0, 3))],
+        "c": np.asfortranarray(np.eye(3)),
+    }
+    ends.arena.send(ends.out, value)
+    found = ends.borrowed.receive(ends.into)
+    assert found["a"].tolist() == list(range(5))
+    assert found["b"][:2] == [b"x", "y"]
+    assert found["b"][2].shape == (0, 3)
+    np.testing.assert_array_equal(found["c"], np.eye(3))
+    assert not ends.arena._lent
+
+
+def test_a_large_message_arrives_whole() -> None:
+    out, into = map(Wire, socket.socketpair())
+    body = os.urandom(3_000_000)
+    sending = threading.Thread(target=out.send, args=(Frame({"n": 1}, body),))
+    sending.start()
+    frame = into.receive()
+    sending.join()
+    assert frame.head == {"n": 1}
+    assert bytes(frame.body) == body
+    out.shut()
+    with pytest.raises(EOFError):
+        into.receive()
+    out.close()
+    into.close()
