@@ -87,7 +87,7 @@ VIEWS: dict[str, Callable[[Bytes], Any]] = {
     "itself": lambda b: b,
     "slice": lambda b: b[5:6],
     "view of a view": lambda b: b.view(np.float32).reshape(-1, 4)[3],
-    "memoryview": lambda b: memoryview(b)[2:],
+    "memoryview": lambda b: memoryview(b.data)[2:],
     "dlpack": lambda b: np.from_dlpack(b),
 }
 

@@ -356,7 +356,7 @@ def test_a_loop_that_is_interrupted_while_it_waits_can_go_on(
 ) -> None:
     cache = make_cache()
     cache.add(*range(4))
-    options = {"samples_per_epoch": 14, "min_samples": 50}
+    options: dict[str, Any] = {"samples_per_epoch": 14, "min_samples": 50}
     with loader(cache, **options) as made:
         main = threading.main_thread().ident
         assert main is not None

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import following
-from growcache.loading.following import company
+from growcache.loading.following import company, next_walk
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ranks import ALONE, Ranks, deal, find_ranks, run_of, stand_ins
 from growcache.loading.reuse import Watch
@@ -366,7 +366,7 @@ def rank_of(cache: Filled, rank: int, ranks: int = 2) -> following.Company:
     options = LoaderOptions(
         path=cache.root, batch_size=1, ranks=Ranks(rank, ranks, rank, ranks, True)
     )
-    return company(options)
+    return company(options, next_walk(options))
 
 
 def watch() -> Watch:

@@ -1,0 +1,179 @@
+"""Batches beside a training loop that is busy in Python: by thread, by process, and by auto.
+
+The main thread takes a batch, looks at one element of it, and computes in pure Python for as
+long as a step lasts. Measured are the wait for each batch, and the whole step against the
+bare one without a loader: a wait alone says little, for what slows the step down by holding
+the interpreter's lock is no wait. Loaders live through all rounds, which are interleaved;
+before the first one each runs for some seconds, in which `auto` decides.
+
+``GIL left``: how far a second thread counts in Python while the main thread takes batches and
+sleeps for as long as a step lasts, as a share of how far it counts while it only sleeps.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.loading import BATCH, FULL, QUICK, Case
+from benchmarks.measure import median, parser, report, verdict
+from benchmarks.synthetic_cache import SyntheticCache, random_samples
+from growcache.loading.options import Gather
+from growcache.torch import EpochLoader
+
+MODES: tuple[Gather, ...] = ("thread", "process", "auto")
+STEP_SECONDS = {"256 KiB": 5e-3, "3 KiB": 0.5e-3}
+GOAL_WAIT_MS = {"256 KiB": 0.4, "3 KiB": 0.02}
+SETTLE_SECONDS = 6.0  # in which auto decides, and a process starts
+ROUND_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Steps:
+    """What a round of steps took, in seconds each."""
+
+    waits: list[float]
+    whole: list[float]
+
+
+def forever(loader: EpochLoader) -> Iterator[Any]:
+    """Yield batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def turns_of(seconds: float) -> int:
+    """Return how many turns of `busy` take so long, in the best of some tries."""
+    turns = 100_000
+    took = min(_timed(busy, turns) for _ in range(10))
+    return max(1, round(turns * seconds / took))
+
+
+def _timed(function: Callable[[int], object], argument: int) -> float:
+    began = time.perf_counter()
+    function(argument)
+    return time.perf_counter() - began
+
+
+def busy(turns: int) -> int:
+    """Compute in Python, without an operation that lets go of the interpreter's lock."""
+    x = 0
+    for i in range(turns):
+        x = (x + i) & 0xFFFF
+    return x
+
+
+def steps(batches: Iterator[Any] | None, step: Callable[[], object], seconds: float) -> Steps:
+    """Take batches and make steps for so long; without batches, steps alone."""
+    found, clock = Steps([], []), time.perf_counter
+    end = clock() + seconds
+    batch = None
+    while (began := clock()) < end:
+        if batches is not None:
+            batch = next(batches)
+            batch["x"][-1].view(-1)[-1].item()
+        got = clock()
+        step()
+        found.waits.append(got - began)
+        found.whole.append(clock() - began)
+    return found
+
+
+def counted(batches: Iterator[Any] | None, step_seconds: float, seconds: float) -> int:
+    """Return how far a second thread counts while this one takes batches and sleeps."""
+    stop, count = threading.Event(), [0]
+
+    def ticks() -> None:
+        while not stop.is_set():
+            count[0] += 1
+
+    thread = threading.Thread(target=ticks)
+    thread.start()
+    steps(batches, lambda: time.sleep(step_seconds), seconds)
+    stop.set()
+    thread.join()
+    return count[0]
+
+
+def fill(case: Case, directory: Path) -> None:
+    """Write the cache."""
+    rng = np.random.default_rng(0)
+    with SyntheticCache(directory, case.dtype, case.shape) as cache:
+        for number in range(case.shards):
+            cache.add_arrays(
+                number, random_samples(rng, case.dtype, (case.samples, *case.shape))
+            )
+
+
+def measure(
+    case: Case, directory: Path, rounds: int, modes: list[Gather], scale: float
+) -> Iterator[dict[str, Any]]:
+    """Yield a line of the table per mode."""
+    fill(case, directory)
+    step_seconds = STEP_SECONDS[case.name]
+    turns, seconds = turns_of(step_seconds), ROUND_SECONDS * scale
+    with ExitStack() as stack:
+        loaders = {
+            mode: stack.enter_context(
+                EpochLoader(directory, batch_size=BATCH, min_samples=BATCH, gather=mode)
+            )
+            for mode in modes
+        }
+        batches = {mode: forever(loader) for mode, loader in loaders.items()}
+        for mode in modes:
+            steps(batches[mode], lambda: busy(turns), SETTLE_SECONDS * max(scale, 0.5))
+        taken: dict[Gather, list[Steps]] = {mode: [] for mode in modes}
+        ratios: dict[Gather, list[float]] = {mode: [] for mode in modes}
+        left: dict[Gather, list[float]] = {mode: [] for mode in modes}
+        for _ in range(rounds):
+            bare = fmean(steps(None, lambda: busy(turns), seconds).whole)
+            alone = counted(None, step_seconds, seconds / 4)
+            for mode in modes:
+                one = steps(batches[mode], lambda: busy(turns), seconds)
+                taken[mode].append(one)
+                ratios[mode].append(fmean(one.whole) / bare)
+                left[mode].append(counted(batches[mode], step_seconds, seconds / 4) / alone)
+        for mode in modes:
+            waits = [wait * 1e3 for one in taken[mode] for wait in one.waits]
+            middle = median(waits)
+            yield {
+                "samples of": case.name,
+                "step ms": step_seconds * 1e3,
+                "gather": mode,
+                "used": loaders[mode].report.gather,
+                "wait ms": middle,
+                "mean wait ms": float(f"{fmean(waits):.4g}"),
+                "step / bare": median(ratios[mode]),
+                "GIL left": median(left[mode]),
+                "wait goal": verdict(middle, GOAL_WAIT_MS[case.name], at_most=True)
+                if mode != "thread"
+                else "",
+            }
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", nargs="*", choices=MODES, help="which of them to run")
+    given = arguments.parse_args()
+    rows: list[dict[str, Any]] = []
+    for case in QUICK if given.quick else FULL:
+        with tempfile.TemporaryDirectory(dir=given.directory, prefix="busy-") as place:
+            rounds, scale = (2, 0.2) if given.quick else (5, 1.0)
+            modes = given.only or list(MODES)
+            rows += measure(case, Path(place), given.rounds or rounds, modes, scale)
+    report(f"Batches of {BATCH} beside a step in pure Python", rows, given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
