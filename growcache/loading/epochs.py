@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,12 @@ from growcache.cache.index import IndexView, read_index
 from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.blocks import Block, count_of
 from growcache.loading.bookmark import Bookmark
+from growcache.loading.choice import Totals
+from growcache.loading.chooser import Chooser
 from growcache.loading.framework import NUMPY, Framework
-from growcache.loading.links import Died, EpochEnd, Failure, Item, PassBegun
+from growcache.loading.links import Died, EpochEnd, Failure, Halted, Item, PassBegun
 from growcache.loading.options import LoaderOptions
+from growcache.loading.process import Child
 from growcache.loading.report import Report, Tally
 from growcache.loading.resume import Missing, refuse_missing, refuse_other_cache
 from growcache.loading.sources import CLOSED, Source
@@ -51,6 +54,12 @@ class Engine:
         self._tally = Tally(options.root)
         self._counted_pass: int | None = None
         self._skipped = 0  # by producers that were replaced
+        # Ends a producer that was left: it keeps its leases until the next one has some.
+        self._leaving: Callable[[], object] | None = None
+        self._chooser = Chooser(
+            options.gather, possible=self._starter.may_choose, cross=self._cross
+        )
+        self._waited, self._batches_received = 0.0, 0
         self._revived = False  # since a block was received
 
     def epoch(self) -> Iterator[Any]:
@@ -63,6 +72,8 @@ class Engine:
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
         turn = self._turn = object()
         source.begin(number)
+        if self._chooser.next is not None:
+            self._chooser.next.begin(number)
         self._bookmark.begin_epoch(number)
         self._tally.begin_epoch()
         while True:
@@ -89,7 +100,7 @@ class Engine:
         """What was delivered so far."""
         source = self._source
         report = self._tally.report(self._skipped + (source.skipped if source else 0))
-        return replace(report, gather=source.kind if source else self._starter.kind)
+        return replace(report, gather=source.kind if source else self._chooser.kind)
 
     @property
     def state(self) -> LoaderState:
@@ -125,6 +136,8 @@ class Engine:
         self._let_go()
 
     def _let_go(self) -> None:
+        self._chooser.close()
+        self._leave()
         finalizer, self._finalizer, self._source = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
@@ -150,7 +163,11 @@ class Engine:
         )
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         self._bookmark = Bookmark(self._options, start)
-        return self._adopt(self._starter.start(start, self._missing, self._next_epoch))
+        return self._begin_at(start, self._next_epoch)
+
+    def _begin_at(self, start: LoaderState, wanted: int) -> Source:
+        kind = self._chooser.kind
+        return self._adopt(self._starter.start(kind, start, self._missing, wanted))
 
     def _adopt(self, source: Source) -> Source:
         self._source = source
@@ -166,7 +183,9 @@ class Engine:
         """
         skipped = self._source.skipped if self._source else 0
         self._let_go()
-        if self._revived or self._options.ranks.share:
+        if self._options.gather == "auto":
+            self._chooser.give_up()
+        elif self._revived or self._options.ranks.share:
             again = (
                 "again, before its first batch" if self._revived else "which other ranks follow"
             )
@@ -175,11 +194,11 @@ class Engine:
                 "log names what it killed for want of memory), or use gather='thread'"
             )
         _log.warning(
-            "the gather process %s; another one goes on behind the batch delivered last",
-            died.why,
+            "the gather process %s; %s goes on behind the batch delivered last",
+            *(died.why, "a thread" if self._options.gather == "auto" else "another one"),
         )
         self._revived, self._skipped = True, self._skipped + skipped
-        self._adopt(self._starter.start(self.state, self._missing, number))
+        self._begin_at(self.state, number)
 
     def _receive(self, turn: object, number: int) -> Item:
         """Return the next item of this epoch; what is left of earlier ones is dropped."""
@@ -189,20 +208,54 @@ class Engine:
                 raise RuntimeError(CLOSED)
             began = time.perf_counter()
             item = source.receive()
-            self._tally.waited(time.perf_counter() - began)
+            self._count(time.perf_counter() - began, item)
             if isinstance(item, PassBegun):
                 self._begin_pass(item)
             elif isinstance(item, Died):
                 self._revive(item, number)
+            elif isinstance(item, Halted):
+                self._go_on(item.state, number)
             elif isinstance(item, Failure):
                 return item
             elif isinstance(item, Block):
                 self._revived = False
                 source.more()
+                self._choose(source)
                 if item.epoch == number:
                     return item
-            elif isinstance(item, EpochEnd) and item.epoch == number:
+            elif item.epoch == number:
                 return item
+
+    def _count(self, waited: float, item: Item) -> None:
+        self._leave()  # what followed it has leases now, or failed
+        self._tally.waited(waited)
+        if not isinstance(item, PassBegun):  # which may have waited for samples
+            self._waited += waited
+        if isinstance(item, Block):
+            self._batches_received += len(item.marks)
+
+    def _choose(self, source: Source) -> None:
+        if not self._chooser.settled:
+            counted = self._waited, self._batches_received
+            self._chooser.look(source, Totals(time.perf_counter(), *counted, *source.making))
+
+    def _cross(self, child: Child, state: LoaderState) -> Source:
+        return self._starter.process(child, state, self._missing, self._next_epoch - 1)
+
+    def _go_on(self, state: LoaderState, wanted: int) -> None:
+        """Go on elsewhere; what comes is what would have come here."""
+        following = self._chooser.crossed() or self._starter.thread(
+            state, self._missing, wanted
+        )
+        assert self._source is not None
+        self._skipped += self._source.skipped
+        self._leaving = self._finalizer
+        self._adopt(following)
+
+    def _leave(self) -> None:
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving()
 
     def _begin_pass(self, item: PassBegun) -> None:
         self._next_pass = item.plan.number + 1

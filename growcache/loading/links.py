@@ -79,6 +79,7 @@ class Link:
             made any more.
         delivered: where the consumer stands.
         skipped: samples of corrupt shards.
+        making: (seconds, CPU seconds) that blocks took, without any wait for others.
     """
 
     def __init__(self, wanted: int, put: Callable[[Item], None]) -> None:
@@ -90,6 +91,7 @@ class Link:
         self.halt = threading.Event()
         self.wanted = wanted
         self.skipped = 0
+        self.making = (0.0, 0.0)
         self._begun = threading.Condition()
         self.allow(LEAST_AHEAD)
 

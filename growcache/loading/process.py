@@ -37,8 +37,8 @@ from growcache.loading.orders import (
     ServiceFailed,
     Stop,
 )
-from growcache.loading.sources import CLOSED, JOIN_SECONDS
-from growcache.loading.state import Mark
+from growcache.loading.sources import CLOSED, JOIN_SECONDS, Kind
+from growcache.loading.state import LoaderState, Mark
 from growcache.loading.wire import Frame, Wire
 
 ENVIRONMENT = {
@@ -142,7 +142,9 @@ class ProcessSource:
         finish: what is done with a block that was received.
     """
 
-    kind = "process"
+    kind: Kind = "process"
+    halted: LoaderState | None = None  # nobody needs to know early
+    making = (0.0, 0.0)
 
     def __init__(self, child: Child, order: Order, finish: Callable[[Block], Block]) -> None:
         self._child = child

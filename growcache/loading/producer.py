@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -217,7 +219,8 @@ class Producer:
     ) -> None:
         """Put this rank's rows into the block, and count what all ranks read."""
         assert self._assembler is not None
-        self._assembler.add(mine + padding, pieces)
+        with self._timed():
+            self._assembler.add(mine + padding, pieces)
         walk.read(pieces)
         walk.skipped += sum(map(_standing_in, mine))
         self._link.skipped = walk.skipped
@@ -227,7 +230,8 @@ class Producer:
         if self._abandoned(epoch):
             self._assembler.discard()
             return
-        block = self._finish(self._assembler.finish(epoch))
+        with self._timed():
+            block = self._finish(self._assembler.finish(epoch))
         if not self._ahead:
             self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)
@@ -242,6 +246,14 @@ class Producer:
         self._link.put(block)
         if self._link.halt.is_set():
             raise HaltedError
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        clock, cpu = time.perf_counter(), time.thread_time()
+        yield
+        took, computed = time.perf_counter() - clock, time.thread_time() - cpu
+        before = self._link.making
+        self._link.making = before[0] + took, before[1] + computed
 
     def _abandoned(self, epoch: int) -> bool:
         return epoch < self._link.wanted

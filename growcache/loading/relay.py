@@ -11,8 +11,8 @@ import threading
 from growcache.loading.blocks import Block, Cutter
 from growcache.loading.links import Died, Failure, Halted, Item, Link
 from growcache.loading.process import ProcessSource
-from growcache.loading.sources import CLOSED, JOIN_SECONDS
-from growcache.loading.state import Mark
+from growcache.loading.sources import CLOSED, JOIN_SECONDS, Kind
+from growcache.loading.state import LoaderState, Mark
 
 
 class RelayedSource:
@@ -24,7 +24,9 @@ class RelayedSource:
         cutter: makes batches of blocks.
     """
 
-    kind = "process"
+    kind: Kind = "process"
+    halted: LoaderState | None = None  # nobody needs to know early
+    making = (0.0, 0.0)
 
     def __init__(self, source: ProcessSource, wanted: int, cutter: Cutter) -> None:
         self._source = source

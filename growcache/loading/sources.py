@@ -6,11 +6,13 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-from growcache.loading.links import Failure, Item, Link
+from growcache.loading.links import Failure, Halted, Item, Link
 from growcache.loading.producer import Producer
-from growcache.loading.state import Mark
+from growcache.loading.state import LoaderState, Mark
+
+Kind: TypeAlias = Literal["thread", "process"]
 
 JOIN_SECONDS = 5.0
 CLOSED = "this epoch is over: the loader was closed, or iterated anew meanwhile"
@@ -20,17 +22,25 @@ class Source(Protocol):
     """A producer as the consumer sees it; used by the consumer's thread, but for `close`.
 
     Attributes:
-        kind: ``thread`` or ``process``.
+        kind: where it runs.
         delivered: where the consumer stands.
         broken: whether nothing more can be received from it.
     """
 
-    kind: str
+    kind: Kind
     delivered: Mark
 
     @property
     def broken(self) -> bool:
         """See there."""
+
+    @property
+    def halted(self) -> LoaderState | None:
+        """Where it halted, known before all that it made was received; None: it goes on."""
+
+    @property
+    def making(self) -> tuple[float, float]:
+        """(seconds, CPU seconds) that blocks took here, without any wait for others."""
 
     @property
     def skipped(self) -> int:
@@ -63,16 +73,27 @@ class ThreadSource:
         make: makes the producer for a link.
     """
 
-    kind = "thread"
+    kind: Kind = "thread"
     broken = False
 
     def __init__(self, wanted: int, make: Callable[[Link], Producer]) -> None:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._link = Link(wanted, self._items.put)
+        self._link = Link(wanted, self._put)
+        self.halted: LoaderState | None = None
         self._pid = os.getpid()
         run = make(self._link).run
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
         self._thread.start()
+
+    def _put(self, item: Item) -> None:
+        if isinstance(item, Halted):
+            self.halted = item.state
+        self._items.put(item)
+
+    @property
+    def making(self) -> tuple[float, float]:
+        """(seconds, CPU seconds) that blocks took."""
+        return self._link.making
 
     @property
     def delivered(self) -> Mark:

@@ -17,7 +17,7 @@ from growcache.loading.process import Child, ProcessSource, portable
 from growcache.loading.producer import Producer, as_it_is
 from growcache.loading.relay import RelayedSource
 from growcache.loading.resume import Missing
-from growcache.loading.sources import Source, ThreadSource
+from growcache.loading.sources import Kind, Source, ThreadSource
 from growcache.loading.state import LoaderState
 
 
@@ -35,22 +35,29 @@ class Starter:
         self._cutter = Cutter(options, framework)
 
     @property
-    def kind(self) -> str:
-        """Which kind of producer comes first."""
-        return "process" if self._options.gather == "process" else "thread"
+    def may_choose(self) -> bool:
+        """Whether a thread may be left for a process.
 
-    def start(self, start: LoaderState, missing: Missing, wanted: int) -> Source:
-        """Start one, as the options say.
+        Other ranks follow the process that they know, a fixed set is pinned by the walk that
+        found it, and a transform runs in threads of the trainer.
+        """
+        options = self._options
+        fixed = options.ranks.share or options.fixed or options.transform is not None
+        return options.gather == "auto" and not fixed
+
+    def start(self, kind: Kind, start: LoaderState, missing: Missing, wanted: int) -> Source:
+        """Start one of a kind.
 
         To be called in the thread that iterates: the walks of all ranks are counted alike.
 
         Args:
+            kind: where it runs.
             start: where it begins.
             missing: what to do about shards of the start that are not there any more.
             wanted: the epoch that the consumer begins.
         """
         note = next_walk(self._options)
-        if self.kind == "process":
+        if kind == "process":
             return self.process(Child(), start, missing, wanted, note)
         return self.thread(start, missing, wanted, note)
 

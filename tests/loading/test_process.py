@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ HERE = Path(__file__)
 
 
 def gatherers(of: int | None = None) -> list[psutil.Process]:
-    found = psutil.Process(of).children(recursive=True)
-    return [p for p in found if "gather" in p.cmdline()]
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            if "gather" in process.cmdline():
+                found.append(process)
+    return found
 
 
 def descriptors() -> int:

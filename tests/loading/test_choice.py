@@ -1,0 +1,193 @@
+"""``gather="auto"`` decides by what was measured, and what it delivers does not depend on that."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.loading import choice, gather
+from growcache.loading.choice import Totals, keeps_process, wants_process
+from growcache.loading.options import Gather
+from growcache.numpy import EpochLoader
+from tests.filled import Filled
+from tests.loading.loaders import as_bytes
+from tests.loading.test_process import gatherers
+
+shares = st.floats(0, 1)
+
+
+@st.composite
+def measured(draw: st.DrawFn) -> Totals:
+    seconds = draw(st.floats(1, 100))
+    making = draw(st.floats(1e-3, 100))
+    return Totals(
+        seconds,
+        seconds * draw(shares),
+        draw(st.integers(4, 10_000)),
+        making,
+        making * draw(shares),
+    )
+
+
+@given(measured(), st.integers(1, 64))
+def test_a_process_is_wanted_by_loops_that_wait_for_a_thread_that_stands_still(
+    found: Totals, cores: int
+) -> None:
+    waits = found.waited_seconds >= choice.LEAST_WAIT_SHARE * found.seconds
+    stalled = found.making_seconds - found.computed_seconds
+    stands = stalled / found.making_seconds >= choice.LEAST_STALLED_SHARE
+    assert wants_process(found, cores) == (cores > 1 and waits and stands)
+
+
+@given(measured())
+def test_what_is_as_fast_as_memory_stays_with_the_thread(found: Totals) -> None:
+    computing = Totals(found.seconds, found.seconds, found.batches, 1.0, 0.95)
+    assert not wants_process(computing, 64)
+    assert not wants_process(Totals(found.seconds, 0.0, found.batches, 1.0, 0.1), 64)
+    assert not wants_process(Totals(found.seconds, found.seconds, found.batches), 64)
+
+
+@given(measured(), st.floats(1, 10))
+def test_the_faster_one_stays(by_thread: Totals, factor: float) -> None:
+    slower = Totals(by_thread.seconds * factor, by_thread.waited_seconds, by_thread.batches)
+    assert keeps_process(slower, by_thread)
+    if factor > 1.01 and by_thread.waited_seconds:
+        assert not keeps_process(by_thread, slower)
+
+
+@given(measured(), measured())
+def test_totals_subtract(one: Totals, other: Totals) -> None:
+    both = Totals(
+        one.seconds + other.seconds,
+        one.waited_seconds + other.waited_seconds,
+        one.batches + other.batches,
+        one.making_seconds + other.making_seconds,
+        one.computed_seconds + other.computed_seconds,
+    )
+    assert both.since(one).batches == other.batches
+    assert both.since(one).batch_seconds == pytest.approx(other.batch_seconds)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert gatherers() == []
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """It crosses over as soon as it can."""
+    monkeypatch.setattr(choice, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "LEAST_BATCHES", 1)
+    monkeypatch.setattr(choice, "LEAST_WAIT_SHARE", 0.0)
+    monkeypatch.setattr(choice, "LEAST_STALLED_SHARE", -1.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    return monkeypatch
+
+
+def read(
+    cache: Filled, by: Gather, epochs: int, **options: Any
+) -> tuple[list[bytes], list[str]]:
+    """Batches, and what each was made by; slow enough that a process can start meanwhile."""
+    with EpochLoader(cache.root, batch_size=7, min_samples=1, gather=by, **options) as loader:
+        found, kinds = [], []
+        for _ in range(epochs):
+            for batch in loader:
+                found.append(as_bytes(batch))
+                kinds.append(loader.report.gather)
+                time.sleep(0.003)
+        assert loader.report.passes <= len(found)
+    return found, kinds
+
+
+CASES: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
+    "passes, large rows": ((130, 128), 16, {}),
+    "a given length, small rows": ((4,), 50, {"samples_per_epoch": 50}),
+    "passes, small rows": ((4,), 20, {"drop_last": False}),
+}
+EVERY_DAY = {("passes, large rows", True), ("a given length, small rows", False)}
+
+
+@pytest.mark.parametrize(
+    ("case", "stays"),
+    [
+        pytest.param(case, stays, marks=[pytest.mark.slow] * ((case, stays) not in EVERY_DAY))
+        for case in CASES
+        for stays in (True, False)
+    ],
+)
+def test_crossing_over_changes_nothing_that_is_delivered(
+    make_cache: Callable[..., Filled],
+    eager: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    case: str,
+    stays: bool,
+) -> None:
+    shape, epochs, options = CASES[case]
+    eager.setattr(gather, "BLOCK_BATCHES", 2)  # here, not there
+    eager.setattr(choice, "keeps_process", lambda by_thread, by_process: stays)
+    cache = make_cache(shape=shape)
+    cache.add(*range(12))
+    with caplog.at_level(logging.INFO):
+        found, kinds = read(cache, "auto", epochs, **options)
+    changes = [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    assert changes == ["thread", "process"] + ["thread"] * (not stays)
+    assert found == read(cache, "thread", epochs, **options)[0]
+    assert "starting a gather process" in caplog.text
+    assert ("the gather process stays" in caplog.text) == stays
+    assert ("back to the thread" in caplog.text) != stays
+
+
+def test_a_loader_that_is_closed_while_it_crosses_leaves_nothing(
+    make_cache: Callable[..., Filled], eager: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache()
+    cache.add(*range(12))
+    for steps in (3, 4, 5, 40):
+        with EpochLoader(cache.root, batch_size=2, min_samples=1) as loader:
+            batches = iter(loader)
+            for _ in range(steps):
+                next(batches)
+                time.sleep(0.01)
+        assert gatherers() == []
+
+
+def test_where_the_process_dies_the_thread_goes_on(
+    make_cache: Callable[..., Filled],
+    eager: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = make_cache(shape=(130, 128))
+    cache.add(*range(12))
+    found = []
+    with EpochLoader(cache.root, batch_size=7, min_samples=1) as loader:
+        for _ in range(10):
+            for batch in loader:
+                found.append(as_bytes(batch))
+                time.sleep(0.01)
+                if loader.report.gather == "process":
+                    for process in gatherers():
+                        process.kill()
+        assert loader.report.gather == "thread"
+    assert found == read(cache, "thread", 10)[0]
+    assert caplog.text.count("a thread goes on behind the batch") == 1
+
+
+def test_who_cannot_choose_stays_with_the_thread(
+    make_cache: Callable[..., Filled], eager: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache()
+    cache.add(*range(4))
+    cache.complete()
+    for options in ({"fixed": True}, {"transform": lambda sample: sample}):
+        assert set(read(cache, "auto", 3, **options)[1]) == {"thread"}
+        assert gatherers() == []
