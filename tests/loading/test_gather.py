@@ -14,6 +14,7 @@ from growcache.errors import CacheError
 from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY, Framework, Take, take_rows
 from growcache.loading.gather import Gatherer, batches_per_block
+from growcache.loading.gathering import take_rows as take_rows_alone
 from growcache.schema import Sample, Schema
 
 
@@ -37,8 +38,8 @@ def takes() -> list[Take]:
     try:
         from growcache.torch import take_rows as torch_take
     except ImportError:
-        return [take_rows]
-    return [take_rows, torch_take]
+        return [take_rows, take_rows_alone]
+    return [take_rows, take_rows_alone, torch_take]
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5), (41, 400), (0,)])
