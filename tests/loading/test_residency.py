@@ -72,7 +72,8 @@ def test_shards_leave_memory_where_it_cannot_hold_the_cache(
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
     monkeypatch.setattr(snapshot, "available_bytes", lambda: available)
-    with LOADERS[kind](cache.root, batch_size=5, min_samples=1, samples_per_epoch=80) as loader:
+    options: Any = {"batch_size": 5, "min_samples": 1, "samples_per_epoch": 80}
+    with LOADERS[kind](cache.root, gather="thread", **options) as loader:
         first, second = read_all(loader), read_all(loader)
     assert first == second == sorted(1000 * n + row for n in range(8) for row in range(10))
     assert abs(resident(cache) - stay) <= 1
