@@ -95,7 +95,14 @@ class Assembler:
         self._options = options
         self._styler = Styler(options.ragged, framework)
         self._transform = (
-            Transform(options.transform, options.seed, self.rows, schema, _decided(form))
+            Transform(
+                options.transform,
+                options.seed,
+                self.rows,
+                schema,
+                _decided(form),
+                framework.allocate,
+            )
             if options.transform
             else None
         )
@@ -196,6 +203,7 @@ class Cutter:
         self._size = options.batch_size
         self._function = options.batch_transform
         self._deliver = framework.deliver
+        self._carrier = framework.carrier
 
     def cut(self, block: Block) -> Block:
         """Make the block's batches, each only when it is asked for."""
@@ -220,6 +228,10 @@ class Cutter:
             else:
                 arrays[part[0]] = part[1][start:stop]
         batch = {name: self._delivered(name, value) for name, value in arrays.items()}
+        made = self._transformed(batch)
+        return made if self._carrier is None else self._carrier.send(made)
+
+    def _transformed(self, batch: Batch) -> Any:
         if self._function is None:
             return batch
         with blamed("batch_transform", self._function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,25 @@ def _nobody() -> tuple[int, int] | None:
     return None
 
 
+class Carrier(Protocol):
+    """Brings batches to another memory than that of the process, beside the loop."""
+
+    def begin(self) -> None:
+        """Get ready for an epoch; called by the loop's thread."""
+
+    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
+        """Return memory that can be sent from quickly: an `Allocate`."""
+
+    def send(self, batch: Any) -> Any:
+        """Begin to bring a batch there; called by threads that make batches.
+
+        What the batch refers to stays as it is until it has arrived.
+        """
+
+    def receive(self, sent: Any) -> Any:
+        """Return the batch there, for the thread that calls; that is the loop's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """A framework as far as the loader knows it; NumPy's by default.
@@ -77,6 +96,7 @@ class Framework:
         prepare: called first in the thread that copies.
         ranks: (rank, world size) of this process as the framework has it; None: it has none.
         allocate: makes the memory of batches.
+        carrier: brings batches to where they are wanted; None: they stay in memory.
     """
 
     take: Take = take_rows
@@ -85,6 +105,7 @@ class Framework:
     prepare: Callable[[], None] | None = None
     ranks: Callable[[], tuple[int, int] | None] = _nobody
     allocate: Allocate = allocate_here
+    carrier: Carrier | None = None
 
 
 NUMPY = Framework()

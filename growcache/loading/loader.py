@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from growcache.errors import ConfigError
 from growcache.loading.epochs import Engine
-from growcache.loading.framework import NUMPY, Framework
+from growcache.loading.framework import NUMPY, Carrier, Framework
 from growcache.loading.maps import Verify
 from growcache.loading.options import Gather, LoaderOptions, missing, names_of
 from growcache.loading.ragged import RaggedStyle
@@ -51,6 +51,7 @@ class Loader:
         job: str = "default",
         gather: Gather = "auto",
         verify: Verify = "first",
+        device: Any = None,
     ) -> None:
         """Take the arguments; threads start with the first iteration.
 
@@ -99,12 +100,18 @@ class Loader:
                 ``auto``: begins with the thread, and changes where measurement says so.
             verify: ``first`` checks a shard when this process first maps it, ``always`` in
                 every pass.
+            device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
+                loader alone has any. They are copied there beside the loop, from page-locked
+                memory, after ``batch_transform``; about 64 MB, and at least two batches, wait
+                there. ``"cuda"`` is the device that is current in the loop's thread when it
+                first iterates. None leaves them in memory.
 
         Raises:
             ConfigError: arguments that cannot be meant.
         """
         self._as_tuple = names_of("as_tuple", as_tuple)
         self._said = (rank, world_size)
+        self._device = device
         self._options = LoaderOptions(
             path=path,
             batch_size=batch_size,
@@ -123,7 +130,24 @@ class Loader:
             verify=verify,
             ranks=self._ranks(),
         )
-        self._engine = Engine(self._options, self.framework)
+        self._loaded: tuple[LoaderState, Missing] | None = None  # and nothing delivered since
+        self._carrier = self._carrier_to(device)
+        self._engine = self._made()
+
+    def _carrier_to(self, device: Any) -> Carrier | None:
+        """Return what brings batches there; a framework that has devices says more."""
+        if device is not None:
+            raise ConfigError(
+                f"device: arrays are in memory, found {device!r}; growcache.torch.EpochLoader "
+                "delivers on devices"
+            )
+        return None
+
+    def _made(self) -> Engine:
+        framework, carrier = self.framework, self._carrier
+        if carrier is not None:
+            framework = replace(framework, carrier=carrier, allocate=carrier.allocate)
+        return Engine(self._options, framework)
 
     def _ranks(self) -> Ranks:
         return find_ranks(*self._said, self.framework.ranks(), os.environ)
@@ -133,14 +157,38 @@ class Loader:
         return self._epoch()
 
     def _epoch(self) -> Iterator[Any]:
-        if self._as_tuple is None:
+        self._settle()
+        self._loaded = None
+        carrier = self._carrier
+        if carrier is not None:
+            carrier.begin()
+        elif self._as_tuple is None:
             yield from self._engine.epoch()
             return
         for batch in self._engine.epoch():
-            chosen = self._tuple(batch)
+            chosen = batch if carrier is None else carrier.receive(batch)
             del batch  # or its memory would be held for one step longer
+            if self._as_tuple is not None:
+                chosen = self._tuple(chosen)
             yield chosen
             del chosen
+
+    def _settle(self) -> None:
+        """Ask once more who this process is, for as long as it knows of no ranks.
+
+        Trainers start the processes of a job, or join them, after the loader was made.
+        """
+        if self._options.ranks.told:
+            return
+        ranks = self._ranks()
+        if not ranks.told:
+            return
+        saved = None if self._loaded is None else self._loaded[0].to_dict(self._options)
+        self._engine.close()
+        self._options = replace(self._options, ranks=ranks)
+        self._engine = self._made()
+        if saved is not None and self._loaded is not None:
+            self.load_state_dict(saved, self._loaded[1])
 
     def _tuple(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         assert self._as_tuple is not None
@@ -159,6 +207,7 @@ class Loader:
         Raises:
             TypeError: epochs grow, so there is no such number.
         """
+        self._settle()
         if self._options.fixed:
             view = wait_for_samples(
                 self._options.root, self._options.min_samples, complete=True
@@ -212,7 +261,10 @@ class Loader:
         """
         if missing not in MISSING:
             raise ConfigError(f"missing must be one of {', '.join(MISSING)}, found {missing!r}")
-        self._engine.load(LoaderState.from_dict(state, self._options), missing)
+        self._settle()
+        loaded = LoaderState.from_dict(state, self._options)
+        self._engine.load(loaded, missing)
+        self._loaded = loaded, missing
 
     def close(self) -> None:
         """End the threads and free the snapshots; a later iteration starts anew."""
@@ -230,10 +282,13 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options, "as_tuple": self._as_tuple, "said": self._said}
+        names = ("_options", "_as_tuple", "_said", "_device")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._as_tuple, self._said = state["as_tuple"], state["said"]
+        vars(self).update(state)
         # In another process it may be another rank.
-        self._options = replace(state["options"], ranks=self._ranks())
-        self._engine = Engine(self._options, self.framework)
+        self._options = replace(self._options, ranks=self._ranks())
+        self._loaded = None
+        self._carrier = self._carrier_to(self._device)
+        self._engine = self._made()

@@ -1,6 +1,7 @@
 """A thread between a gather process and the consumer, for what must run in the trainer.
 
-The user's `batch_transform` is applied there to batches that arrived, ahead of the loop.
+The user's `batch_transform` is applied there to batches that arrived, ahead of the loop, and
+there they are sent on to a device.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Starter:
             level=logging.getLogger("growcache").getEffectiveLevel(),
             failed=services.reason_of(self._options.root),
         )
-        if self._options.batch_transform is None:
+        if self._options.batch_transform is None and self._framework.carrier is None:
             return ProcessSource(child, order, self._cutter.cut)
         source = ProcessSource(child, order, as_it_is)
         return RelayedSource(source, wanted, self._cutter)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
-from growcache.loading.buffers import BufferPool
+from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.calls import blamed
 from growcache.loading.gather import Column, typed
 from growcache.loading.ragged import of_values
@@ -60,6 +60,7 @@ class Transform:
         cached: schema of the samples.
         before: what was decided in the process that this one goes on for: dimensions that
             were ragged there are so here, whatever the first results show.
+        allocate: makes the memory that results are put into.
 
     Attributes:
         schema: of what the function returns; None before its first results.
@@ -72,7 +73,9 @@ class Transform:
         rows: int,
         cached: Schema,
         before: Schema | None = None,
+        allocate: Allocate = allocate_here,
     ) -> None:
+        self._allocate = allocate
         self._function = function
         self._takes = arguments_of(function)
         self._seed = seed
@@ -171,7 +174,10 @@ class Transform:
         )
         self.schema = Schema(fields)
         self._pools = {
-            f.name: BufferPool(0 if f.is_ragged else self._rows * f.nbytes) for f in fields
+            f.name: BufferPool(
+                0 if f.is_ragged else self._rows * f.nbytes, allocate=self._allocate
+            )
+            for f in fields
         }
 
     def _covering(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:

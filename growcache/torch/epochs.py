@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from growcache.errors import FormatError
-from growcache.loading.framework import Framework
+from growcache.loading.framework import Carrier, Framework
 from growcache.loading.loader import Loader
 from growcache.torch.copies import copy_in_this_thread_alone, join_parts, take_rows
+from growcache.torch.devices import sender_to
 
 
 def _tensor(name: str, array: Any) -> torch.Tensor:
@@ -42,3 +43,6 @@ class EpochLoader(Loader):
     framework = Framework(
         take_rows, join_parts, _tensor, copy_in_this_thread_alone, _distributed
     )
+
+    def _carrier_to(self, device: Any) -> Carrier | None:
+        return None if device is None else sender_to(device)

@@ -1,0 +1,273 @@
+"""Batches on a device: everything but CUDA's own calls, which no machine of ours has.
+
+A lane whose copies happen as late as they may stands for a GPU: a buffer that is used again
+too early, or a batch that is used too early, shows in the values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from growcache.errors import ConfigError  # noqa: E402
+from growcache.loading.buffers import RECYCLE_BYTES, BufferPool  # noqa: E402
+from growcache.loading.epochs import Engine  # noqa: E402
+from growcache.loading.framework import Bytes  # noqa: E402
+from growcache.loading.options import LoaderOptions  # noqa: E402
+from growcache.numpy import EpochLoader as NumpyLoader  # noqa: E402
+from growcache.torch import EpochLoader  # noqa: E402
+from growcache.torch.devices import Mark, Sender, mapped, tensors_of  # noqa: E402
+from tests.filled import Filled  # noqa: E402
+from tests.loading.conftest import full_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LARGE = (RECYCLE_BYTES // 4,)  # one sample fills a buffer that is recycled
+
+
+class LateMark:
+    """The end of some copies, which nothing but waiting brings about."""
+
+    def __init__(self, lane: LateLane, copies: int) -> None:
+        self.lane, self.copies = lane, copies
+
+    def query(self) -> bool:
+        return self.lane.done >= self.copies
+
+    def synchronize(self) -> None:
+        self.lane.run(self.copies)
+
+
+class LateLane:
+    """Copies that happen when they are awaited, and not before.
+
+    Attributes:
+        done: copies that happened.
+        locked: buffers that are page-locked: their addresses.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.done = 0
+        self.locked: list[int] = []
+        self.arrived: list[torch.Tensor] = []
+        self._turn = threading.Lock()  # the loop's thread awaits copies, and so does the other
+
+    def lock(self, buffer: Bytes) -> None:
+        assert buffer.flags.owndata
+        self.locked.append(buffer.ctypes.data)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        there = torch.full_like(tensor, -1)
+        # As for a GPU: an address, which keeps no memory from being used again.
+        address = np.ndarray(tensor.shape, tensor.numpy().dtype, memory_of(tensor))
+        self.begun.append((torch.from_numpy(address), there))
+        return there
+
+    def run(self, copies: int) -> None:
+        with self._turn:
+            for source, there in self.begun[self.done : copies]:
+                there.copy_(source)
+            self.done = max(self.done, copies)
+
+    def mark(self) -> Mark:
+        return LateMark(self, len(self.begun))
+
+    def arrive(self, mark: Mark, tensors: list[torch.Tensor]) -> None:
+        mark.synchronize()
+        self.arrived += tensors
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """The memory itself, which this does not keep."""
+    return (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+class Late(NamedTuple):
+    engine: Engine
+    sender: Sender
+    lane: LateLane
+
+    def epoch(self) -> Iterator[dict[str, torch.Tensor]]:
+        self.sender.begin()
+        for sent in self.engine.epoch():
+            yield self.sender.receive(sent)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Filled]:
+    with Filled(tmp_path / "cache", full_of(LARGE)) as filled:
+        yield filled
+
+
+@pytest.fixture
+def late(cache: Filled) -> Iterator[Late]:
+    lane = LateLane()
+    sender = Sender(lambda: lane)
+    options = LoaderOptions(path=cache.root, batch_size=2, min_samples=1)
+    lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+    engine = Engine(options, lent)
+    yield Late(engine, sender, lane)
+    engine.close()
+
+
+def test_no_buffer_is_used_again_before_it_was_copied(cache: Filled, late: Late) -> None:
+    cache.add(*range(20), samples=4)
+    for _ in range(2):
+        seen: list[int] = []
+        for batch in late.epoch():
+            assert torch.equal(batch["x"], batch["id"][:, None].expand_as(batch["x"]).float())
+            seen += batch["id"].tolist()
+        assert len(set(seen)) == 80
+    addresses = {source.data_ptr() for source, _ in late.lane.begun if source.ndim == 2}
+    assert len(addresses) < 40  # of 80 batches: they did go round
+    assert len(late.lane.locked) == len(set(late.lane.locked)) <= 12
+
+
+def test_what_arrives_is_what_was_said_to_the_stream(cache: Filled, late: Late) -> None:
+    cache.add(0)
+    batches = list(late.epoch())
+    assert len(batches) == 5
+    expected = [tensor for batch in batches for tensor in batch.values()]
+    assert list(map(id, late.lane.arrived)) == list(map(id, expected))
+
+
+def test_memory_does_not_go_before_it_was_copied() -> None:
+    lane = LateLane()
+    sender = Sender(lambda: lane)
+    sender.begin()
+    for i in range(3):
+        sender.send(torch.tensor([i]))
+    assert lane.done == 0
+    del sender
+    assert lane.done == 3
+
+
+def test_few_copies_are_under_way(cache: Filled) -> None:
+    lane = LateLane()
+    sender = Sender(lambda: lane)
+    sender.begin()
+    for i in range(50):
+        sender.send({"x": torch.tensor([i])})
+        assert len(lane.begun) - lane.done <= 8
+
+
+def test_a_locked_buffer_is_one_that_is_kept() -> None:
+    lane = LateLane()
+    sender = Sender(lambda: lane)
+    sender.begin()
+    pool = BufferPool(RECYCLE_BYTES, keep=2, allocate=sender.allocate)
+    held = [pool.take() for _ in range(4)]
+    assert len(lane.locked) == 2
+    del held
+    pool.take()
+    pool.take(100)
+    assert len(lane.locked) == 2
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_tensors_are_found_wherever_they_are() -> None:
+    batch = {"a": torch.tensor(1), "b": [torch.tensor(2), "c"], "d": Pair(torch.tensor(3), 4)}
+    twice = mapped(lambda tensor: tensor * 2, batch)
+    assert twice == {"a": 2, "b": [4, "c"], "d": Pair(6, 4)}
+    assert type(twice["d"]) is Pair
+    assert [int(tensor) for tensor in tensors_of(twice)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"as_tuple": ("x", "id")},
+        {"drop_last": False},
+        {"gather": "process"},
+    ],
+)
+def test_batches_on_another_device(cache: Filled, more: dict[str, Any]) -> None:
+    """Torch's device without memory: nothing is copied, but everything is asked for."""
+    cache.add(0, 1)
+    threads: list[str] = []
+
+    def look(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        threads.append(batch["x"].device.type)
+        return batch
+
+    options = {"batch_size": 8, "min_samples": 1, "device": "meta", **more}
+    with EpochLoader(cache.root, batch_transform=look, **options) as loader:
+        batches = [
+            b if isinstance(b, dict) else dict(zip("xi", b, strict=True)) for b in loader
+        ]
+        assert {t.device.type for batch in batches for t in batch.values()} == {"meta"}
+        assert [len(b["x"]) for b in batches] == ([8, 8, 4] if "drop_last" in more else [8, 8])
+        assert set(threads) == {"cpu"}
+        assert loader.state_dict()["epoch"] == 1
+    with pickle.loads(pickle.dumps(EpochLoader(cache.root, **options))) as again:
+        assert all(t.is_meta for t in tensors_of(next(iter(again))))
+
+
+def test_a_device_is_kept_from_epoch_to_epoch(cache: Filled) -> None:
+    cache.add(0)
+    with EpochLoader(cache.root, batch_size=5, min_samples=1, device="meta") as loader:
+        for _ in range(3):
+            assert [batch["x"].shape for batch in loader] == [(5, *LARGE)] * 2
+        loader.close()
+        assert len(list(loader)) == 2
+    gc.collect()
+
+
+def test_the_memory_of_the_process_is_no_device(cache: Filled) -> None:
+    cache.add(0)
+    with EpochLoader(cache.root, batch_size=8, min_samples=1, device="cpu") as loader:
+        batch = next(iter(loader))
+        assert batch["x"].device.type == "cpu"
+        assert not batch["x"].is_pinned()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
+def test_a_gpu_that_is_not_there_is_refused_at_once(cache: Filled, device: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"device 'cuda(:1)?' is not there .*without CUDA|no GPU"
+    ):
+        EpochLoader(cache.root, batch_size=8, device=device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", 1.5, "mps"])
+def test_what_is_no_device_is_refused(cache: Filled, device: Any) -> None:
+    with pytest.raises(ConfigError, match="device expected as") as caught:
+        EpochLoader(cache.root, batch_size=8, device=device)
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays_have_no_device(cache: Filled) -> None:
+    with pytest.raises(ConfigError, match=r"found 'cuda'; growcache\.torch"):
+        NumpyLoader(cache.root, batch_size=8, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_on_a_gpu(cache: Filled) -> None:
+    cache.add(*range(20), samples=4)
+    with EpochLoader(cache.root, batch_size=2, min_samples=1, device="cuda") as loader:
+        for _ in range(2):
+            seen: list[int] = []
+            for batch in loader:
+                assert batch["x"].is_cuda
+                expected = batch["id"][:, None].expand_as(batch["x"]).float()
+                assert torch.equal(batch["x"], expected)
+                seen += batch["id"].tolist()
+            assert len(set(seen)) == 80
