@@ -20,6 +20,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+
 from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool  # noqa: E402
 from growcache.loading.epochs import Engine  # noqa: E402
@@ -58,17 +60,17 @@ class LateLane:
     """
 
     def __init__(self) -> None:
-        self.begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.begun: list[tuple[Tensor, Tensor]] = []
         self.done = 0
         self.locked: list[int] = []
-        self.arrived: list[torch.Tensor] = []
+        self.arrived: list[Tensor] = []
         self._turn = threading.Lock()  # the loop's thread awaits copies, and so does the other
 
     def lock(self, buffer: Bytes) -> None:
         assert buffer.flags.owndata
         self.locked.append(buffer.ctypes.data)
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy(self, tensor: Tensor) -> Tensor:
         there = torch.full_like(tensor, -1)
         # As for a GPU: an address, which keeps no memory from being used again.
         address = np.ndarray(tensor.shape, tensor.numpy().dtype, memory_of(tensor))
@@ -84,12 +86,12 @@ class LateLane:
     def mark(self) -> Mark:
         return LateMark(self, len(self.begun))
 
-    def arrive(self, mark: Mark, tensors: list[torch.Tensor]) -> None:
+    def arrive(self, mark: Mark, tensors: list[Tensor]) -> None:
         mark.synchronize()
         self.arrived += tensors
 
 
-def memory_of(tensor: torch.Tensor) -> Any:
+def memory_of(tensor: Tensor) -> Any:
     """The memory itself, which this does not keep."""
     return (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
 
@@ -99,7 +101,7 @@ class Late(NamedTuple):
     sender: Sender
     lane: LateLane
 
-    def epoch(self) -> Iterator[dict[str, torch.Tensor]]:
+    def epoch(self) -> Iterator[dict[str, Tensor]]:
         self.sender.begin()
         for sent in self.engine.epoch():
             yield self.sender.receive(sent)
@@ -203,7 +205,7 @@ def test_batches_on_another_device(cache: Filled, more: dict[str, Any]) -> None:
     cache.add(0, 1)
     threads: list[str] = []
 
-    def look(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def look(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         threads.append(batch["x"].device.type)
         return batch
 

@@ -14,7 +14,7 @@ from growcache.loading.framework import NUMPY, Carrier, Framework
 from growcache.loading.maps import Verify
 from growcache.loading.options import Gather, LoaderOptions, missing, names_of
 from growcache.loading.ragged import RaggedStyle
-from growcache.loading.ranks import Ranks, find_ranks
+from growcache.loading.ranks import Deal, Ranks, find_ranks
 from growcache.loading.report import Report
 from growcache.loading.resume import MISSING, Missing
 from growcache.loading.state import LoaderState
@@ -207,18 +207,30 @@ class Loader:
         Raises:
             TypeError: epochs grow, so there is no such number.
         """
-        self._settle()
-        if self._options.fixed:
-            view = wait_for_samples(
-                self._options.root, self._options.min_samples, complete=True
-            )
-            return self._options.steps(view.totals.samples)
-        steps = self._options.steps_per_epoch
-        if steps is None:
+        dealt = self.dealt()
+        if dealt is None:
             raise TypeError(
                 "an epoch of a growing cache has no length; set samples_per_epoch, or fixed=True"
             )
-        return steps
+        return dealt.steps
+
+    def dealt(self) -> Deal | None:
+        """Return how an epoch goes to the ranks; None where epochs grow.
+
+        For ``fixed`` this waits for the whole cache.
+        """
+        options = self.options
+        samples = options.samples_per_epoch
+        if options.fixed:
+            view = wait_for_samples(options.root, options.min_samples, complete=True)
+            samples = view.totals.samples
+        return None if samples is None else options.deal(samples)
+
+    @property
+    def options(self) -> LoaderOptions:
+        """The arguments, with the ranks as they are known by now."""
+        self._settle()
+        return self._options
 
     @property
     def report(self) -> Report:
@@ -261,8 +273,7 @@ class Loader:
         """
         if missing not in MISSING:
             raise ConfigError(f"missing must be one of {', '.join(MISSING)}, found {missing!r}")
-        self._settle()
-        loaded = LoaderState.from_dict(state, self._options)
+        loaded = LoaderState.from_dict(state, self.options)
         self._engine.load(loaded, missing)
         self._loaded = loaded, missing
 

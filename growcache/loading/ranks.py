@@ -182,6 +182,12 @@ class Deal:
         """Rows of one step, over all ranks of this machine."""
         return self.batch * self.ranks
 
+    @property
+    def delivered(self) -> int:
+        """Rows that this rank delivers, repeated ones included."""
+        low, high = self.last
+        return self.whole_rows // self.ranks + high - low + self.padding
+
     def mine(self, first: int, stop: int) -> list[tuple[int, int]]:
         """Return which of the rows from ``first`` to ``stop`` this rank delivers, as ranges."""
         step = self.step_rows

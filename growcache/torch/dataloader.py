@@ -1,0 +1,209 @@
+"""A loader for trainers that insist on a `DataLoader` of torch's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from growcache.errors import ConfigError
+from growcache.loading.bookmark import Bookmark
+from growcache.loading.report import Report
+from growcache.loading.resume import Missing
+from growcache.loading.state import LoaderState
+from growcache.torch.epochs import EpochLoader
+
+P = ParamSpec("P")
+# Who makes a loader anew, as Lightning does to predict, gives what it found in the old one.
+REMADE = ("dataset", "sampler", "batch_sampler")
+
+
+class Row(NamedTuple):
+    """A sample, as the row of a batch that is there already.
+
+    Attributes:
+        batch: that it is of.
+        row: in the batch.
+    """
+
+    batch: Any
+    row: int
+
+
+class Rows(IterableDataset[Row]):
+    """The samples of a loader; each iteration is its next epoch.
+
+    A `DataLoader` takes samples and puts them together. Here they are together already, so
+    this gives away the rows of each batch, and `whole` makes the batch of them again without
+    touching it. So every trainer may make a `DataLoader` of its own over this dataset, with
+    the batch size and the ``collate_fn`` of the first one, and gets the same batches.
+
+    Args:
+        loader: whose samples they are.
+    """
+
+    def __init__(self, loader: EpochLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Row]:
+        if get_worker_info() is not None:
+            raise ConfigError(
+                "expected no worker processes, for the batches come ready; leave num_workers 0"
+            )
+        size, left = self.loader.options.batch_size, len(self)
+        for batch in self.loader:
+            rows = min(size, left) or size
+            left -= rows
+            yield from (Row(batch, row) for row in range(rows))
+            del batch
+
+    def __len__(self) -> int:
+        """Return the samples that an epoch of this rank delivers."""
+        dealt = self.loader.dealt()
+        assert dealt is not None
+        return dealt.delivered
+
+
+def whole(rows: list[Row]) -> Any:
+    """Return the batch that these are all the rows of.
+
+    Raises:
+        ConfigError: they are of several batches: somebody chose another batch size.
+    """
+    batch = rows[0].batch
+    if any(row.batch is not batch or row.row != i for i, row in enumerate(rows)):
+        raise ConfigError(
+            "expected the rows of one batch: a DataLoader over an EpochDataLoader's dataset "
+            "needs its batch_size and drop_last, and no other ranks than it has itself"
+        )
+    return batch
+
+
+def _as_in(
+    base: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator: the method has the arguments of another one, and `REMADE`."""
+    signature = inspect.signature(base)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in REMADE
+    ]
+    signature = signature.replace(parameters=[*signature.parameters.values(), *more])
+
+    def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        method.__signature__ = signature  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+class EpochDataLoader(DataLoader[Any]):
+    """An `EpochLoader` that is a `torch.utils.data.DataLoader`, for trainers that ask for one.
+
+    It takes the arguments of `EpochLoader` (see ``help(EpochLoader)``), and needs
+    ``samples_per_epoch`` or ``fixed``: trainers ask for the length once and keep the answer.
+    Each iteration is the next epoch. There are no worker processes of torch: the batches
+    come ready, as those of `EpochLoader` do, and so ``num_workers`` is 0 and ``pin_memory``
+    False, whatever they are made with.
+
+    It deals with the ranks of a job itself. Lightning shards no iterable dataset, and
+    Accelerate's ``prepare`` returns this loader as it is; for a device give ``device``.
+
+    Attributes:
+        dataset: an `IterableDataset` of the rows of the batches.
+        batch_size: of one rank.
+        use_stateful_dataloader: Accelerate's ``save_state`` saves where this one stands.
+    """
+
+    use_stateful_dataloader = True
+    _is_accelerate_prepared = True
+
+    @_as_in(EpochLoader.__init__)
+    def __init__(
+        self,
+        *args: Any,
+        dataset: Rows | None = None,
+        sampler: None = None,
+        batch_sampler: None = None,
+        **kwargs: Any,
+    ) -> None:
+        rows = Rows(_with_length(*args, **kwargs)) if dataset is None else dataset
+        options = rows.loader.options
+        self.path = options.path
+        super().__init__(
+            rows,
+            batch_size=options.batch_size,
+            drop_last=not options.keeps_last,
+            collate_fn=whole,
+        )
+
+    @property
+    def loader(self) -> EpochLoader:
+        """The loader that makes the batches."""
+        assert isinstance(self.dataset, Rows)
+        return self.dataset.loader
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Return an iterator over the batches of the next epoch."""
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch; for ``fixed`` this waits for the whole cache."""
+        return len(self.loader)
+
+    @property
+    def report(self) -> Report:
+        """What was delivered; see `EpochLoader.report`."""
+        return self.loader.report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader stands; see `EpochLoader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], missing: Missing = "refetch") -> None:
+        """Go on where another loader stood; see `EpochLoader.load_state_dict`.
+
+        Behind the last batch of an epoch the next iteration is the next epoch, where that of
+        an `EpochLoader` would be an empty rest: trainers count an epoch as done by then.
+        """
+        options = self.loader.options
+        loaded = LoaderState.from_dict(state, options)
+        if loaded.next_epoch == loaded.epoch and loaded.step and loaded.step >= len(self):
+            bookmark = Bookmark(options, loaded)
+            bookmark.end_epoch(loaded.epoch)
+            state = bookmark.state.to_dict(options)
+        self.loader.load_state_dict(state, missing)
+
+    def close(self) -> None:
+        """End the threads and free the snapshots; a later iteration starts anew."""
+        self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.path, self.batch_size, self.dataset)
+
+
+def _remade(kind: type[EpochDataLoader], path: Any, size: int, rows: Rows) -> EpochDataLoader:
+    return kind(path, batch_size=size, dataset=rows)  # type: ignore[call-arg]
+
+
+def _with_length(*args: Any, **kwargs: Any) -> EpochLoader:
+    loader = EpochLoader(*args, **kwargs)
+    if not loader.options.fixed and loader.options.samples_per_epoch is None:
+        raise ConfigError(
+            "EpochDataLoader needs samples_per_epoch, or fixed=True: a trainer asks for its "
+            "length once; EpochLoader goes without"
+        )
+    return loader
