@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -124,6 +125,12 @@ def run_example(name: str, *arguments: str, bucket: Bucket | None = None) -> str
     return done.stdout
 
 
+def needs(package: str) -> None:
+    """Skip where a package is missing; to import it would take seconds, and warn."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+
+
 def figures(text: str, what: str) -> list[float]:
     """Return the figure of each epoch."""
     return [float(found) for found in re.findall(rf"^epoch \d: .*{what} ([\d.]+)", text, re.M)]
@@ -138,6 +145,35 @@ def test_s3_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     assert len(losses) == 3
     assert losses[-1] < losses[0]
     assert re.search(r"; \d+ samples \(\d+ new\) of", text)
+
+
+EPOCHS_OF = ("--samples-per-epoch", "64", "--batch-size", "16")
+
+
+@pytest.mark.torch
+def test_lightning_fit(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    needs("lightning")
+    url, cache = arrays(tmp_path / "data"), str(tmp_path / "cache")
+    more = ("--checkpoints", str(tmp_path / "checkpoints"), *EPOCHS_OF)
+    text = run_example("lightning_fit.py", "--url", url, "--cache", cache, *SMALL, *more)
+    losses = figures(text, "loss")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert len(re.findall(r"; 64 samples \(\d+ new\) of", text)) == 3
+
+
+@pytest.mark.torch
+def test_accelerate_loop(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    needs("accelerate")
+    url, cache = arrays(tmp_path / "data"), str(tmp_path / "cache")
+    more = ("--state", str(tmp_path / "state"), *EPOCHS_OF)
+    text = run_example("accelerate_loop.py", "--url", url, "--cache", cache, *SMALL, *more)
+    losses = figures(text, "loss")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "state" / "dl_state_dict.bin").exists()
 
 
 @pytest.mark.tensorflow

@@ -152,6 +152,18 @@ def test_a_fixed_set_goes_on_with_the_next_pass(cache: Filled, loader: Any) -> N
     assert ids(other) == ids(one)
 
 
+def test_an_epoch_ends_with_its_last_batch(loader: Any) -> None:
+    """A trainer that counts does not ask for another one."""
+    train = loader()
+    for epoch in range(3):
+        batches = iter(train)
+        for _ in range(3):
+            next(batches)
+        assert train.report.samples == 24
+        assert (train.state_dict()["epoch"], train.state_dict()["step"]) == (epoch + 1, 0)
+        assert next(batches, None) is None
+
+
 def test_it_pickles_as_its_arguments(loader: Any) -> None:
     train = loader(seed=5, as_tuple=("id",), device="cpu")
     expected = [batch.tolist() for (batch,) in train]

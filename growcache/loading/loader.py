@@ -227,6 +227,11 @@ class Loader:
         return None if samples is None else options.deal(samples)
 
     @property
+    def step(self) -> int:
+        """Batches that were delivered of the epoch in which the loader stands."""
+        return self._engine.state.step
+
+    @property
     def options(self) -> LoaderOptions:
         """The arguments, with the ranks as they are known by now."""
         self._settle()

@@ -10,10 +10,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from growcache.errors import ConfigError
-from growcache.loading.bookmark import Bookmark
 from growcache.loading.report import Report
 from growcache.loading.resume import Missing
-from growcache.loading.state import LoaderState
 from growcache.torch.epochs import EpochLoader
 
 P = ParamSpec("P")
@@ -147,7 +145,17 @@ class EpochDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Return an iterator over the batches of the next epoch."""
-        return iter(self.loader)
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
+        steps, batches = len(self), iter(self.loader)
+        for batch in batches:
+            # Trainers count, and do not ask once more: so the epoch ends with its last batch,
+            # in the report and in what `state_dict` says while that is trained on.
+            if self.loader.step >= steps:
+                next(batches, None)
+            yield batch
+            del batch
 
     def __len__(self) -> int:
         """Return the batches of an epoch; for ``fixed`` this waits for the whole cache."""
@@ -165,15 +173,9 @@ class EpochDataLoader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any], missing: Missing = "refetch") -> None:
         """Go on where another loader stood; see `EpochLoader.load_state_dict`.
 
-        Behind the last batch of an epoch the next iteration is the next epoch, where that of
-        an `EpochLoader` would be an empty rest: trainers count an epoch as done by then.
+        A state that was saved while the last batch of an epoch was trained on begins the next
+        epoch, where that of an `EpochLoader` has an empty rest.
         """
-        options = self.loader.options
-        loaded = LoaderState.from_dict(state, options)
-        if loaded.next_epoch == loaded.epoch and loaded.step and loaded.step >= len(self):
-            bookmark = Bookmark(options, loaded)
-            bookmark.end_epoch(loaded.epoch)
-            state = bookmark.state.to_dict(options)
         self.loader.load_state_dict(state, missing)
 
     def close(self) -> None:
