@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 from growcache.errors import ConfigError  # noqa: E402
-from growcache.loading.loader import Loader  # noqa: E402
 from growcache.loading.ranks import Ranks, deal  # noqa: E402
 from growcache.torch import EpochDataLoader, EpochLoader  # noqa: E402
 from tests.filled import Filled  # noqa: E402
@@ -61,8 +60,8 @@ def test_it_is_a_dataloader_and_delivers_what_the_epoch_loader_does(
     cache: Filled, loader: Any
 ) -> None:
     train = loader(seed=3)
-    assert isinstance(train, DataLoader)
-    assert isinstance(train.dataset, IterableDataset)
+    for one, kind in ((train, DataLoader), (train.dataset, IterableDataset)):
+        assert isinstance(one, kind)
     assert (len(train), len(train.dataset), train.batch_size) == (3, 24, 8)
     assert (train.drop_last, train.num_workers, train.pin_memory) == (True, 0, False)
     assert train.batch_sampler.batch_size == 8
@@ -95,9 +94,8 @@ def test_a_trainer_may_make_it_anew(loader: Any, samples: int) -> None:
         assert len(again) == len(train) == len(expected)
         assert ids(again) == expected
     # As Lightning does to predict: from the attributes, over the same epochs.
-    anew = EpochDataLoader(
-        train.path, batch_size=8, dataset=train.dataset, sampler=None, batch_sampler=None
-    )
+    found = {"dataset": train.dataset, "sampler": None, "batch_sampler": None}
+    anew = type(train)(train.path, batch_size=8, **found)
     assert anew.loader is train.loader
     assert len(list(anew)) == len(train)
     assert train.report.samples == samples
@@ -207,12 +205,11 @@ def test_ranks_that_were_not_known_yet_are_asked_for_again(
 def test_a_state_is_kept_where_the_ranks_turn_out_to_be_one(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"batch_size": 8, "min_samples": 1, "samples_per_epoch": 24}
+    options: dict[str, Any] = {"batch_size": 8, "min_samples": 1, "samples_per_epoch": 24}
     with EpochLoader(cache.root, **options) as one, EpochLoader(cache.root, **options) as other:
         batches = iter(one)
         next(batches)
         other.load_state_dict(one.state_dict())
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
-        loaders: list[Loader] = [other]
-        assert ids(loaders[0]) == ids(batches)
+        assert ids(other) == ids(batches)

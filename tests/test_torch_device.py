@@ -71,7 +71,7 @@ class LateLane:
         self.locked.append(buffer.ctypes.data)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        there = torch.full_like(tensor, -1)
+        there: Tensor = torch.full_like(tensor, -1)
         # As for a GPU: an address, which keeps no memory from being used again.
         address = np.ndarray(tensor.shape, tensor.numpy().dtype, memory_of(tensor))
         self.begun.append((torch.from_numpy(address), there))
