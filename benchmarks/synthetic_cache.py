@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.noise import random_samples
 from growcache.schema import Array, Field, Schema
 from tests.filled import Filled
+
+__all__ = ["SyntheticCache", "random_samples"]
 
 
 class SyntheticCache(Filled):
@@ -30,16 +31,3 @@ class SyntheticCache(Filled):
     def add_arrays(self, number: int, arrays: Array | list[Array]) -> None:
         """Commit a shard of one sample per array."""
         self.add_samples(number, [{"x": array} for array in arrays])
-
-
-def random_samples(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Return incompressible bytes as an array; floats are finite, between 1 and 2."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    noise = np.frombuffer(rng.bytes(size), np.uint8)
-    if dtype == "<f4":
-        return (
-            (noise.view("<u4") >> np.uint32(9) | np.uint32(0x3F80_0000))
-            .view(dtype)
-            .reshape(shape)
-        )
-    return noise.view(dtype).reshape(shape)
