@@ -29,7 +29,7 @@ from obstore.store import S3Store
 
 from benchmarks.measure import Child, Run, median, parser, report, verdict, write_config
 from benchmarks.servers import Server, make_bucket, running_server
-from growcache.cache.direct import memory_bytes
+from growcache.cache.memory import memory_bytes
 from tests.servers.slowlink import slowlink
 
 BUCKET = "bench"

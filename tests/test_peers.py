@@ -33,6 +33,7 @@ from benchmarks.peers.rounds import Match, Plan, running
 
 TINY = replace(FULL["3KiB"], samples=256, shards=2)
 RAGGED = replace(FULL["ragged"], samples=128, shards=2)
+BOTH = ("growcache", "dataloader_mmap")  # first and last setting
 PLAN = Plan(rounds=1, seconds=0.05, trial_seconds=0.02, lead_seconds=0.02)
 
 
@@ -44,14 +45,14 @@ def here() -> list[Contestant]:
     chosen = []
     for contestant in (CONTESTANTS[name] for name in names):
         settings = list(contestant.settings.items())
-        kept = {0, len(settings) - 1} if contestant.module == "dataloader_mmap" else {0}
+        kept = {0, len(settings) - 1} if contestant.module in BOTH else {0}
         chosen.append(replace(contestant, settings=dict(settings[i] for i in sorted(kept))))
     return chosen
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", [TINY, RAGGED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [TINY, pytest.param(RAGGED, marks=pytest.mark.slow)])
 def test_all_contestants_deliver_the_same_samples(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     chosen = here() if case is TINY else [here()[0], here()[3]]

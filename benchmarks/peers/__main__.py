@@ -2,19 +2,23 @@
 
 `python -m benchmarks.peers` installs what it needs (about 5 GB), writes one kind of samples
 at a time in every format (about 7 GB; removed again), and measures for half an hour on two
-cores. In parts: `--only 256KiB --keep --directory D --results R`, as often as you like;
-rounds of the same --results add up, and `--page` writes the page from them. `--quick` takes
-small data and leaves the page alone.
+cores. In parts: `--only 256KiB --keep --directory D --results R`, as often as you like, with
+`--stages write`, `--stages try` (of settings) or `--stages play`; rounds of the same --results
+add up, and `--page` writes the page from them. `--quick` takes small data and leaves the page
+alone.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.measure import machine, parser
@@ -28,6 +32,7 @@ from benchmarks.peers.roster import CONTESTANTS, Contestant, contestants, entran
 from benchmarks.peers.rounds import Match, Plan, running
 
 ROOT = Path(__file__).parent.parent.parent
+STAGES = ("write", "try", "play")
 DEFAULT_ROUNDS, QUICK_ROUNDS = 5, 1
 
 
@@ -38,6 +43,7 @@ def arguments() -> ArgumentParser:
     made.add_argument("--environments", type=Path, metavar="DIR", help="where they are kept")
     made.add_argument("--results", type=Path, metavar="DIR", help="rounds of all runs so far")
     made.add_argument("--keep", action="store_true", help="leave the data for the next run")
+    made.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES, metavar="STAGE")
     made.add_argument("--page", action="store_true", help="only write the page")
     return made
 
@@ -50,6 +56,8 @@ def main() -> int:
             measure(given, Path(scratch), results)
         found = {case: r for case in FULL if (r := Results.read(results, case)).rounds}
         tell(found)
+        if given.json is not None:
+            given.json.write_text(json.dumps(summary(found), indent=1) + "\n", encoding="utf-8")
         if given.page or not (given.quick or given.only or given.contestants):
             write_page(found)
             draw(found)
@@ -69,7 +77,7 @@ def measure(given: Namespace, scratch: Path, results: Path) -> None:
     for name in given.only or FULL:
         case = quick(FULL[name]) if given.quick else FULL[name]
         folder = (given.directory if given.keep and given.directory else scratch) / name
-        run_case(case, entrants(chosen, case), folder, pythons, plan, results)
+        run_case(case, entrants(chosen, case), folder, pythons, plan, results, given.stages)
         if not given.keep:
             shutil.rmtree(folder)
 
@@ -81,6 +89,7 @@ def run_case(
     pythons: dict[str, Path],
     plan: Plan,
     results: Path,
+    stages: Sequence[str],
 ) -> Results:
     """Measure one kind of samples, and add it to the results."""
     found = Results.read(results, case.name)
@@ -92,9 +101,11 @@ def run_case(
         versions = match.versions()
         found.about = facts(case) | {"versions": found.about.get("versions", {}) | versions}
         try:
-            match.try_settings(plan)
-            found.write(results)
-            match.play(plan)
+            if "try" in stages:
+                match.try_settings(plan)
+                found.write(results)
+            if "play" in stages:
+                match.play(plan)
         finally:
             found.write(results)
     return found
@@ -117,6 +128,12 @@ def commit() -> str:
     words = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
+
+
+def summary(found: dict[str, Results]) -> dict[str, object]:
+    """Return the goals with their figures, and all rounds."""
+    verdicts = [asdict(goal) | {"met": goal.met} for goal in goals(found)]
+    return {"goals": verdicts, "cases": {case: asdict(r) for case, r in found.items()}}
 
 
 def tell(found: dict[str, Results]) -> None:

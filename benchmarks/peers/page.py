@@ -30,6 +30,7 @@ IDLE = (
     "first batch, s",
     "epoch gap, ms",
 )
+TRIED = ("contestant", "setting", "MB/s, idle", "lost per step, ms")
 STEPS = ("contestant", "setting", "wait, ms", "p99 wait, ms", "stall, ms", "steps/s")
 
 
@@ -100,6 +101,22 @@ def step_rows(found: Results, step_seconds: float) -> Iterator[list[str]]:
         yield [_title(name), found.best(name, "steps") or "", *cells, rate]
 
 
+def tried_rows(found: Results) -> Iterator[list[str]]:
+    """Yield a row per contestant and setting: what it was chosen by."""
+    for contestant in contestants():
+        for setting in contestant.settings:
+            tried = {
+                t["loop"]: t
+                for t in found.trials
+                if (t["contestant"], t["setting"]) == (contestant.module, setting)
+            }
+            if tried:
+                speed = tried.get("idle", {}).get("bytes_per_second")
+                lost = lost_seconds(tried["steps"]) * 1e3 if "steps" in tried else None
+                cells = [number(speed and speed / 1e6), number(lost, 2)]
+                yield [contestant.title, setting, *cells]
+
+
 def _figure(key: str, round_: Round) -> float | None:
     found: float | None = round_.get(key)
     return found
@@ -137,6 +154,9 @@ def measured(results: Mapping[str, Results]) -> str:
             f"It computes in pure Python for {number(step * 1e3)} ms between two batches:",
             table(STEPS, step_rows(found, step)),
             *missing(found),
+            "<details><summary>All settings that were tried, in short trials</summary>",
+            table(TRIED, tried_rows(found)),
+            "</details>",
         ]
     return "\n\n".join(parts)
 

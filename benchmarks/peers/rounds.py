@@ -134,9 +134,12 @@ class Match:
             return
         arguments = self.children[name].contestant.settings[setting]
         command = {"do": "round", "setting": arguments, "loop": loop, "limits": limits}
+        began = time.perf_counter()
         answer = self._asked(name, LIMIT_SECONDS, setting_name=setting, **command)
         if answer is FAILED:
             return
+        took = time.perf_counter() - began
+        print(f"  {number} {loop:5} {took:5.1f} s  {name} {setting}", flush=True)
         if answer.get("digest") not in (None, self._expected()):
             self._out(name, "an epoch delivered other bytes than were written")
             return
