@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -109,6 +109,7 @@ class Assembler:
         self._walked: list[Piece] = []
         self._valid: list[Booleans] = []
         self._numbers: list[Integers] = []
+        self._counts: dict[int, int] = {}
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
 
@@ -130,10 +131,19 @@ class Assembler:
             places, rows = window.places[start:stop], window.rows[start:stop]
             self._gatherer.add(window.shards, places, rows)
             self._numbers.append(np.asarray(window.numbers)[places])
+            self._count(window.numbers, places)
             if self._options.marks_valid:
                 self._valid.append(_valid(piece))
             if self._transform is not None:
                 self._note(self._transform, piece)
+
+    def _count(self, numbers: Sequence[int], places: Integers) -> None:
+        counts = np.bincount(
+            places
+        ).tolist()  # to sort the numbers would take five times as long
+        for number, count in zip(numbers, counts, strict=False):
+            if count:
+                self._counts[number] = self._counts.get(number, 0) + count
 
     def _note(self, transform: Transform, piece: Piece) -> None:
         window, start, stop = piece
@@ -149,7 +159,8 @@ class Assembler:
     def finish(self, epoch: int) -> Block:
         """Return the block, and begin another."""
         columns: Mapping[str, Column] = self._gatherer.finish()
-        numbers, places, origins = np.concatenate(self._numbers), self._places, self._origins
+        numbers, counts = np.concatenate(self._numbers), self._counts
+        places, origins = self._places, self._origins
         size, rows = self._options.batch_size, len(numbers)
         ends = [min(start + size, rows) for start in range(0, rows, size)]
         step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
@@ -164,7 +175,7 @@ class Assembler:
             columns = {**columns, VALID: np.concatenate(valid)}
         parts = [self._part(name, column, ends) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
-        return Block(epoch, parts, numbers, count_of(numbers), nbytes, marks, self._form())
+        return Block(epoch, parts, numbers, counts, nbytes, marks, self._form())
 
     def _part(self, name: str, column: Column, ends: list[int]) -> Part:
         if not isinstance(column, Ragged):
@@ -183,7 +194,8 @@ class Assembler:
 
     def _begin(self) -> None:
         self._walked, self._valid = [], []
-        self._numbers, self._places, self._origins = [], [], []
+        self._numbers, self._counts = [], {}
+        self._places, self._origins = [], []
 
     def close(self) -> None:
         """End the threads of the transform."""

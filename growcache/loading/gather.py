@@ -83,8 +83,9 @@ class _Equal:
 
     def __init__(self, field: Field, rows: int, framework: Framework) -> None:
         self.field = field
+        self._nbytes = field.nbytes
         self._take = framework.take
-        self._pool = BufferPool(rows * field.nbytes, allocate=framework.allocate)
+        self._pool = BufferPool(rows * self._nbytes, allocate=framework.allocate)
         self._buffer: Bytes | None = None
 
     def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:
@@ -94,7 +95,7 @@ class _Equal:
         begins = column.find(places, rows)
         if isinstance(column, Varied):  # beside ragged fields, values of one size
             begins = column.starts[begins]
-        out = _rows(self._buffer, self.field, start, start + len(rows))
+        out = _rows(self._buffer, self._nbytes, start, start + len(rows))
         if out.size:
             self._take(column.span.memory, begins, out)
 
@@ -102,7 +103,7 @@ class _Equal:
         buffer, self._buffer = self._buffer, None
         if buffer is None:
             buffer = np.empty(0, np.uint8)
-        return typed(_rows(buffer, self.field, 0, rows), self.field)
+        return typed(_rows(buffer, self._nbytes, 0, rows), self.field)
 
 
 class _Varied:
@@ -110,6 +111,7 @@ class _Varied:
 
     def __init__(self, field: Field, framework: Framework) -> None:
         self.field = field
+        self._item_bytes = field.item.itemsize
         self._join = framework.join
         self._pool = BufferPool(allocate=framework.allocate)
         self._added: list[Ragged] = []
@@ -122,7 +124,7 @@ class _Varied:
         ends = ends_of(lengths)
         out = self._pool.take(int(ends[-1]))
         run = Run(column.span.memory, column.starts[found], lengths)
-        copy_values(run, self.field.item.itemsize, out, self._join)
+        copy_values(run, self._item_bytes, out, self._join)
         self._added.append(Ragged(self.field, out, ends, column.dims[found]))
 
     def finish(self, rows: int) -> Ragged:
@@ -134,9 +136,8 @@ class _Varied:
         return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)
 
 
-def _rows(buffer: Bytes, field: Field, start: int, stop: int) -> Bytes:
-    part = buffer[start * field.nbytes : stop * field.nbytes]
-    return part.reshape(stop - start, field.nbytes)
+def _rows(buffer: Bytes, nbytes: int, start: int, stop: int) -> Bytes:
+    return buffer[start * nbytes : stop * nbytes].reshape(stop - start, nbytes)
 
 
 def typed(rows: Bytes, field: Field) -> Array:

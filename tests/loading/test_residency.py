@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.formats.mapping import bring, in_memory, map_file
+from growcache.cache.formats.mapping import bring, forget, in_memory, map_file
 from growcache.errors import CorruptShardError
 from growcache.loading import plan, snapshot
+from growcache.loading.epochs import Engine
+from growcache.loading.framework import Framework, take_rows
+from growcache.loading.options import LoaderOptions
 from growcache.loading.residency import SHARE_OF_AVAILABLE, is_kept, kept_share
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS
@@ -77,6 +81,31 @@ def test_shards_leave_memory_where_it_cannot_hold_the_cache(
         first, second = read_all(loader), read_all(loader)
     assert first == second == sorted(1000 * n + row for n in range(8) for row in range(10))
     assert abs(resident(cache) - stay) <= 1
+
+
+def test_the_thread_that_copies_never_waits_for_the_disk(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(snapshot, "available_bytes", lambda: 0)
+    for path in (cache.root / "shards").rglob("*"):
+        if path.is_file():
+            forget(path)
+    assert resident(cache) == 0
+    waits: list[int] = []
+
+    def take(memory: Any, starts: Any, out: Any) -> None:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+        take_rows(memory, starts, out)
+        waits.append(resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before)
+
+    options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather="thread")
+    engine = Engine(options, Framework(take=take))
+    for _ in range(2):  # first they are checked, then known
+        assert len(list(engine.epoch())) == 16
+    engine.close()
+    assert len(waits) >= 32
+    assert not any(waits)
 
 
 def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
