@@ -286,6 +286,10 @@ class Loader:
         """End the threads and free the snapshots; a later iteration starts anew."""
         self._engine.close()
 
+    def __repr__(self) -> str:
+        size = self._options.batch_size
+        return f"{type(self).__name__}({str(self._options.path)!r}, batch_size={size})"
+
     def __enter__(self) -> Self:
         return self
 

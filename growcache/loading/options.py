@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from growcache.errors import ConfigError
+from growcache.loading.arguments import flag, refuse_no_directory, whole_number
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.ranks import ALONE, Deal, Ranks, deal
@@ -70,16 +71,16 @@ class LoaderOptions:
     gather: Gather = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "min_samples", "samples_per_epoch"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} must be a whole number above 0, found {value!r}")
+        refuse_no_directory(self.path)
+        self._settle_values()
         if self.verify not in ("first", "always"):
             raise ConfigError(f"verify must be 'first' or 'always', found {self.verify!r}")
         if self.ragged not in STYLES:
             raise ConfigError(
                 f"ragged must be one of {', '.join(STYLES)}, found {self.ragged!r}"
             )
+        if not self.job or not isinstance(self.job, str):
+            raise ConfigError(f"job must be a name, found {self.job!r}")
         if self.transform is not None:
             arguments_of(self.transform)
         if self.batch_transform is not None and not callable(self.batch_transform):
@@ -88,6 +89,19 @@ class LoaderOptions:
             )
         self._refuse_places()
         self._refuse_lengths()
+
+    def _settle_values(self) -> None:
+        """Make plain values of numbers and truth values, for a state is kept as JSON."""
+        values: dict[str, Any] = {"seed": whole_number("seed", self.seed)}
+        for name in ("batch_size", "min_samples"):
+            values[name] = whole_number(name, getattr(self, name), 1)
+        if self.samples_per_epoch is not None:
+            number = whole_number("samples_per_epoch", self.samples_per_epoch, 1)
+            values["samples_per_epoch"] = number
+        for name in ("shuffle", "drop_last", "fixed"):
+            values[name] = flag(name, getattr(self, name))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _refuse_places(self) -> None:
         """Refuse what cannot be done where it shall be done."""

@@ -32,6 +32,8 @@ def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
     Raises:
         ConfigError: it demands something else.
     """
+    if not callable(function):
+        raise ConfigError(f"transform must be a function itself, found {function!r}")
     parameters = list(inspect.signature(function).parameters.values())
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {

@@ -182,6 +182,9 @@ class EpochDataLoader(DataLoader[Any]):
         """End the threads and free the snapshots; a later iteration starts anew."""
         self.loader.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, batch_size={self.batch_size})"
+
     def __enter__(self) -> Self:
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,3 +123,44 @@ def test_an_error_names_the_function_and_the_line(
             next(iter(loader(**{argument: broken})))
         (note,) = caught.value.__notes__
         assert note.startswith(f"in {argument} broken ({__file__}:{line})")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batch_size": 8.0}, "batch_size must be a whole number above 0, found 8.0"),
+        ({"batch_size": True}, "batch_size must be a whole number above 0, found True"),
+        ({"samples_per_epoch": "all"}, "samples_per_epoch must be a whole number above 0"),
+        ({"seed": None}, "seed must be a whole number, found None"),
+        ({"shuffle": "no"}, "shuffle must be True or False, found 'no'"),
+        ({"fixed": 1}, "fixed must be True or False, found 1"),
+        ({"job": ""}, "job must be a name, found ''"),
+        ({"transform": "package.module:f"}, "transform must be a function itself"),
+        ({"gather": "proc"}, "gather must be one of thread, process, auto"),
+        ({"verify": "never"}, "verify must be 'first' or 'always'"),
+        ({"ragged": "padd"}, "ragged must be one of offsets, pad, list"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused_at_once(
+    loader: Any, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loader(**wrong)
+
+
+def test_what_cannot_become_a_cache_is_not_waited_for(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    for kind in LOADERS.values():
+        with pytest.raises(ConfigError, match="found 's3://bucket/train'; where objects are"):
+            kind("s3://bucket/train", batch_size=8)
+        with pytest.raises(ConfigError, match="found a file"):
+            kind(tmp_path / "file", batch_size=8)
+
+
+def test_numbers_of_numpy_are_numbers(cache: Any, loader: Any) -> None:
+    """A state is kept as JSON, which knows Python's alone."""
+    cache.add(0, 1)
+    one = loader(batch_size=np.int64(8), seed=np.uint8(3), shuffle=np.bool_(True))
+    next(iter(one))
+    json.dumps(one.state_dict())
+    assert repr(one).endswith("cache', batch_size=8)")
