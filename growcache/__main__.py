@@ -15,6 +15,7 @@ CHILDREN = {
     "sampler": "growcache.sampling.worker",
     "serve": "growcache.sampling.serve",
     "gather": "growcache.loading.gathering",
+    "transform": "growcache.loading.transforming",
 }
 
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ import numpy as np
 from growcache.cache.formats.mapping import map_shared
 from growcache.loading.buffers import PAGE, Bytes
 from growcache.loading.wire import Frame, Wire
+from growcache.schema import Array
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MOST_DESCRIPTORS = 64  # in one message; the kernel takes 253
@@ -65,7 +66,19 @@ class NewBuffer(NamedTuple):
 
 @dataclass(slots=True)
 class _Made:
-    """A buffer as its maker knows it; ``recycled``: whether it is filled again."""
+    """A buffer as its maker knows it.
+
+    Attributes:
+        number: of the buffer.
+        address: where it lies.
+        nbytes: of it.
+        recycled: whether it is filled again.
+        base: its array.
+        descriptor: until all for whom it is have mapped it.
+        strangers: how many of these have not.
+        told: who wants to hear of its end.
+        known: who has mapped it.
+    """
 
     number: int
     address: int
@@ -73,6 +86,9 @@ class _Made:
     recycled: bool
     base: weakref.ref[Bytes]
     descriptor: int | None
+    strangers: int
+    told: set[Wire] = field(default_factory=set)
+    known: set[Wire] = field(default_factory=set)
 
 
 class _Register:
@@ -81,7 +97,7 @@ class _Register:
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
         self._addresses: list[int] = []  # ascending
-        self.gone: list[int] = []
+        self.gone: list[_Made] = []
         self._turn = threading.RLock()  # the collector may end a base wherever a thread is
 
     def add(self, made: _Made, base: Bytes) -> None:
@@ -96,8 +112,7 @@ class _Register:
             self._addresses.remove(address)
         if made.descriptor is not None:
             os.close(made.descriptor)
-        elif made.recycled:
-            self.gone.append(made.number)
+        self.gone.append(made)
 
     def find(self, memory: memoryview) -> tuple[_Made | None, Place | None]:
         """Return the buffer that a piece of memory lies in, and where."""
@@ -120,10 +135,11 @@ class Arena:
         self._register = _Register()
         self._kept: dict[int, list[Bytes]] = {}  # of which pool which buffer is
         self._lent: dict[int, Bytes] = {}
+        self._gone: dict[Wire, list[int]] = {}
         self._spoiled: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
-        """Return a new buffer: an `Allocate`.
+    def allocate(self, nbytes: int, kept: list[Bytes] | None, *, readers: int = 1) -> Bytes:
+        """Return a new buffer: an `Allocate`, for so many who will map it.
 
         Raises:
             CacheError: no memory, or too many maps.
@@ -137,12 +153,22 @@ class Arena:
         number, where = next(self._numbers), weakref.ref(base)
         if kept is not None:
             self._kept[number] = kept
-        made = _Made(number, _address(base), size, kept is not None, where, descriptor)
+        made = _Made(number, _address(base), size, kept is not None, where, descriptor, readers)
         self._register.add(made, base)
         return base
 
-    def send(self, wire: Wire, item: Any) -> None:
-        """Send an item; arrays in this memory stay where they are, and are lent.
+    def reaches(self, wire: Wire, array: Array) -> bool:
+        """Whether an array lies in memory that the other side has mapped, or can map."""
+        made, _ = self._register.find(array.reshape(-1).view(np.uint8).data)
+        return made is not None and (wire in made.known or made.descriptor is not None)
+
+    def send(self, wire: Wire, item: Any, *, lend: bool = True) -> None:
+        """Send an item; arrays in this memory stay where they are.
+
+        Args:
+            wire: to whom.
+            item: any value that can be pickled.
+            lend: whether its buffers are the other side's until it returns them.
 
         Raises:
             OSError: the other side is gone.
@@ -154,37 +180,47 @@ class Arena:
             made, place = self._register.find(buffer.raw())
             if made is None or place is None:
                 return True  # in the message itself
+            if wire not in made.known and made.descriptor is None:
+                return True  # too late to map it
             places.append(place)
             used[made.number] = made
             return False
 
         self._drop_spoiled()
         body = pickle.dumps(item, protocol=5, buffer_callback=apart)
-        self._introduce(wire, [made for made in used.values() if made.descriptor is not None])
+        self._introduce(wire, [m for m in used.values() if wire not in m.known], lend=lend)
         for made in used.values():
             base = made.base()
-            if made.recycled and base is not None:
+            if lend and made.recycled and base is not None:
                 self._lent[made.number] = base
-        wire.send(Frame((places, self._gone()), body))
+        self._note_gone()
+        wire.send(Frame((places, self._gone.pop(wire, [])), body))
 
-    def _gone(self) -> list[int]:
-        """Return the buffers that are there no more, each once."""
-        found = []
+    def _note_gone(self) -> None:
         while self._register.gone:
-            found.append(number := self._register.gone.pop())
-            del self._kept[number]
-        return found
+            made = self._register.gone.pop()
+            self._kept.pop(made.number, None)
+            for wire in made.told:
+                self._gone.setdefault(wire, []).append(made.number)
 
-    def _introduce(self, wire: Wire, new: Sequence[_Made]) -> None:
+    def forget(self, wire: Wire) -> None:
+        """Note that the other side is gone."""
+        self._gone.pop(wire, None)
+
+    def _introduce(self, wire: Wire, new: Sequence[_Made], *, lend: bool) -> None:
         for i in range(0, len(new), MOST_DESCRIPTORS):
             some = new[i : i + MOST_DESCRIPTORS]
-            buffers = [NewBuffer(m.number, m.nbytes, m.recycled) for m in some]
-            descriptors = [m.descriptor for m in some if m.descriptor is not None]
-            wire.send(Frame(buffers, b"", descriptors))
-            for made in some:
-                made.descriptor = None
-            for descriptor in descriptors:
-                os.close(descriptor)
+            # What is lent once is never heard of again.
+            buffers = [NewBuffer(m.number, m.nbytes, m.recycled or not lend) for m in some]
+            wire.send(Frame(buffers, b"", [_open(m) for m in some]))
+            for made, buffer in zip(some, buffers, strict=True):
+                made.known.add(wire)
+                made.strangers -= 1
+                if buffer.kept:
+                    made.told.add(wire)
+                if not made.strangers:
+                    os.close(_open(made))
+                    made.descriptor = None
 
     def returned(self, free: Sequence[int], spoiled: Sequence[int]) -> None:
         """Take buffers back.
@@ -206,6 +242,11 @@ class Arena:
             # In this order: out of its pool before it looks free.
             kept[:] = [other for other in kept if other is not base]
             del self._lent[number]
+
+
+def _open(made: _Made) -> int:
+    assert made.descriptor is not None
+    return made.descriptor
 
 
 def _address(array: Bytes) -> int:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from growcache.loading.arena import Arena
+from growcache.loading.buffers import Allocate
 from growcache.loading.calls import blamed
 from growcache.loading.framework import Booleans, Framework, Integers
 from growcache.loading.gather import Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ragged import Ragged, Styler
 from growcache.loading.ranks import VALID
+from growcache.loading.shipping import ship
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Form, Mark
-from growcache.loading.transforms import Transform
+from growcache.loading.transforms import Crew, Transform, arguments_of
 from growcache.loading.windows import Piece, count_rows, marks_after
+from growcache.loading.workers import Setup, Workers
 from growcache.schema import Array, Origin, Schema
 
 Batch: TypeAlias = dict[str, Any]
@@ -65,6 +71,21 @@ def _decided(form: Form | None) -> Schema | None:
     )
 
 
+def _crew(
+    options: LoaderOptions, framework: Framework, arena: Arena | None
+) -> tuple[Crew | None, Allocate, Allocate]:
+    """Return who transforms, if processes do; what they read lies in, and what they fill."""
+    count, function = options.num_workers, options.transform
+    if function is None or not count:
+        return None, framework.allocate, framework.allocate
+    shared = arena or Arena()
+    setup = Setup(ship(function, arguments_of(function)), options.seed, sys.argv)
+    readable = functools.partial(shared.allocate, readers=count)
+    # What they fill is delivered; where that is to another process, it maps it, too.
+    writable = functools.partial(shared.allocate, readers=count + (arena is not None))
+    return Workers(count, setup, shared), readable, writable
+
+
 class Assembler:
     """Makes blocks out of pieces; used by one thread.
 
@@ -73,6 +94,7 @@ class Assembler:
         snapshot: the first one, for the schema and the size of samples.
         framework: lends copies.
         form: what the first samples of a loader decided that this one goes on for.
+        arena: whose memory the framework lends, if it is shared.
 
     Attributes:
         rows: of a full block.
@@ -87,21 +109,20 @@ class Assembler:
         snapshot: Snapshot,
         framework: Framework,
         form: Form | None = None,
+        arena: Arena | None = None,
     ) -> None:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
         self.rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
-        self._gatherer = Gatherer(schema, self.rows, framework)
+        crew, readable, writable = _crew(options, framework, arena)
+        self._gatherer = Gatherer(schema, self.rows, replace(framework, allocate=readable))
         self._options = options
         self._styler = Styler(options.ragged, framework)
         self._transform = (
             Transform(
-                options.transform,
-                options.seed,
-                self.rows,
-                schema,
-                _decided(form),
-                framework.allocate,
+                *(options.transform, options.seed, self.rows, schema, _decided(form), crew),
+                allocate=writable,
+                allocate_ragged=framework.allocate,
             )
             if options.transform
             else None

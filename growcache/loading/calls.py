@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from growcache.errors import CacheError, GrowcacheError
 
 HERE = Path(__file__).parent
 
@@ -28,6 +31,23 @@ def blamed(what: str, function: Callable[..., Any], on: str = "") -> Iterator[No
             f"in {what} {_name(function)}{_line(error, function)}{on and f', on {on}'}"
         )
         raise
+
+
+def portable(error: BaseException, where: str) -> BaseException:
+    """Return an error as another process can raise it, with a note of where it happened.
+
+    Args:
+        error: that was raised here.
+        where: this process, in words.
+    """
+    if not isinstance(error, GrowcacheError):
+        error.add_note(f"in {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever such a class does when it is pickled
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        return CacheError(f"{type(error).__name__}: {error}{notes}")
+    return error
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from growcache.loading import choice
+from growcache.loading.child import Child
 from growcache.loading.choice import Totals
 from growcache.loading.options import Gather
-from growcache.loading.process import Child
 from growcache.loading.sources import Kind, Source
 from growcache.loading.state import LoaderState
 

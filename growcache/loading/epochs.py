@@ -14,12 +14,12 @@ from growcache.cache.index import IndexView, read_index
 from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.blocks import Block, count_of
 from growcache.loading.bookmark import Bookmark
+from growcache.loading.child import Child
 from growcache.loading.choice import Totals
 from growcache.loading.chooser import Chooser
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.links import Died, EpochEnd, Failure, Halted, Item, PassBegun
 from growcache.loading.options import LoaderOptions
-from growcache.loading.process import Child
 from growcache.loading.report import Report, Tally
 from growcache.loading.resume import Missing, refuse_missing, refuse_other_cache
 from growcache.loading.sources import CLOSED, Source

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import socket
 import sys
 import threading
-import traceback
 
 from growcache.cache import services
-from growcache.errors import CacheError, GrowcacheError
 from growcache.loading import framework
 from growcache.loading.arena import Arena, message
+from growcache.loading.calls import portable
 from growcache.loading.following import company
 from growcache.loading.framework import Bytes, Framework, Integers
 from growcache.loading.links import Failure, Item, Link
@@ -71,7 +69,8 @@ def _serve(wire: Wire, order: Order) -> None:
     listening.start()
     ranks = company(order.options, order.note)
     lent = Framework(take_rows, allocate=arena.allocate)
-    Producer(order.options, outlet.link, lent, order.start, order.missing, ranks).run()
+    begin = order.start, order.missing
+    Producer(order.options, outlet.link, lent, *begin, ranks, arena=arena).run()
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
@@ -105,7 +104,7 @@ class _Outlet:
 
     def _put(self, item: Item) -> None:
         if isinstance(item, Failure):
-            item = Failure(_portable(item.error))
+            item = Failure(portable(item.error, "the gather process"))
         try:
             self._arena.send(self._wire, (item, self.link.skipped))
         except OSError:
@@ -160,14 +159,3 @@ def _log_to(wire: Wire, level: int) -> None:
     log.setLevel(level)
     log.addHandler(_Sender(wire))
     log.propagate = False
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return the error as the trainer can raise it; a defect tells where it happened."""
-    if not isinstance(error, GrowcacheError):
-        error.add_note(f"in the gather process:\n{''.join(traceback.format_exception(error))}")
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever such a class does when it is pickled
-        return CacheError(f"the gather process failed: {type(error).__name__}: {error}")
-    return error

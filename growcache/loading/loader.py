@@ -49,6 +49,7 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         job: str = "default",
+        num_workers: int = 0,
         gather: Gather = "auto",
         verify: Verify = "first",
         device: Any = None,
@@ -94,6 +95,10 @@ class Loader:
                 ``_valid`` bool [batch] tells samples from those that only fill a batch up.
             world_size: goes with ``rank``; 1 makes a loader for this process alone.
             job: in whose name uses are counted.
+            num_workers: processes that call ``transform``; 0: threads of this process do, which
+                is as fast where the function lets go of the interpreter's lock. What is
+                delivered is the same. Functions of modules travel by name, those of scripts
+                and notebooks by value, so no ``__main__`` guard is needed.
             gather: where batches are put together. ``thread``: in a thread of this process.
                 ``process``: in a process of growcache's own, through shared memory; for
                 loops whose own Python keeps the thread waiting for the interpreter's lock.
@@ -126,6 +131,7 @@ class Loader:
             fields=names_of("fields", fields),
             ragged=ragged,
             job=job,
+            num_workers=num_workers,
             gather=gather,
             verify=verify,
             ranks=self._ranks(),

@@ -14,6 +14,7 @@ from growcache.loading.arguments import flag, refuse_no_directory, whole_number
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.ranks import ALONE, Deal, Ranks, deal
+from growcache.loading.shipping import ship
 from growcache.loading.transforms import arguments_of
 from growcache.schema import Schema
 
@@ -81,8 +82,14 @@ class LoaderOptions:
             )
         if not self.job or not isinstance(self.job, str):
             raise ConfigError(f"job must be a name, found {self.job!r}")
+        if type(self.num_workers) is not int or self.num_workers < 0:
+            raise ConfigError(
+                f"num_workers must be a whole number, 0 or more, found {self.num_workers!r}"
+            )
         if self.transform is not None:
-            arguments_of(self.transform)
+            takes = arguments_of(self.transform)
+            if self.num_workers:
+                ship(self.transform, takes)
         if self.batch_transform is not None and not callable(self.batch_transform):
             raise ConfigError(
                 f"batch_transform must be a function of a batch, found {self.batch_transform!r}"

@@ -7,27 +7,18 @@ says at the same time which buffers nobody refers to any more.
 from __future__ import annotations
 
 import logging
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from growcache.cache import services
-from growcache.children import python_path
 from growcache.loading.arena import Borrowed
 from growcache.loading.blocks import Block
+from growcache.loading.child import Child
 from growcache.loading.links import Died, Failure, Item
 from growcache.loading.options import LoaderOptions
 from growcache.loading.orders import (
     Begin,
-    Command,
     EndPass,
     Halt,
     Logged,
@@ -35,102 +26,11 @@ from growcache.loading.orders import (
     Order,
     Ready,
     ServiceFailed,
-    Stop,
 )
-from growcache.loading.sources import CLOSED, JOIN_SECONDS, Kind
+from growcache.loading.shipping import ship
+from growcache.loading.sources import CLOSED, Kind
 from growcache.loading.state import LoaderState, Mark
-from growcache.loading.wire import Frame, Wire
-
-ENVIRONMENT = {
-    # Nothing there multiplies matrices, and idle BLAS threads spin at every start.
-    "OPENBLAS_NUM_THREADS": "1",
-    # What is made and freed for each block would be given back to the kernel, and cleared
-    # anew for the next one.
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-}
-
-
-class Child:
-    """A gather process and the wire to it; `close` ends it, from any thread."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "growcache", "gather", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**python_path(), **ENVIRONMENT},
-            )
-        self.wire = Wire(ours)
-        _children.add(self)
-        self._finalizer = weakref.finalize(self, _end, self._process, self.wire, os.getpid())
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return not self._finalizer.alive
-
-    def send(self, command: Command) -> None:
-        """Send a command; to a dead process it is lost, and what is received tells of that."""
-        with suppress(OSError):
-            self.wire.send(Frame(command))
-
-    def speaks(self) -> bool:
-        """Whether there is something to be received."""
-        readable, _, _ = select.select([self.wire], [], [], 0)
-        return bool(readable)
-
-    def why(self) -> str:
-        """Return how it ended; it is known to have."""
-        try:
-            code = self._process.wait(JOIN_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "hung up"
-        if code >= 0:
-            return f"ended with {code}"
-        return f"was killed by {signal.Signals(-code).name}"
-
-    def close(self) -> None:
-        """End it, and wait for that; twice is harmless."""
-        self._finalizer()
-
-    def forget(self) -> None:
-        """In a forked child: it is the parent's."""
-        self._process.returncode = 0  # nothing to wait for
-        self._finalizer.detach()
-
-
-def _end(process: subprocess.Popen[bytes], wire: Wire, pid: int) -> None:
-    if pid != os.getpid():
-        return
-    with suppress(OSError):
-        wire.send(Frame(Stop()))
-    wire.shut()
-    try:
-        process.wait(JOIN_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    wire.close()
-
-
-_children: weakref.WeakSet[Child] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    for child in list(_children):
-        child.forget()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+from growcache.loading.transforms import arguments_of
 
 
 class ProcessSource:
@@ -210,4 +110,6 @@ class ProcessSource:
 def portable(options: LoaderOptions) -> LoaderOptions:
     """Return the options as a gather process needs them."""
     # By the whole path, for either process may go elsewhere.
-    return replace(options, path=str(options.root), transform=None, batch_transform=None)
+    function = options.transform
+    shipped = None if function is None else ship(function, arguments_of(function))
+    return replace(options, path=str(options.root), transform=shipped, batch_transform=None)

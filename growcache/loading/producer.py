@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from growcache.errors import CacheError
+from growcache.loading.arena import Arena
 from growcache.loading.blocks import Assembler, Block
 from growcache.loading.bookmark import Bookmark
 from growcache.loading.following import Company
@@ -58,6 +59,7 @@ class Producer:
         missing: what to do about shards of the start that are not there any more.
         ranks: the others that walk the same passes.
         finish: what is done with a block before it waits for the consumer.
+        arena: whose memory the framework lends, if it is shared.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class Producer:
         missing: Missing,
         ranks: Company,
         finish: Callable[[Block], Block] = as_it_is,
+        arena: Arena | None = None,
     ) -> None:
         self._options = options
         self._link = link
         self._finish = finish
+        self._arena = arena
         self._book = Bookmark(options, start)  # of what was put
         self._framework = framework
         self._start = start
@@ -122,7 +126,7 @@ class Producer:
         snapshot = begun.snapshot
         if self._assembler is None:
             self._assembler = Assembler(
-                self._options, snapshot, self._framework, self._start.form
+                self._options, snapshot, self._framework, self._start.form, self._arena
             )
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
         identity = snapshot.view.identity

@@ -10,9 +10,10 @@ import queue
 import threading
 
 from growcache.loading.blocks import Block, Cutter
+from growcache.loading.child import JOIN_SECONDS
 from growcache.loading.links import Died, Failure, Halted, Item, Link
 from growcache.loading.process import ProcessSource
-from growcache.loading.sources import CLOSED, JOIN_SECONDS, Kind
+from growcache.loading.sources import CLOSED, Kind
 from growcache.loading.state import LoaderState, Mark
 
 

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
+from growcache.loading.child import JOIN_SECONDS
 from growcache.loading.links import Failure, Halted, Item, Link
 from growcache.loading.producer import Producer
 from growcache.loading.state import LoaderState, Mark
 
 Kind: TypeAlias = Literal["thread", "process"]
 
-JOIN_SECONDS = 5.0
 CLOSED = "this epoch is over: the loader was closed, or iterated anew meanwhile"
 
 

@@ -8,12 +8,13 @@ import sys
 from growcache.cache import services
 from growcache.cache.leases import RankNote
 from growcache.loading.blocks import Cutter
+from growcache.loading.child import Child
 from growcache.loading.following import company, next_walk
 from growcache.loading.framework import Framework
 from growcache.loading.links import Link
 from growcache.loading.options import LoaderOptions
 from growcache.loading.orders import Order
-from growcache.loading.process import Child, ProcessSource, portable
+from growcache.loading.process import ProcessSource, portable
 from growcache.loading.producer import Producer, as_it_is
 from growcache.loading.relay import RelayedSource
 from growcache.loading.resume import Missing

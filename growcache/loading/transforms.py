@@ -1,4 +1,4 @@
-"""The user's function on every delivered sample, in threads, and its results as a batch."""
+"""The user's function on every delivered sample, and its results as a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from growcache.errors import ConfigError, FormatError
 from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.calls import blamed
 from growcache.loading.gather import Column, typed
-from growcache.loading.ragged import of_values
+from growcache.loading.ragged import Ragged, of_values
+from growcache.loading.shipping import Shipped
 from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator
 
@@ -25,6 +27,9 @@ BY_NAME = ("rng", "origin")
 
 T = TypeVar("T")
 
+# Where results go: arrays, and lists for the ragged ones.
+Out: TypeAlias = Mapping[str, Array | list[Any]]
+
 
 def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
     """Return which of ``rng`` and ``origin`` the function takes beside the sample.
@@ -32,6 +37,8 @@ def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
     Raises:
         ConfigError: it demands something else.
     """
+    if isinstance(function, Shipped):
+        return function.takes
     if not callable(function):
         raise ConfigError(f"transform must be a function itself, found {function!r}")
     parameters = list(inspect.signature(function).parameters.values())
@@ -48,6 +55,110 @@ def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(BY_NAME if takes_any else names & set(BY_NAME))
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the function is called with, row by row.
+
+    Attributes:
+        columns: of n rows, by field.
+        places: (pass, position) of each row; they decide its generator.
+        origins: of each row, where the function takes them.
+    """
+
+    columns: Mapping[str, Column]
+    places: Sequence[tuple[int, int]]
+    origins: Sequence[Origin] | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Return some of the rows, sharing memory."""
+        columns: dict[str, Column] = {
+            name: column.part(start, stop) if isinstance(column, Ragged) else column[start:stop]
+            for name, column in self.columns.items()
+        }
+        origins = None if self.origins is None else self.origins[start:stop]
+        return Rows(columns, self.places[start:stop], origins)
+
+
+class Call:
+    """The function, with what it takes beside a sample.
+
+    Args:
+        function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
+        seed: of the loader.
+    """
+
+    def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
+        self._function = function
+        self._takes = arguments_of(function)
+        self._seed = seed
+
+    def __call__(self, rows: Rows, i: int) -> Mapping[str, Any]:
+        """Return what it makes of a row."""
+        place, keywords = rows.places[i], dict[str, Any]()
+        if "rng" in self._takes:
+            keywords["rng"] = generator(self._seed, "transform", *place)
+        if rows.origins is not None and "origin" in self._takes:
+            keywords["origin"] = rows.origins[i]
+        on = f"sample {place[1]} of pass {place[0]}"
+        sample = {name: column[i] for name, column in rows.columns.items()}
+        with blamed("transform", self._function, on):
+            return self._function(sample, **keywords)
+
+
+class Crew(Protocol):
+    """Who calls the function."""
+
+    def results(self, rows: Rows) -> list[Any]:
+        """Return what it makes of each row."""
+
+    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
+        """Put what it makes of each row into ``out``, if it fits the schema."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Threads:
+    """Threads of this process; they are used by one thread at a time.
+
+    Args:
+        call: of the function.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
+        self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
+
+    def results(self, rows: Rows) -> list[Any]:
+        """Return what the function makes of each row."""
+        return self._each(len(rows), lambda i: self._call(rows, i))
+
+    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
+        """Put what the function makes of each row into ``out``."""
+        self._each(len(rows), lambda i: store(schema, self._call(rows, i), out, i))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
+        """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
+        left = deque(range(n))
+        results: dict[int, T] = {}
+
+        def some() -> None:
+            while (i := _popped(left)) is not None:
+                results[i] = call(i)
+
+        for done in [self._executor.submit(some) for _ in range(min(n, self._threads))]:
+            done.result()
+        return [results[i] for i in range(n)]
+
+
 class Transform:
     """Applies a function to the rows of blocks; used by one thread at a time.
 
@@ -62,7 +173,9 @@ class Transform:
         cached: schema of the samples.
         before: what was decided in the process that this one goes on for: dimensions that
             were ragged there are so here, whatever the first results show.
-        allocate: makes the memory that results are put into.
+        crew: who calls the function; threads by default.
+        allocate: makes the memory for results of one size, and
+        allocate_ragged: for others.
 
     Attributes:
         schema: of what the function returns; None before its first results.
@@ -75,18 +188,18 @@ class Transform:
         rows: int,
         cached: Schema,
         before: Schema | None = None,
+        crew: Crew | None = None,
         allocate: Allocate = allocate_here,
+        allocate_ragged: Allocate = allocate_here,
     ) -> None:
-        self._allocate = allocate
-        self._function = function
         self._takes = arguments_of(function)
-        self._seed = seed
+        self._crew = crew or Threads(Call(function, seed))
         self._rows = rows
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
-        self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
-        self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
         self._before = {field.name: field.shape for field in before.fields} if before else {}
         self.schema: Schema | None = None
+        self._allocate = allocate
+        self._allocate_ragged = allocate_ragged
         self._pools: dict[str, BufferPool] = {}
 
     @property
@@ -110,57 +223,23 @@ class Transform:
         Raises:
             FormatError: results that differ in names, dtypes or shapes.
         """
-        n = len(places)
-
-        def one(i: int) -> Mapping[str, Any]:
-            return self._call(columns, i, places[i], origins)
-
+        rows = Rows(columns, places, origins)
         if self.schema is None:
-            results = self._each(n, one)
-            self._decide(results)
-            out = self._batch(n)
+            results = self._crew.results(rows)
+            self.schema = self._decide(results)
+            out = self._batch(self.schema, len(rows))
             for i, result in enumerate(results):
-                self._store(result, out, i)
+                store(self.schema, result, out, i)
         else:
-            out = self._batch(n)
-            self._each(n, lambda i: self._store(one(i), out, i))
+            out = self._batch(self.schema, len(rows))
+            self._crew.fill(rows, out, self.schema)
         return {name: self._column(name, values) for name, values in out.items()}
 
     def close(self) -> None:
-        """End the threads."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """End who calls the function."""
+        self._crew.close()
 
-    def _call(
-        self,
-        columns: Mapping[str, Column],
-        i: int,
-        place: tuple[int, int],
-        origins: Sequence[Origin] | None,
-    ) -> Mapping[str, Any]:
-        keywords: dict[str, Any] = {}
-        if "rng" in self._takes:
-            keywords["rng"] = generator(self._seed, "transform", *place)
-        if origins is not None and self.takes_origin:
-            keywords["origin"] = origins[i]
-        on = f"sample {place[1]} of pass {place[0]}"
-        sample = {name: column[i] for name, column in columns.items()}
-        with blamed("transform", self._function, on):
-            return self._function(sample, **keywords)
-
-    def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
-        """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
-        left = deque(range(n))
-        results: dict[int, T] = {}
-
-        def some() -> None:
-            while (i := _popped(left)) is not None:
-                results[i] = call(i)
-
-        for done in [self._executor.submit(some) for _ in range(min(n, self._threads))]:
-            done.result()
-        return [results[i] for i in range(n)]
-
-    def _decide(self, results: Sequence[Any]) -> None:
+    def _decide(self, results: Sequence[Any]) -> Schema:
         if not isinstance(results[0], Mapping) or not results[0]:
             raise FormatError(
                 "transform must return a non-empty dict of arrays, bytes and str, found "
@@ -174,13 +253,13 @@ class Transform:
             self._covering(field, [_shape(result[field.name]) for result in results])
             for field in first.fields
         )
-        self.schema = Schema(fields)
         self._pools = {
-            f.name: BufferPool(
-                0 if f.is_ragged else self._rows * f.nbytes, allocate=self._allocate
-            )
+            f.name: BufferPool(allocate=self._allocate_ragged)
+            if f.is_ragged
+            else BufferPool(self._rows * f.nbytes, allocate=self._allocate)
             for f in fields
         }
+        return Schema(fields)
 
     def _covering(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
         """Return the field that all results fit, if it may be ragged; else the first one's."""
@@ -198,28 +277,32 @@ class Transform:
             sizes = [None if b is None else s for b, s in zip(before, sizes, strict=True)]
         return Field(field.name, field.dtype, tuple(sizes))
 
-    def _batch(self, rows: int) -> dict[str, Array | list[Any]]:
-        """Return where the results go: arrays, and lists for the ragged ones."""
-        assert self.schema is not None
+    def _batch(self, schema: Schema, rows: int) -> dict[str, Array | list[Any]]:
+        """Return where the results go."""
         return {
             f.name: [None] * rows
             if f.is_ragged
             else typed(self._pools[f.name].take()[: rows * f.nbytes].reshape(rows, f.nbytes), f)
-            for f in self.schema.fields
+            for f in schema.fields
         }
-
-    def _store(self, result: Any, out: Mapping[str, Array | list[Any]], i: int) -> None:
-        assert self.schema is not None
-        if not isinstance(result, Mapping) or result.keys() != out.keys():
-            raise _other_fields(result, self.schema.names)
-        for field in self.schema.fields:
-            out[field.name][i] = _fitting(field, result[field.name])
 
     def _column(self, name: str, values: Array | list[Any]) -> Column:
         if isinstance(values, np.ndarray):
             return values
         assert self.schema is not None
         return of_values(self.schema[name], values, self._pools[name])
+
+
+def store(schema: Schema, result: Any, out: Out, i: int) -> None:
+    """Put a result where it belongs.
+
+    Raises:
+        FormatError: it does not fit the schema.
+    """
+    if not isinstance(result, Mapping) or result.keys() != out.keys():
+        raise _other_fields(result, schema.names)
+    for field in schema.fields:
+        out[field.name][i] = _fitting(field, result[field.name])
 
 
 def _popped(left: deque[int]) -> int | None:

@@ -161,6 +161,7 @@ def test_a_loader_that_is_closed_while_it_crosses_leaves_nothing(
         assert gatherers() == []
 
 
+@pytest.mark.slow
 def test_where_the_process_dies_the_thread_goes_on(
     make_cache: Callable[..., Filled],
     eager: pytest.MonkeyPatch,

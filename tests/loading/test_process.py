@@ -49,6 +49,13 @@ def memory_files() -> int:
     return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:growcache")
 
 
+BOTH = pytest.mark.parametrize(
+    "function",
+    [None, pytest.param(lambda batch: batch, marks=pytest.mark.slow)],
+    ids=["read", "relayed"],
+)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     gc.collect()
@@ -91,7 +98,9 @@ def test_it_delivers_what_the_thread_would(large: Filled, options: dict[str, Any
     assert stream(large, **options) == stream(large, gather="thread", **options)
 
 
-@pytest.mark.parametrize("style", ["offsets", "pad", "list"])
+@pytest.mark.parametrize(
+    "style", ["offsets", *(pytest.param(s, marks=pytest.mark.slow) for s in ("pad", "list"))]
+)
 def test_ragged_fields_come_as_from_the_thread(tmp_path: Path, style: str) -> None:
     declared = {
         "rows": ["float32", None, 9000],
@@ -116,6 +125,7 @@ def test_batches_may_be_kept_and_written_to(large: Filled) -> None:
         assert all((batch["x"] == -1).all() for batch in kept)
 
 
+@pytest.mark.slow
 def test_breaking_off_and_older_iterators(large: Filled) -> None:
     with loader(large, gather="thread") as through:
         expected = [[b["id"].tolist() for b in through] for _ in range(3)]
@@ -155,6 +165,7 @@ def test_the_users_batch_transform_runs_in_the_trainer(large: Filled) -> None:
     assert set(seen) == {os.getpid()}
 
 
+@pytest.mark.slow
 def test_errors_of_the_users_batch_transform_reach_the_loop(large: Filled) -> None:
     def bad(batch: Any) -> Any:
         raise ZeroDivisionError("in the user's code")
@@ -185,7 +196,7 @@ def test_errors_and_warnings_of_the_process_are_the_trainers(
         next(iter(made))
 
 
-@pytest.mark.parametrize("function", [None, lambda batch: batch], ids=["read", "relayed"])
+@BOTH
 def test_a_process_that_is_killed_is_replaced_where_it_stood(
     large: Filled, caplog: pytest.LogCaptureFixture, function: Any
 ) -> None:
@@ -218,7 +229,7 @@ def test_one_that_dies_again_before_its_first_batch_is_an_error(
         assert sum(1 for _ in made)
 
 
-@pytest.mark.parametrize("function", [None, lambda batch: batch], ids=["read", "relayed"])
+@BOTH
 def test_closing_ends_a_wait_at_once(make_cache: Callable[..., Filled], function: Any) -> None:
     made = loader(make_cache(), min_samples=20, batch_transform=function)
     errors: list[BaseException] = []
@@ -257,6 +268,7 @@ def test_a_service_of_the_trainer_that_fails_ends_the_wait(
             next(iter(made))  # told before it begins
 
 
+@pytest.mark.slow
 def test_leases_name_the_trainers_command_and_end_with_the_loader(large: Filled) -> None:
     with loader(large) as made:
         next(iter(made))
@@ -347,6 +359,7 @@ def test_it_ends_with_a_trainer_that_is_killed(large: Filled, how: signal.Signal
     assert leases or how == signal.SIGINT  # those that were closed without a service are gone
 
 
+@pytest.mark.slow
 def test_a_trainer_that_ends_takes_it_along(large: Filled) -> None:
     process = trainer(large, "end")
     began = time.monotonic()

@@ -1,0 +1,114 @@
+"""Child processes of a trainer, and the wires to them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from growcache.children import python_path
+from growcache.loading.orders import Stop
+from growcache.loading.wire import Frame, Wire
+
+JOIN_SECONDS = 5.0
+ENVIRONMENT = {
+    # Nothing there multiplies matrices, and idle BLAS threads spin at every start.
+    "OPENBLAS_NUM_THREADS": "1",
+    # What is made and freed for each block would be given back to the kernel, and cleared
+    # anew for the next one.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+}
+
+
+class Child:
+    """A process of growcache's own and the wire to it; `close` ends it, from any thread.
+
+    Args:
+        kind: as ``python -m growcache`` knows it.
+    """
+
+    def __init__(self, kind: str = "gather") -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "growcache", kind, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**ENVIRONMENT, **python_path()},
+            )
+        self.wire = Wire(ours)
+        _children.add(self)
+        self._finalizer = weakref.finalize(self, _end, self._process, self.wire, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def send(self, command: Any) -> None:
+        """Send a command; to a dead process it is lost, and what is received tells of that."""
+        with suppress(OSError):
+            self.wire.send(Frame(command))
+
+    def speaks(self) -> bool:
+        """Whether there is something to be received."""
+        poll = select.poll()
+        poll.register(self.wire.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def why(self) -> str:
+        """Return how it ended; it is known to have."""
+        try:
+            code = self._process.wait(JOIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "hung up"
+        if code >= 0:
+            return f"ended with {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+
+    def close(self) -> None:
+        """End it, and wait for that; twice is harmless."""
+        self._finalizer()
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._process.returncode = 0  # nothing to wait for
+        self._finalizer.detach()
+
+
+def _end(process: subprocess.Popen[bytes], wire: Wire, pid: int) -> None:
+    if pid != os.getpid():
+        return
+    with suppress(OSError):
+        wire.send(Frame(Stop()))
+    wire.shut()
+    try:
+        process.wait(JOIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    wire.close()
+
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for child in list(_children):
+        child.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,87 @@
+"""A process of ``num_workers``: ``python -m growcache transform``.
+
+It holds no state: rows come in, the user's function is called, results go where they belong.
+The end of the connection ends it at once, whatever the user's code does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from growcache.loading.arena import Borrowed
+from growcache.loading.calls import portable
+from growcache.loading.transforms import Call, store
+from growcache.loading.wire import Frame, Wire
+from growcache.loading.workers import Done, Raised, Setup, Work
+
+WHERE = "a process of num_workers"
+
+
+def main() -> None:
+    """Serve who started this, until the connection ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
+    wire = Wire(socket.socket(fileno=int(sys.argv[2])))
+    try:
+        setup = wire.receive().head
+    except EOFError:
+        return
+    works: queue.SimpleQueue[Work] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(wire, works), daemon=True).start()
+    sys.argv = setup.argv
+    call = _loaded(setup)
+    while True:
+        work = works.get()
+        answer = call if isinstance(call, Raised) else _answer(call, work)
+        del work  # its memory may be wanted for another block
+        try:
+            wire.send(Frame(answer))
+        except OSError:
+            os._exit(0)
+
+
+def _listen(wire: Wire, works: queue.SimpleQueue[Work]) -> None:
+    borrowed = Borrowed()
+    while True:
+        try:
+            works.put(borrowed.receive(wire))
+        except EOFError:
+            os._exit(0)
+
+
+def _loaded(setup: Setup) -> Call | Raised:
+    try:
+        return Call(setup.function.load(), setup.seed)
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+        error.add_note("while the transform was loaded in a process of num_workers")
+        return Raised(portable(error, WHERE))
+
+
+def _answer(call: Call, work: Work) -> Done | Raised:
+    try:
+        return Done(_made(call, work))
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+        return Raised(portable(error, WHERE))
+
+
+def _made(call: Call, work: Work) -> Any:
+    n, schema = len(work.rows), work.schema
+    if schema is None:
+        return [call(work.rows, i) for i in range(n)]
+    out: dict[str, Any] = dict(work.out)
+    returned = {
+        f.name: [None] * n if f.is_ragged else np.empty((n, *f.fixed_shape), f.item)
+        for f in schema.fields
+        if work.out[f.name] is None
+    }
+    out |= returned
+    for i in range(n):
+        store(schema, call(work.rows, i), out, i)
+    return returned

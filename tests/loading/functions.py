@@ -1,0 +1,63 @@
+"""Transforms for tests, which other processes import by name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from growcache.schema import Origin, Sample
+
+
+def augment(sample: Sample, rng: np.random.Generator, origin: Origin) -> Sample:
+    """Noise, a changed input, who the sample is, and fields of every size."""
+    x = sample["x"]
+    assert isinstance(x, np.ndarray)
+    x += 1
+    return {
+        "id": sample["id"],
+        "x": x + np.asarray(rng.random(x.shape), "f4"),
+        "large": np.full((130, 128), rng.random(), "f8"),
+        "key": origin.key,
+        "raw": bytes(int(rng.integers(5))),
+    }
+
+
+def ragged(sample: Sample, rng: np.random.Generator) -> Sample:
+    """Values of an own length each, under the name of a ragged field."""
+    return {**sample, "rows": rng.random((int(rng.integers(4)), 3)).astype("f4")}
+
+
+def where(sample: Sample) -> Sample:
+    """Say who was here."""
+    return {"id": sample["id"], "pid": np.array(os.getpid())}
+
+
+def failing(sample: Sample) -> Sample:
+    """Raise for one sample."""
+    if int(np.asarray(sample["id"])) == 3004:
+        raise ZeroDivisionError("in the user's code")
+    return {"id": sample["id"]}
+
+
+def growing(sample: Sample) -> Sample:
+    """Return other shapes for later shards."""
+    return {"id": sample["id"], "x": np.zeros(1 + int(np.asarray(sample["id"])) // 6000)}
+
+
+class Deadly:
+    """Ends its process, as a crash in somebody's C code does, until a file is there."""
+
+    def __init__(self, flag: str, *, at: int) -> None:
+        self.flag = flag
+        self.at = at
+
+    def __call__(self, sample: Sample) -> Any:
+        """Look at the sample."""
+        if int(np.asarray(sample["id"])) == self.at and not os.path.exists(self.flag):  # noqa: PTH110
+            if self.flag:
+                with open(self.flag, "w"):  # noqa: PTH123
+                    pass
+            os.abort()
+        return {"id": sample["id"]}

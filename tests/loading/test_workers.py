@@ -1,0 +1,203 @@
+"""The user's function in other processes: what it makes does not depend on where it runs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from growcache.errors import CacheError, ConfigError, FormatError
+from growcache.loading.options import Gather
+from growcache.numpy import EpochLoader
+from tests.filled import Filled
+from tests.loading import functions
+from tests.loading.loaders import as_bytes
+from tests.loading.test_process import descriptors, memory_files
+from tests.ragged import ragged_cache
+
+BOTH = pytest.mark.parametrize(
+    "gather", ["thread", pytest.param("process", marks=pytest.mark.slow)]
+)
+
+
+def children() -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    gc.collect()
+    before = descriptors(), memory_files(), len(children())
+    yield
+    gc.collect()
+    assert (descriptors(), memory_files(), len(children())) == before
+    assert not any(thread.name == "growcache-loader" for thread in threading.enumerate())
+
+
+@pytest.fixture
+def cache(make_cache: Callable[..., Filled]) -> Filled:
+    made = make_cache(shape=(130, 128))
+    made.add(*range(8))
+    return made
+
+
+def loader(cache: Filled, transform: Any, **options: Any) -> EpochLoader:
+    options = {"batch_size": 7, "min_samples": 1, "num_workers": 2, **options}
+    return EpochLoader(cache.root, transform=transform, **options)
+
+
+def stream(cache: Filled, transform: Any, **options: Any) -> list[bytes]:
+    with loader(cache, transform, **options) as made:
+        return [as_bytes(batch) for _ in range(3) for batch in made]
+
+
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_batches_are_those_of_threads(cache: Filled, gather: Gather) -> None:
+    expected = stream(cache, functions.augment, num_workers=0, gather="thread")
+    assert stream(cache, functions.augment, gather=gather) == expected
+
+
+@BOTH
+def test_ragged_fields_and_small_ones_as_well(tmp_path: Path, gather: Gather) -> None:
+    declared = {"rows": ["float32", None, 3], "name": "str"}
+    with ragged_cache(tmp_path / "c", declared) as cache:
+        cache.add(*range(4))
+        for style in ("offsets", "pad"):
+            expected = stream(cache, functions.ragged, num_workers=0, ragged=style)
+            assert stream(cache, functions.ragged, gather=gather, ragged=style) == expected
+
+
+@pytest.mark.slow
+def test_both_processes_work_and_neither_is_the_trainer(cache: Filled) -> None:
+    with loader(cache, functions.where, num_workers=2) as made:
+        seen = {int(pid) for _ in range(3) for batch in made for pid in batch["pid"]}
+        assert seen == {child.pid for child in children()}
+        assert len(seen) == 2
+        assert os.getpid() not in seen
+
+
+def test_batches_that_are_kept_stay_as_they_were(cache: Filled) -> None:
+    with loader(cache, functions.augment) as made:
+        kept = [batch for _ in range(4) for batch in made]
+        copies = [batch["large"].copy() for batch in kept]
+        for batch in kept[::2]:
+            batch["large"][:] = 0
+        for _ in made:
+            pass
+        for i, batch in enumerate(kept):
+            np.testing.assert_array_equal(batch["large"], copies[i] * (i % 2))
+
+
+@BOTH
+def test_errors_tell_what_they_tell_with_threads(cache: Filled, gather: Gather) -> None:
+    with loader(cache, functions.failing, gather=gather) as made:
+        with pytest.raises(ZeroDivisionError, match="user's code") as raised:
+            list(made)
+        notes = "\n".join(raised.value.__notes__)
+        assert "in transform failing" in notes
+        assert "functions.py" in notes
+        assert "raise ZeroDivisionError" in notes  # the traceback, as the process had it
+    with loader(cache, functions.growing) as made, pytest.raises(FormatError, match="earlier"):
+        list(made)
+
+
+def test_a_process_that_dies_is_replaced(
+    cache: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deadly = functions.Deadly(str(tmp_path / "flag"), at=5003)
+    with loader(cache, deadly, drop_last=False) as made:
+        assert sum(len(batch["id"]) for batch in made) == 80
+    assert caplog.text.count("was killed by SIGABRT; another one takes its place") == 1
+
+
+def test_samples_that_end_every_process_are_an_error(cache: Filled) -> None:
+    deadly, said = functions.Deadly("", at=5003), "was killed by SIGABRT, 3 times on the same"
+    with loader(cache, deadly, drop_last=False) as made, pytest.raises(CacheError, match=said):
+        list(made)
+
+
+def test_what_cannot_be_sent_is_refused_at_once(cache: Filled) -> None:
+    lock = threading.Lock()
+
+    def locked(sample: Any) -> Any:
+        with lock:
+            return sample
+
+    with pytest.raises(ConfigError, match=r"cannot be sent.*lock.*num_workers=0"):
+        loader(cache, locked)
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match="num_workers must be"):
+            loader(cache, None, num_workers=wrong)
+
+
+@pytest.mark.slow
+def test_a_module_that_only_the_trainer_has_is_named(
+    cache: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fleeting.py").write_text("def same(sample):\n    return sample\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from fleeting import same  # type: ignore[import-not-found]
+
+    monkeypatch.undo()
+    with loader(cache, same) as made, pytest.raises(ModuleNotFoundError, match="fleeting") as e:
+        next(iter(made))
+    assert any("while the transform was loaded" in note for note in e.value.__notes__)
+
+
+SCRIPT = """
+    import os, sys
+    import numpy as np
+    from growcache.numpy import EpochLoader
+
+    print("the script runs")
+    SCALE = 3
+
+    def triple(sample, rng):
+        return {"id": sample["id"] * SCALE, "pid": np.array(os.getpid())}
+
+    add = 1
+    for function in (triple, lambda sample: {"id": sample["id"] + add, "pid": np.array(os.getpid())}):
+        with EpochLoader(
+            sys.argv[1], batch_size=8, min_samples=1, transform=function, num_workers=2, gather=sys.argv[2]
+        ) as loader:
+            batch = next(iter(loader))
+            assert os.getpid() not in batch["pid"]
+            print(sorted(batch["id"] % 3))
+"""
+
+
+@BOTH
+def test_functions_of_a_script_need_no_guard(
+    cache: Filled, tmp_path: Path, gather: Gather
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-W", "error", str(script), str(cache.root), gather]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the script runs") == 1
+    assert "[0, 0, 0, 0, 0, 0, 0, 0]" in done.stdout.replace("np.int64(0)", "0")
+
+
+def test_without_a_transform_no_process_starts(cache: Filled) -> None:
+    with loader(cache, None, gather="thread") as made:
+        next(iter(made))
+        assert children() == []
