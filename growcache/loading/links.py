@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
+from growcache.cache.index import IndexView, ShardRow
 from growcache.loading.blocks import Block
 from growcache.loading.report import PassFacts
-from growcache.loading.state import LoaderState, Mark, PassPlan
+from growcache.loading.state import LoaderState, Mark, PassPlan, PlannedShard
 
 HEAD_START_SECONDS = 0.01  # of the consumer, at the beginning of an epoch
 LEAST_AHEAD = 2
@@ -22,6 +23,38 @@ class PassBegun:
 
     plan: PassPlan
     facts: PassFacts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By column, which ten thousand shards take milliseconds for: the loop waits for it.
+        plan, facts = self.plan, self.facts
+        planned, rows = (
+            tuple(zip(*plan.shards, strict=True)),
+            tuple(zip(*facts.shards, strict=True)),
+        )
+        view = replace(facts.view, shards=[], retired=[])  # the report asks for the others
+        return _begun, (
+            plan.number,
+            planned,
+            plan.window_samples,
+            rows,
+            view,
+            facts.waited_seconds,
+        )
+
+
+def _begun(
+    number: int,
+    planned: tuple[Any, ...],
+    window_samples: int,
+    rows: tuple[Any, ...],
+    view: IndexView,
+    waited_seconds: float,
+) -> PassBegun:  # what a pickle calls
+    plan = PassPlan(
+        number, tuple(map(PlannedShard._make, zip(*planned, strict=True))), window_samples
+    )
+    shards = tuple(map(ShardRow._make, zip(*rows, strict=True)))
+    return PassBegun(plan, PassFacts(shards, view, waited_seconds))
 
 
 @dataclass(frozen=True, slots=True)
