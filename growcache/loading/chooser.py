@@ -58,7 +58,7 @@ class Chooser:
         self._before: Totals | None = None  # at the beginning of this measurement
         self._agreed = 0
         self._judged = 0
-        self._by_thread = Totals(1.0, batches=1)
+        self._first = self._by_thread = Totals()
         self._child: Child | None = None
         self.next: Source | None = None
 
@@ -97,19 +97,22 @@ class Chooser:
         return measured
 
     def _measure(self, now: Totals) -> None:
-        measured = self._measured(now)
-        if measured is None:
+        began, measured = self._before, self._measured(now)
+        if measured is None or began is None:
             return
         cores = len(os.sched_getaffinity(0))
-        self._agreed = self._agreed + 1 if choice.wants_process(measured, cores) else 0
+        if not choice.wants_process(measured, cores):
+            self._agreed = 0
+            return
+        self._first = began if not self._agreed else self._first
+        self._agreed += 1
         if self._agreed >= choice.WINDOWS:
             _log.info(
-                "the loop waits for batches %.0f %% of its time, and the thread that makes them "
-                "stands still %.0f %% of its own, for want of the interpreter's lock: starting "
-                "a gather process",
-                *(100 * measured.wait_share, 100 * measured.stalled_share),
+                "the thread that makes batches stands still %.0f %% of its time, for want of the "
+                "interpreter's lock: starting a gather process",
+                100 * measured.stalled_share,
             )
-            self._by_thread, self._child = measured, Child()
+            self._by_thread, self._child = now.since(self._first), Child()
             self._phase = Phase.STARTING
 
     def _judge(self, source: Source, now: Totals) -> None:
@@ -117,15 +120,15 @@ class Chooser:
         if measured is None:
             return
         self._judged += 1
-        if self._judged < choice.WINDOWS:  # what was made ahead flatters the first one
+        if self._judged == 1:  # what was made ahead flatters
+            self._first = now
+        if self._judged <= choice.WINDOWS:
             return
-        self._phase = Phase.SETTLED
+        self._phase, measured = Phase.SETTLED, now.since(self._first)
         before, after = (1e3 * m.batch_seconds for m in (self._by_thread, measured))
         if choice.keeps_process(self._by_thread, measured):
             self.kind = "process"
-            _log.info(
-                "the gather process stays: %.3g ms per step instead of %.3g", after, before
-            )
+            _log.info("the gather process stays: %.3g ms per step, not %.3g", after, before)
             return
         _log.info(
             "back to the thread: %.3g ms per step with the gather process, %.3g without",

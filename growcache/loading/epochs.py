@@ -59,7 +59,7 @@ class Engine:
         self._chooser = Chooser(
             options.gather, possible=self._starter.may_choose, cross=self._cross
         )
-        self._waited, self._batches_received = 0.0, 0
+        self._batches_received = 0
         self._revived = False  # since a block was received
 
     def epoch(self) -> Iterator[Any]:
@@ -229,15 +229,13 @@ class Engine:
     def _count(self, waited: float, item: Item) -> None:
         self._leave()  # what followed it has leases now, or failed
         self._tally.waited(waited)
-        if not isinstance(item, PassBegun):  # which may have waited for samples
-            self._waited += waited
         if isinstance(item, Block):
             self._batches_received += len(item.marks)
 
     def _choose(self, source: Source) -> None:
         if not self._chooser.settled:
-            counted = self._waited, self._batches_received
-            self._chooser.look(source, Totals(time.perf_counter(), *counted, *source.making))
+            counted = self._batches_received, *source.making
+            self._chooser.look(source, Totals(time.perf_counter(), *counted))
 
     def _cross(self, child: Child, state: LoaderState) -> Source:
         return self._starter.process(child, state, self._missing, self._next_epoch - 1)
