@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import time
@@ -83,24 +84,39 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def read(
-    cache: Filled, by: Gather, epochs: int, **options: Any
+    cache: Filled, by: Gather, enough: Callable[[list[str]], bool], **options: Any
 ) -> tuple[list[bytes], list[str]]:
     """Batches, and what each was made by; slow enough that a process can start meanwhile."""
+    found, kinds = list[bytes](), list[str]()
     with EpochLoader(cache.root, batch_size=7, min_samples=1, gather=by, **options) as loader:
-        found, kinds = [], []
-        for _ in range(epochs):
+        while True:
             for batch in loader:
                 found.append(as_bytes(batch))
                 kinds.append(loader.report.gather)
+                if enough(kinds):
+                    assert loader.report.passes <= len(found)
+                    return found, kinds
                 time.sleep(0.003)
-        assert loader.report.passes <= len(found)
-    return found, kinds
 
 
-CASES: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
-    "passes, large rows": ((130, 128), 16, {}),
-    "a given length, small rows": ((4,), 50, {"samples_per_epoch": 50}),
-    "passes, small rows": ((4,), 20, {"drop_last": False}),
+def as_many(kinds: list[str]) -> Callable[[list[str]], bool]:
+    return lambda others: len(others) == len(kinds)
+
+
+def after(*changes: str) -> Callable[[list[str]], bool]:
+    """Once it has changed so, and delivered some more."""
+
+    def enough(kinds: list[str]) -> bool:
+        found = [kind for kind, _ in itertools.groupby(kinds)]
+        return found == list(changes) and set(kinds[-20:]) == {changes[-1]}
+
+    return enough
+
+
+CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "passes, large rows": ((130, 128), {}),
+    "a given length, small rows": ((4,), {"samples_per_epoch": 50}),
+    "passes, small rows": ((4,), {"drop_last": False}),
 }
 EVERY_DAY = {("passes, large rows", True), ("a given length, small rows", False)}
 
@@ -120,18 +136,16 @@ def test_crossing_over_changes_nothing_that_is_delivered(
     case: str,
     stays: bool,
 ) -> None:
-    shape, epochs, options = CASES[case]
+    shape, options = CASES[case]
     eager.setattr(gather, "BLOCK_BATCHES", 2)  # here, not there
     eager.setattr(choice, "keeps_process", lambda by_thread, by_process: stays)
     cache = make_cache(shape=shape)
     cache.add(*range(12))
+    changes = ["thread", "process"] + ["thread"] * (not stays)
     with caplog.at_level(logging.INFO):
-        found, kinds = read(cache, "auto", epochs, **options)
-    changes = [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
-    assert changes == ["thread", "process"] + ["thread"] * (not stays)
-    assert found == read(cache, "thread", epochs, **options)[0]
+        found, kinds = read(cache, "auto", after(*changes), **options)
+    assert found == read(cache, "thread", as_many(kinds), **options)[0]
     assert "starting a gather process" in caplog.text
-    assert ("the gather process stays" in caplog.text) == stays
     assert ("back to the thread" in caplog.text) != stays
 
 
@@ -157,17 +171,15 @@ def test_where_the_process_dies_the_thread_goes_on(
 ) -> None:
     cache = make_cache(shape=(130, 128))
     cache.add(*range(12))
-    found = []
-    with EpochLoader(cache.root, batch_size=7, min_samples=1) as loader:
-        for _ in range(10):
-            for batch in loader:
-                found.append(as_bytes(batch))
-                time.sleep(0.01)
-                if loader.report.gather == "process":
-                    for process in gatherers():
-                        process.kill()
-        assert loader.report.gather == "thread"
-    assert found == read(cache, "thread", 10)[0]
+
+    def deadly(kinds: list[str]) -> bool:
+        if kinds[-1] == "process":
+            for process in gatherers():
+                process.kill()
+        return after("thread", "process", "thread")(kinds)
+
+    found, kinds = read(cache, "auto", deadly)
+    assert found == read(cache, "thread", as_many(kinds))[0]
     assert caplog.text.count("a thread goes on behind the batch") == 1
 
 
@@ -178,5 +190,6 @@ def test_who_cannot_choose_stays_with_the_thread(
     cache.add(*range(4))
     cache.complete()
     for options in ({"fixed": True}, {"transform": lambda sample: sample}):
-        assert set(read(cache, "auto", 3, **options)[1]) == {"thread"}
+        kinds = read(cache, "auto", lambda kinds: len(kinds) == 20, **options)[1]
+        assert set(kinds) == {"thread"}
         assert gatherers() == []
