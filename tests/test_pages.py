@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
-import inspect
 import itertools
 import math
 import os
@@ -29,7 +28,6 @@ from growcache.cache.formats.wire import MAX_PAYLOAD_BYTES
 from growcache.cache.leases import read_leases
 from growcache.config import PLANNED, CacheConfig, load_config
 from growcache.errors import ConfigError
-from growcache.loading.loader import Loader
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.loading.snapshot import Snapshot
@@ -497,8 +495,6 @@ def test_what_is_not_offered_is_not_there() -> None:
             load_config(values)
     with pytest.raises(ConfigError, match="several sources"):
         load_config({"source": [{"url": "x"}]})
-    taken = set(inspect.signature(Loader.__init__).parameters)
-    assert "num_workers" not in taken
     assert sorted(FORMATS) == ["bytes", "image", "npy", "raw"]
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False
