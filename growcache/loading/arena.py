@@ -18,50 +18,22 @@ import itertools
 import os
 import pickle
 import queue
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from growcache.cache.formats.mapping import map_shared
+from growcache.loading.borrowed import NewBuffer, Place
 from growcache.loading.buffers import PAGE, Bytes
 from growcache.loading.wire import Frame, Wire
 from growcache.schema import Array
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MOST_DESCRIPTORS = 64  # in one message; the kernel takes 253
-
-
-class Place(NamedTuple):
-    """Where bytes lie.
-
-    Attributes:
-        buffer: its number.
-        start: the first byte.
-        nbytes: how many.
-    """
-
-    buffer: int
-    start: int
-    nbytes: int
-
-
-class NewBuffer(NamedTuple):
-    """A buffer whose descriptor comes with the message.
-
-    Attributes:
-        number: of the buffer.
-        nbytes: of it.
-        kept: whether it will be filled again.
-    """
-
-    number: int
-    nbytes: int
-    kept: bool
 
 
 @dataclass(slots=True)
@@ -252,87 +224,3 @@ def _open(made: _Made) -> int:
 def _address(array: Bytes) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _references(bases: dict[int, Bytes], number: int) -> int:
-    return sys.getrefcount(bases[number])
-
-
-# What `_references` counts for an array that only its dictionary holds.
-_UNSHARED = _references({0: np.empty(1, np.uint8)}, 0)
-
-
-def message(item: Any) -> Frame:
-    """Return an item without arrays as `Borrowed` receives it; any thread may send it."""
-    return Frame(([], []), pickle.dumps(item, protocol=5))
-
-
-class Borrowed:
-    """The side that delivers; used by one thread at a time."""
-
-    def __init__(self) -> None:
-        self._bases: dict[int, Bytes] = {}
-        self._once: set[int] = set()
-        self._lent: set[int] = set()
-        self._spoiled: set[int] = set()
-        _borrowed.add(self)
-
-    def receive(self, wire: Wire) -> Any:
-        """Return the next item; its arrays lie in shared memory, and may be written to.
-
-        Raises:
-            EOFError: the other side is gone.
-        """
-        while not (frame := wire.receive()).body:
-            self._map(frame)
-        places, gone = frame.head
-        buffers = [self._bytes(Place(*place)) for place in places]
-        item = pickle.loads(frame.body, buffers=buffers)
-        for number in gone:
-            del self._bases[number]
-        return item
-
-    def _map(self, frame: Frame) -> None:
-        try:
-            for new, descriptor in zip(frame.head, frame.descriptors, strict=True):
-                self._bases[new.number] = map_shared(descriptor, new.nbytes)
-                if not new.kept:
-                    self._once.add(new.number)
-        finally:
-            for descriptor in frame.descriptors:
-                os.close(descriptor)
-
-    def _bytes(self, place: Place) -> Bytes:
-        base = self._bases[place.buffer]
-        if place.buffer in self._once:
-            self._once.remove(place.buffer)
-            del self._bases[place.buffer]
-        else:
-            self._lent.add(place.buffer)
-        return base[place.start : place.start + place.nbytes]
-
-    def take_back(self) -> tuple[list[int], list[int]]:
-        """Return what nobody here refers to any more: (free, spoiled) numbers, each once."""
-        unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
-        self._lent.difference_update(unused)
-        if not self._spoiled:
-            return unused, []
-        spoiled = [n for n in unused if n in self._spoiled]
-        self._spoiled.difference_update(spoiled)
-        return [n for n in unused if n not in spoiled], spoiled
-
-    def spoil(self) -> None:
-        """Have nothing filled again that is referred to now."""
-        self._spoiled |= self._lent
-
-
-_borrowed: weakref.WeakSet[Borrowed] = weakref.WeakSet()
-
-
-def _spoil_before_fork() -> None:
-    # The child would see in its batches what is filled in later.
-    for borrowed in list(_borrowed):
-        borrowed.spoil()
-
-
-os.register_at_fork(before=_spoil_before_fork)

@@ -14,6 +14,7 @@ import numpy as np
 from growcache.loading.arena import Arena
 from growcache.loading.buffers import Allocate
 from growcache.loading.calls import blamed
+from growcache.loading.crews import Crew, arguments_of
 from growcache.loading.framework import Booleans, Framework, Integers
 from growcache.loading.gather import Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
@@ -22,7 +23,7 @@ from growcache.loading.ranks import VALID
 from growcache.loading.shipping import ship
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Form, Mark
-from growcache.loading.transforms import Crew, Transform, arguments_of
+from growcache.loading.transforms import Transform
 from growcache.loading.windows import Piece, count_rows, marks_after
 from growcache.loading.workers import Setup, Workers
 from growcache.schema import Array, Origin, Schema

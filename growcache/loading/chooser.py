@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import TypeAlias
 
 from growcache.loading import choice
 from growcache.loading.child import Child
@@ -18,6 +19,9 @@ from growcache.loading.choice import Totals
 from growcache.loading.options import Gather
 from growcache.loading.sources import Kind, Source
 from growcache.loading.state import LoaderState
+
+# cross(child, state): the source that goes on behind a state, in the process that was started.
+Cross: TypeAlias = Callable[[Child, LoaderState], Source]
 
 _log = logging.getLogger(__name__)
 
@@ -38,23 +42,15 @@ class Chooser:
     Args:
         gather: as the options say.
         possible: whether there is a choice.
-        cross: makes the source that goes on behind a state, in the process that was started.
 
     Attributes:
         kind: of source to start with.
         next: the source that goes on where the thread will have halted.
     """
 
-    def __init__(
-        self,
-        gather: Gather,
-        *,
-        possible: bool,
-        cross: Callable[[Child, LoaderState], Source],
-    ) -> None:
+    def __init__(self, gather: Gather, *, possible: bool) -> None:
         self.kind: Kind = "process" if gather == "process" else "thread"
         self._phase = Phase.MEASURING if possible else Phase.SETTLED
-        self._cross = cross
         self._before: Totals | None = None  # at the beginning of this measurement
         self._agreed = 0
         self._judged = 0
@@ -67,12 +63,13 @@ class Chooser:
         """Whether there is nothing more to look at."""
         return self._phase is Phase.SETTLED
 
-    def look(self, source: Source, now: Totals) -> None:
+    def look(self, source: Source, now: Totals, cross: Cross) -> None:
         """Take the next step of a crossing, if it is time for it.
 
         Args:
             source: that a block was just received from.
             now: what was counted so far.
+            cross: makes the source that goes on.
         """
         match self._phase:
             case Phase.MEASURING:
@@ -81,7 +78,7 @@ class Chooser:
                 source.halt()
                 self._phase = Phase.HALTING
             case Phase.HALTING if source.halted is not None and self._child is not None:
-                self.next = self._cross(self._child, source.halted)
+                self.next = cross(self._child, source.halted)
                 self._phase, self._before, self._judged = Phase.CROSSED, None, 0
             case Phase.CROSSED if source.kind == "process":
                 self._judge(source, now)

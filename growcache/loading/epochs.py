@@ -56,9 +56,7 @@ class Engine:
         self._skipped = 0  # by producers that were replaced
         # Ends a producer that was left: it keeps its leases until the next one has some.
         self._leaving: Callable[[], object] | None = None
-        self._chooser = Chooser(
-            options.gather, possible=self._starter.may_choose, cross=self._cross
-        )
+        self._chooser = Chooser(options.gather, possible=self._starter.may_choose)
         self._batches_received = 0
         self._revived = False  # since a block was received
 
@@ -235,7 +233,8 @@ class Engine:
     def _choose(self, source: Source) -> None:
         if not self._chooser.settled:
             counted = self._batches_received, *source.making
-            self._chooser.look(source, Totals(time.perf_counter(), *counted))
+            now = Totals(time.perf_counter(), *counted)
+            self._chooser.look(source, now, self._cross)
 
     def _cross(self, child: Child, state: LoaderState) -> Source:
         return self._starter.process(child, state, self._missing, self._next_epoch - 1)

@@ -16,7 +16,8 @@ import threading
 
 from growcache.cache import services
 from growcache.loading import framework
-from growcache.loading.arena import Arena, message
+from growcache.loading.arena import Arena
+from growcache.loading.borrowed import message
 from growcache.loading.calls import portable
 from growcache.loading.following import company
 from growcache.loading.framework import Bytes, Framework, Integers

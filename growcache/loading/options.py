@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeAlias
 
 from growcache.errors import ConfigError
 from growcache.loading.arguments import flag, refuse_no_directory, whole_number
+from growcache.loading.crews import arguments_of
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.ranks import ALONE, Deal, Ranks, deal
 from growcache.loading.shipping import ship
-from growcache.loading.transforms import arguments_of
 from growcache.schema import Schema
 
 # Where batches are put together.

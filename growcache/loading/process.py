@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from growcache.cache import services
-from growcache.loading.arena import Borrowed
 from growcache.loading.blocks import Block
+from growcache.loading.borrowed import Borrowed
 from growcache.loading.child import Child
+from growcache.loading.crews import arguments_of
 from growcache.loading.links import Died, Failure, Item
 from growcache.loading.options import LoaderOptions
 from growcache.loading.orders import (
@@ -30,7 +31,6 @@ from growcache.loading.orders import (
 from growcache.loading.shipping import ship
 from growcache.loading.sources import CLOSED, Kind
 from growcache.loading.state import LoaderState, Mark
-from growcache.loading.transforms import arguments_of
 
 
 class ProcessSource:

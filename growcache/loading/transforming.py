@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from growcache.loading.arena import Borrowed
+from growcache.loading.borrowed import Borrowed
 from growcache.loading.calls import portable
-from growcache.loading.transforms import Call, store
+from growcache.loading.crews import Call, store
 from growcache.loading.wire import Frame, Wire
 from growcache.loading.workers import Done, Raised, Setup, Work
 

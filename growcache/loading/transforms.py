@@ -2,161 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.loading.buffers import Allocate, BufferPool, allocate_here
-from growcache.loading.calls import blamed
+from growcache.loading.crews import Call, Crew, Rows, Threads, arguments_of, other_fields, store
 from growcache.loading.gather import Column, typed
-from growcache.loading.ragged import Ragged, of_values
-from growcache.loading.shipping import Shipped
-from growcache.schema import Array, Field, Origin, Schema, Value
-from growcache.seeding import generator
-
-MAX_THREADS = 8
-SPARE_THREADS = 2  # beside one per core: some wait for the GIL, and one more makes up for it
-BY_NAME = ("rng", "origin")
-
-T = TypeVar("T")
-
-# Where results go: arrays, and lists for the ragged ones.
-Out: TypeAlias = Mapping[str, Array | list[Any]]
-
-
-def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Return which of ``rng`` and ``origin`` the function takes beside the sample.
-
-    Raises:
-        ConfigError: it demands something else.
-    """
-    if isinstance(function, Shipped):
-        return function.takes
-    if not callable(function):
-        raise ConfigError(f"transform must be a function itself, found {function!r}")
-    parameters = list(inspect.signature(function).parameters.values())
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    names = {
-        p.name for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    required = {p.name for p in parameters[1:] if p.default is p.empty and p.name in names}
-    if not parameters or required - set(BY_NAME):
-        raise ConfigError(
-            "transform expected as function(sample, rng, origin), of which rng and origin "
-            f"may be left out; found {inspect.signature(function)}"
-        )
-    return frozenset(BY_NAME if takes_any else names & set(BY_NAME))
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What the function is called with, row by row.
-
-    Attributes:
-        columns: of n rows, by field.
-        places: (pass, position) of each row; they decide its generator.
-        origins: of each row, where the function takes them.
-    """
-
-    columns: Mapping[str, Column]
-    places: Sequence[tuple[int, int]]
-    origins: Sequence[Origin] | None
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def part(self, start: int, stop: int) -> Rows:
-        """Return some of the rows, sharing memory."""
-        columns: dict[str, Column] = {
-            name: column.part(start, stop) if isinstance(column, Ragged) else column[start:stop]
-            for name, column in self.columns.items()
-        }
-        origins = None if self.origins is None else self.origins[start:stop]
-        return Rows(columns, self.places[start:stop], origins)
-
-
-class Call:
-    """The function, with what it takes beside a sample.
-
-    Args:
-        function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
-        seed: of the loader.
-    """
-
-    def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
-        self._function = function
-        self._takes = arguments_of(function)
-        self._seed = seed
-
-    def __call__(self, rows: Rows, i: int) -> Mapping[str, Any]:
-        """Return what it makes of a row."""
-        place, keywords = rows.places[i], dict[str, Any]()
-        if "rng" in self._takes:
-            keywords["rng"] = generator(self._seed, "transform", *place)
-        if rows.origins is not None and "origin" in self._takes:
-            keywords["origin"] = rows.origins[i]
-        on = f"sample {place[1]} of pass {place[0]}"
-        sample = {name: column[i] for name, column in rows.columns.items()}
-        with blamed("transform", self._function, on):
-            return self._function(sample, **keywords)
-
-
-class Crew(Protocol):
-    """Who calls the function."""
-
-    def results(self, rows: Rows) -> list[Any]:
-        """Return what it makes of each row."""
-
-    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
-        """Put what it makes of each row into ``out``, if it fits the schema."""
-
-    def close(self) -> None:
-        """End."""
-
-
-class Threads:
-    """Threads of this process; they are used by one thread at a time.
-
-    Args:
-        call: of the function.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
-        self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
-
-    def results(self, rows: Rows) -> list[Any]:
-        """Return what the function makes of each row."""
-        return self._each(len(rows), lambda i: self._call(rows, i))
-
-    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
-        """Put what the function makes of each row into ``out``."""
-        self._each(len(rows), lambda i: store(schema, self._call(rows, i), out, i))
-
-    def close(self) -> None:
-        """End the threads."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
-        """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
-        left = deque(range(n))
-        results: dict[int, T] = {}
-
-        def some() -> None:
-            while (i := _popped(left)) is not None:
-                results[i] = call(i)
-
-        for done in [self._executor.submit(some) for _ in range(min(n, self._threads))]:
-            done.result()
-        return [results[i] for i in range(n)]
+from growcache.loading.ragged import of_values
+from growcache.schema import Array, Field, Origin, Schema
 
 
 class Transform:
@@ -248,7 +104,7 @@ class Transform:
         first = Schema.of(results[0])
         for result in results:
             if not isinstance(result, Mapping) or result.keys() != results[0].keys():
-                raise _other_fields(result, first.names)
+                raise other_fields(result, first.names)
         fields = tuple(
             self._covering(field, [_shape(result[field.name]) for result in results])
             for field in first.fields
@@ -293,57 +149,5 @@ class Transform:
         return of_values(self.schema[name], values, self._pools[name])
 
 
-def store(schema: Schema, result: Any, out: Out, i: int) -> None:
-    """Put a result where it belongs.
-
-    Raises:
-        FormatError: it does not fit the schema.
-    """
-    if not isinstance(result, Mapping) or result.keys() != out.keys():
-        raise _other_fields(result, schema.names)
-    for field in schema.fields:
-        out[field.name][i] = _fitting(field, result[field.name])
-
-
-def _popped(left: deque[int]) -> int | None:
-    """Return the next one; None where another thread took the last."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
-
-
 def _shape(value: Any) -> tuple[int, ...]:
     return np.shape(value) if not isinstance(value, bytes | str) else ()
-
-
-def _fitting(field: Field, value: Any) -> Value:
-    """Return a result as the field has it.
-
-    Raises:
-        FormatError: it does not fit.
-    """
-    if field.is_blob:
-        if field.holds(value):
-            return value  # type: ignore[no-any-return]
-        raise _other_value(field, type(value).__name__)
-    array = np.asarray(value)
-    if array.dtype != field.item or not field.allows(array.shape):
-        raise _other_value(field, f"{array.dtype}{list(array.shape)}")
-    return np.ascontiguousarray(array).reshape(array.shape) if field.is_ragged else array
-
-
-def _other_fields(result: Any, names: Sequence[str]) -> FormatError:
-    found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
-    return FormatError(
-        f"transform returned {found} where earlier samples had {list(names)}; it must return "
-        "a dict of the same fields for every sample"
-    )
-
-
-def _other_value(field: Field, found: str) -> FormatError:
-    return FormatError(
-        f"transform returned {field.name}: {found} where earlier samples had {field}; return "
-        "equal dtypes and shapes (cut or pad there), or values of different shapes under "
-        "the name of a ragged field of the cache"
-    )

@@ -21,8 +21,8 @@ import numpy as np
 from growcache.errors import CacheError
 from growcache.loading.arena import Arena
 from growcache.loading.child import Child
+from growcache.loading.crews import Out, Rows
 from growcache.loading.shipping import Shipped
-from growcache.loading.transforms import Out, Rows
 from growcache.schema import Schema
 
 CHUNKS = 4  # of a block per process: the last to finish is waited for

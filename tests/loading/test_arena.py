@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading.arena import Arena, Borrowed
+from growcache.loading.arena import Arena
+from growcache.loading.borrowed import Borrowed
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferPool, Bytes
 from growcache.loading.wire import Frame, Wire
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError, FormatError
-from growcache.loading.transforms import Transform, arguments_of
+from growcache.loading.crews import arguments_of
+from growcache.loading.transforms import Transform
 from growcache.schema import Origin, Sample, Schema
 
 ROWS = 40
