@@ -82,10 +82,8 @@ class LoaderOptions:
             )
         if not self.job or not isinstance(self.job, str):
             raise ConfigError(f"job must be a name, found {self.job!r}")
-        if type(self.num_workers) is not int or self.num_workers < 0:
-            raise ConfigError(
-                f"num_workers must be a whole number, 0 or more, found {self.num_workers!r}"
-            )
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers must be 0 or more, found {self.num_workers}")
         if self.transform is not None:
             takes = arguments_of(self.transform)
             if self.num_workers:
@@ -100,6 +98,7 @@ class LoaderOptions:
     def _settle_values(self) -> None:
         """Make plain values of numbers and truth values, for a state is kept as JSON."""
         values: dict[str, Any] = {"seed": whole_number("seed", self.seed)}
+        values["num_workers"] = whole_number("num_workers", self.num_workers)
         for name in ("batch_size", "min_samples"):
             values[name] = whole_number(name, getattr(self, name), 1)
         if self.samples_per_epoch is not None:
