@@ -8,7 +8,7 @@ so a row is looked for in the tables of its shard before it becomes an address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -127,6 +127,11 @@ class Shards:
         if name not in self._columns:
             self._columns[name] = _column(self._shards, name)
         return self._columns[name]
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Find out where the values of these fields lie before it is asked for."""
+        for name in names:
+            self.column(name)
 
     def check(self, places: Integers, rows: Integers) -> None:
         """Refuse rows that are not there.

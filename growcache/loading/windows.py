@@ -161,6 +161,7 @@ def _opened(
     unread = (n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None)
     corrupt = tuple(number for number in unread if number in left)
     maps = Shards(shards)
+    maps.prepare(options.chosen(snapshot.schema).names)  # not in the thread that copies
     window = OpenWindow(snapshot, plan, plan.numbers, maps, places, rows, positions)
     if options.ranks.share:
         filled = window if there.all() else _filled(options, window, there)
