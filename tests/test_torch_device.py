@@ -10,6 +10,7 @@ import ctypes
 import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,7 @@ class LateLane:
         self._turn = threading.Lock()  # the loop's thread awaits copies, and so does the other
 
     def lock(self, buffer: Bytes) -> None:
-        assert buffer.flags.owndata
+        weakref.finalize(buffer, self.locked.remove, buffer.ctypes.data)
         self.locked.append(buffer.ctypes.data)
 
     def copy(self, tensor: Tensor) -> Tensor:
@@ -113,11 +114,11 @@ def cache(tmp_path: Path) -> Iterator[Filled]:
         yield filled
 
 
-@pytest.fixture
-def late(cache: Filled) -> Iterator[Late]:
+@pytest.fixture(params=["thread", "process"])
+def late(cache: Filled, request: pytest.FixtureRequest) -> Iterator[Late]:
     lane = LateLane()
     sender = Sender(lambda: lane)
-    options = LoaderOptions(path=cache.root, batch_size=2, min_samples=1)
+    options = LoaderOptions(path=cache.root, batch_size=2, min_samples=1, gather=request.param)
     lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
     engine = Engine(options, lent)
     yield Late(engine, sender, lane)
@@ -134,7 +135,7 @@ def test_no_buffer_is_used_again_before_it_was_copied(cache: Filled, late: Late)
         assert len(set(seen)) == 80
     addresses = {source.data_ptr() for source, _ in late.lane.begun if source.ndim == 2}
     assert len(addresses) < 40  # of 80 batches: they did go round
-    assert len(late.lane.locked) == len(set(late.lane.locked)) <= 12
+    assert 0 < len(late.lane.locked) == len(set(late.lane.locked)) <= 12
 
 
 def test_what_arrives_is_what_was_said_to_the_stream(cache: Filled, late: Late) -> None:
@@ -145,15 +146,33 @@ def test_what_arrives_is_what_was_said_to_the_stream(cache: Filled, late: Late) 
     assert list(map(id, late.lane.arrived)) == list(map(id, expected))
 
 
+class Watching(LateLane):
+    """Sees whether memory is there still when its copy is awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: list[weakref.ref[Any]] = []
+        self.kept: list[bool] = []
+
+    def run(self, copies: int) -> None:
+        self.kept += [found() is not None for found in self.memory[self.done : copies]]
+        super().run(copies)
+
+
 def test_memory_does_not_go_before_it_was_copied() -> None:
-    lane = LateLane()
+    lane = Watching()
     sender = Sender(lambda: lane)
     sender.begin()
-    for i in range(3):
-        sender.send(torch.tensor([i]))
-    assert lane.done == 0
+    for i in range(12):
+        array = np.full(1000, i)
+        lane.memory.append(weakref.ref(array))
+        sender.send({"x": torch.from_numpy(array)})
+        del array
+    assert lane.done == 4
     del sender
-    assert lane.done == 3
+    assert lane.kept == [True] * 12
+    assert [int(there[-1]) for _, there in lane.begun] == list(range(12))
+    assert not any(found() for found in lane.memory)
 
 
 def test_few_copies_are_under_way(cache: Filled) -> None:

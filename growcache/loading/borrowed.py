@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,9 +58,14 @@ def message(item: Any) -> Frame:
 
 
 class Borrowed:
-    """The side that delivers; used by one thread at a time."""
+    """The side that delivers; used by one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        lock: called with each buffer that will be filled again.
+    """
+
+    def __init__(self, lock: Callable[[Bytes], None] | None = None) -> None:
+        self._lock = lock
         self._bases: dict[int, Bytes] = {}
         self._once: set[int] = set()
         self._lent: set[int] = set()
@@ -84,9 +90,12 @@ class Borrowed:
     def _map(self, frame: Frame) -> None:
         try:
             for new, descriptor in zip(frame.head, frame.descriptors, strict=True):
-                self._bases[new.number] = map_shared(descriptor, new.nbytes)
+                base = self._bases[new.number] = map_shared(descriptor, new.nbytes)
                 if not new.kept:
                     self._once.add(new.number)
+                elif self._lock is not None:
+                    self._lock(base)
+                del base
         finally:
             for descriptor in frame.descriptors:
                 os.close(descriptor)

@@ -72,8 +72,11 @@ class Carrier(Protocol):
     def begin(self) -> None:
         """Get ready for an epoch; called by the loop's thread."""
 
+    def lock(self, buffer: Bytes) -> None:
+        """Make memory that batches come to again and again one that they are quickly sent from."""
+
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
-        """Return memory that can be sent from quickly: an `Allocate`."""
+        """Return memory for batches: an `Allocate`."""
 
     def send(self, batch: Any) -> Any:
         """Begin to bring a batch there; called by threads that make batches.

@@ -14,6 +14,7 @@ from pathlib import Path
 from growcache.cache import services
 from growcache.loading.blocks import Block
 from growcache.loading.borrowed import Borrowed
+from growcache.loading.buffers import Bytes
 from growcache.loading.child import Child
 from growcache.loading.crews import arguments_of
 from growcache.loading.links import Died, Failure, Item
@@ -40,16 +41,23 @@ class ProcessSource:
         child: that has no order yet.
         order: what it is to make.
         finish: what is done with a block that was received.
+        lock: called with each piece of shared memory that blocks come in again and again.
     """
 
     kind: Kind = "process"
     halted: LoaderState | None = None  # nobody needs to know early
     making = (0.0, 0.0)
 
-    def __init__(self, child: Child, order: Order, finish: Callable[[Block], Block]) -> None:
+    def __init__(
+        self,
+        child: Child,
+        order: Order,
+        finish: Callable[[Block], Block],
+        lock: Callable[[Bytes], None] | None = None,
+    ) -> None:
         self._child = child
         self._finish = finish
-        self._borrowed = Borrowed()
+        self._borrowed = Borrowed(lock)
         self._root = order.options.root.resolve()
         self.delivered = Mark(-1, 0)
         self.skipped = 0

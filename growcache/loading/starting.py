@@ -95,7 +95,9 @@ class Starter:
             level=logging.getLogger("growcache").getEffectiveLevel(),
             failed=services.reason_of(self._options.root),
         )
-        if self._options.batch_transform is None and self._framework.carrier is None:
+        carrier = self._framework.carrier
+        if self._options.batch_transform is None and carrier is None:
             return ProcessSource(child, order, self._cutter.cut)
-        source = ProcessSource(child, order, as_it_is)
+        lock = None if carrier is None else carrier.lock
+        source = ProcessSource(child, order, as_it_is, lock)
         return RelayedSource(source, wanted, self._cutter)

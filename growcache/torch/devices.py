@@ -100,11 +100,15 @@ class Sender:
         assert self._lane is not None
         return self._lane
 
+    def lock(self, buffer: Bytes) -> None:
+        """Page-lock memory for as long as the array lives."""
+        self._way.lock(buffer)
+
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
         """Return memory for batches; what is used again and again is page-locked."""
         buffer = allocate_here(nbytes, kept)
         if kept is not None:
-            self._way.lock(buffer)
+            self.lock(buffer)
         return buffer
 
     def send(self, batch: Any) -> Sent:
@@ -113,7 +117,8 @@ class Sender:
             while self._under_way and self._under_way[0].mark.query():
                 self._under_way.popleft()
             if len(self._under_way) >= MOST_UNDER_WAY:
-                self._under_way.popleft().mark.synchronize()
+                self._under_way[0].mark.synchronize()
+                self._under_way.popleft()
             there = mapped(self._way.copy, batch)
             mark = self._way.mark()
             self._under_way.append(Sent(batch, mark))
@@ -128,7 +133,8 @@ class Sender:
 def _wait_for(under_way: deque[Sent]) -> None:
     """Wait for all copies: then the memory they come from may go."""
     while under_way:
-        under_way.popleft().mark.synchronize()
+        under_way[0].mark.synchronize()
+        under_way.popleft()  # only now: it is what keeps the memory
 
 
 def mapped(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
