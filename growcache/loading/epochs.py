@@ -52,7 +52,8 @@ class Engine:
         self._bookmark = Bookmark(options, LoaderState())
         self._finalizer: weakref.finalize[..., Engine] | None = None
         self._tally = Tally(options.root)
-        self._counted_pass: int | None = None
+        self._counted_pass: int | None = None  # the one begun last, and
+        self._delivered_pass: int | None = None  # that of the latest batch
         self._skipped = 0  # by producers that were replaced
         # Ends a producer that was left: it keeps its leases until the next one has some.
         self._leaving: Callable[[], object] | None = None
@@ -115,6 +116,7 @@ class Engine:
         self._refuse(state, missing)
         self.close()
         self._loaded, self._missing, self._counted_pass = state, missing, None
+        self._delivered_pass = None
         self._bookmark = Bookmark(self._options, state)
 
     def _refuse(self, state: LoaderState, missing: Missing) -> None:
@@ -149,7 +151,7 @@ class Engine:
             self.close()
         if self._source is not None and self._source.broken:
             # Interrupted in the middle of a message: another goes on behind what was delivered.
-            self._loaded = replace(self.state, next_epoch=self._next_epoch)
+            self._loaded = replace(self._behind_delivered(), next_epoch=self._next_epoch)
             self.close()
         if self._source is None:
             return self._start()
@@ -196,7 +198,14 @@ class Engine:
             *(died.why, "a thread" if self._options.gather == "auto" else "another one"),
         )
         self._revived, self._skipped = True, self._skipped + skipped
-        self._begin_at(self.state, number)
+        self._begin_at(self._behind_delivered(), number)
+
+    def _behind_delivered(self) -> LoaderState:
+        """Return where another producer goes on; a pass of which nothing came begins anew."""
+        state, begun = self.state, self._counted_pass
+        if state.mark is None and begun is not None and begun != self._delivered_pass:
+            return replace(state, next_pass=begun)
+        return state
 
     def _receive(self, turn: object, number: int) -> Item:
         """Return the next item of this epoch; what is left of earlier ones is dropped."""
@@ -269,7 +278,7 @@ class Engine:
         try:
             for mark in block.marks:
                 delivered = min(delivered + size, rows)
-                source.delivered = mark
+                source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
                 yield self._cut(block)
         finally:

@@ -213,6 +213,28 @@ def test_a_process_that_is_killed_is_replaced_where_it_stood(
     assert caplog.text.count("was killed by SIGKILL; another one goes on") == 2
 
 
+def kill_all() -> None:
+    for process in gatherers():
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_one_that_is_killed_as_a_pass_begins_begins_it_again(large: Filled) -> None:
+    """At moments around that in which the snapshot is told, and nothing of it delivered."""
+    delays = [n / 1000 for n in (10, 12, 14, 16, 18)]
+    expected = stream(large, 2 * len(delays), gather="thread")
+    found = []
+    with loader(large) as made:
+        for delay in delays:
+            timer = threading.Timer(delay, kill_all)
+            timer.start()
+            found += [as_bytes(batch) for batch in made]
+            timer.join()
+            found += [as_bytes(batch) for batch in made]  # one kill at a time
+    assert found == expected
+
+
 def test_one_that_dies_again_before_its_first_batch_is_an_error(
     large: Filled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
