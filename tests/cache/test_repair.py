@@ -215,6 +215,40 @@ def verify_flips(
             raise AssertionError(where) from error
 
 
+DEFINITIONS = {
+    "a column has another name": (b'"number" INTEGER', 1, 0),
+    "what SQLite says of it is no text": (b"tableshardsshards", 5, 7),
+    "a table has another name": (b"tableshardsshards", 5, 0),
+    "what was made has another name": (b"the_cache20", 0, 1),
+    "it is not noted what was made": (b"_sqlite_migrations_sqlite_migrations", 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_definitions_of_tables_are_mended(name: str, whole: Path, tmp_path: Path) -> None:
+    text, place, bit = DEFINITIONS[name]
+    data = (whole / "index.sqlite").read_bytes()
+    assert data.count(text) == 1
+    flipped = 8 * (data.index(text) + place) + bit
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    flip(copy / "index.sqlite", flipped)
+    assert errors(check(copy))
+    verify_flip(whole, tmp_path / "cache", Path("index.sqlite"), flipped, KIND)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_flips_in_the_definitions_of_tables(whole: Path, tmp_path: Path) -> None:
+    data, rng = (whole / "index.sqlite").read_bytes(), random.Random(1)
+    places = [place for place in range(100, 4096) if data[place]]
+    for _ in range(300):
+        place, bit = rng.choice(places), rng.randrange(8)
+        try:
+            verify_flip(whole, tmp_path / "cache", Path("index.sqlite"), 8 * place + bit, KIND)
+        except Exception as error:
+            raise AssertionError(f"byte {place}, bit {bit}") from error
+
+
 # The table of docs/reliability.md, row by row.
 
 HARM: dict[str, Callable[[Path], object]] = {

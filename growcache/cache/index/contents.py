@@ -13,6 +13,7 @@ from growcache.cache.files import Layout
 from growcache.cache.index.reader import connect_read_only
 from growcache.cache.index.rows import Edition, ShardState, StockRow
 from growcache.cache.index.seals import STOCK_COLUMNS, read_account, split_rows
+from growcache.cache.index.structure import OTHER_TABLES, REFUSALS, State, state_of
 from growcache.errors import CacheMissingError
 
 MOST_MESSAGES = 10  # of SQLite, about one file
@@ -46,7 +47,7 @@ class Contents:
         coherent: whether rows, ranges and totals are all there and agree.
         counted: whether no row or range is missing, but for the spoiled: what none of them
             speaks of was never committed.
-        readable: whether SQLite finds nothing wrong with the file.
+        readable: whether SQLite finds nothing wrong with the file, and all tables are there.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -79,10 +80,11 @@ def read_contents(layout: Layout) -> Contents:
             connection.text_factory = _text
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             found.problems += _integrity(connection)
-            found.readable = not found.problems
-            if not found.readable or _is_made(connection):
+            made = _tables(connection, found)
+            found.readable = made == "whole" and not found.problems
+            if made != "unmade":
                 _read_all(connection, found)
-    except sqlite3.Error as error:
+    except REFUSALS as error:
         found.problems.append(str(error))
     found.problems = [f"{layout.index}: {problem}" for problem in found.problems]
     return found
@@ -90,28 +92,36 @@ def read_contents(layout: Layout) -> Contents:
 
 def flaws(connection: sqlite3.Connection) -> list[str]:
     """Return what is wrong with the index of a cache that is being opened."""
-    found = Contents(problems=[*_integrity(connection)])
+    found = Contents(problems=_integrity(connection))
     _read_account(connection, found)
     _read_shards(connection, found)
     return found.problems
 
 
-def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
-    rows = connection.execute(f"PRAGMA integrity_check({MOST_MESSAGES})").fetchall()
-    return (text for (text,) in rows if text != "ok")
+def _integrity(connection: sqlite3.Connection) -> list[str]:
+    try:
+        rows = connection.execute(f"PRAGMA integrity_check({MOST_MESSAGES})").fetchall()
+    except REFUSALS as error:
+        return [str(error)]
+    return [text for (text,) in rows if text != "ok"]
 
 
-def _is_made(connection: sqlite3.Connection) -> bool:
-    """Whether all tables are there; else a service died while it made them."""
-    query = "SELECT count(*) FROM pragma_table_info('shards') WHERE name = 'seal'"
-    return bool(connection.execute(query).fetchone()[0])
+def _tables(connection: sqlite3.Connection, found: Contents) -> State:
+    try:
+        state = state_of(connection)
+    except (*REFUSALS, TypeError) as error:  # a table may have a number for its name
+        found.problems.append(str(error))
+        return "damaged"
+    if state == "damaged":
+        found.problems.append(OTHER_TABLES)
+    return state
 
 
 def _read_all(connection: sqlite3.Connection, found: Contents) -> None:
     for read in (_read_account, _read_shards, _read_uses, _read_history):
         try:
             read(connection, found)
-        except (sqlite3.Error, ValueError, TypeError) as error:
+        except (*REFUSALS, ValueError, TypeError) as error:
             found.problems.append(str(error))
 
 

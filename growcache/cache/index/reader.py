@@ -23,6 +23,7 @@ from growcache.schema import Schema
 BUSY_SECONDS = 10.0
 
 _SEQ = operator.attrgetter("seq")
+_NUMBER = operator.attrgetter("number")
 
 _COLUMNS = "number, seq, group_number, edition, samples, shard_bytes, digest, drawn_at"
 _new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Python per row
@@ -145,6 +146,8 @@ def _rows(connection: sqlite3.Connection, state: ShardState) -> list[ShardRow]:
     query = f"SELECT {_COLUMNS} FROM shards WHERE state = ?"
     rows = list(map(_new_row, connection.execute(query, [state]).fetchall()))
     rows.sort(key=_SEQ)  # nearly in order already, so half the time of ORDER BY
+    if operator.countOf(map(type, map(_NUMBER, rows)), int) != len(rows):
+        raise ValueError("a shard's number is none")  # the column lost its definition
     return rows
 
 

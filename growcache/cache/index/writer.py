@@ -27,6 +27,7 @@ from growcache.cache.index.seals import (
     read_account,
     row_seal,
 )
+from growcache.cache.index.structure import OTHER_TABLES, REFUSALS, state_of
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 
@@ -75,8 +76,10 @@ class Index:
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
             connection.execute("PRAGMA temp_store = MEMORY")
             index = cls(layout, Database(connection))
+            if state_of(connection) == "damaged":
+                raise damaged(layout, OTHER_TABLES)
             migrations.apply(index._db)
-        except sqlite3.Error as error:
+        except (*REFUSALS, TypeError) as error:
             raise index_error(layout, error) from error
         return index
 
@@ -94,7 +97,7 @@ class Index:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._seal()
-        except sqlite3.Error as error:
+        except REFUSALS as error:
             self._rollback()
             raise index_error(self._layout, error) from error
         except BaseException:
@@ -105,7 +108,7 @@ class Index:
     def _commit(self) -> None:
         try:
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except REFUSALS as error:
             self._rollback()
             named = index_error(self._layout, error)
             if isinstance(named, CacheFullError):  # before its last page was in the log
@@ -127,7 +130,7 @@ class Index:
         """
         try:
             found = flaws(self._connection)
-        except (sqlite3.Error, ValueError, TypeError) as error:
+        except (*REFUSALS, ValueError, TypeError) as error:
             found = [str(error)]
         if found:
             raise damaged(self._layout, found[0])
@@ -495,7 +498,7 @@ def _create(layout: Layout) -> None:
         os.close(os.open(layout.index, flags, FILE_MODE))
 
 
-def index_error(layout: Layout, error: sqlite3.Error) -> CacheError:
+def index_error(layout: Layout, error: Exception) -> CacheError:
     """Return what an SQLite error means for the cache."""
     if getattr(error, "sqlite_errorcode", None) in _FULL:
         return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")

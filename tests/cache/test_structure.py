@@ -1,0 +1,66 @@
+"""The tables that an index must have are those that the migrations make."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from sqlite_utils import Database
+
+from growcache.cache.index.structure import MADE, TABLES, state_of, tables
+from growcache.cache.index.tables import migrations
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def made(connection: sqlite3.Connection) -> sqlite3.Connection:
+    migrations.apply(Database(connection))
+    return connection
+
+
+def test_the_tables_are_those_of_the_migrations(made: sqlite3.Connection) -> None:
+    assert tables(made) == TABLES
+    assert [one.name for one in migrations.applied(Database(made))] == MADE
+    assert state_of(made) == "whole"
+
+
+def test_before_they_are_made_there_are_none(connection: sqlite3.Connection) -> None:
+    assert state_of(connection) == "unmade"
+    migrations.apply(Database(connection), stop_before="a_checksum_per_row")
+    assert state_of(connection) == "unmade"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_of_another_name_is_damage(table: str, made: sqlite3.Connection) -> None:
+    made.execute("INSERT INTO shards (number) VALUES (1)")
+    made.execute(f'ALTER TABLE "{table}" RENAME TO "{table}s"')
+    assert state_of(made) == "damaged"
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        (table, typed.split()[0])
+        for table, columns in TABLES.items()
+        for typed in columns.partition(" |")[0].split(", ")
+    ],
+)
+def test_a_column_of_another_name_is_damage(
+    table: str, column: str, made: sqlite3.Connection
+) -> None:
+    made.execute("INSERT INTO meta (key) VALUES ('a')")
+    made.execute(f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{column}s"')
+    assert state_of(made) == "damaged"
+
+
+def test_a_migration_of_another_name_is_damage(made: sqlite3.Connection) -> None:
+    made.execute("INSERT INTO totals VALUES ('drawn', 1)")
+    made.execute("UPDATE _sqlite_migrations SET name = 'the_cachf' WHERE id = 1")
+    assert state_of(made) == "damaged"
