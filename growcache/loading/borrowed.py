@@ -13,6 +13,7 @@ import numpy as np
 
 from growcache.cache.formats.mapping import map_shared
 from growcache.loading.buffers import Bytes
+from growcache.loading.orders import Stop
 from growcache.loading.wire import Frame, Wire
 
 
@@ -76,9 +77,11 @@ class Borrowed:
         """Return the next item; its arrays lie in shared memory, and may be written to.
 
         Raises:
-            EOFError: the other side is gone.
+            EOFError: the other side is gone, or says `Stop`.
         """
         while not (frame := wire.receive()).body:
+            if isinstance(frame.head, Stop):
+                raise EOFError
             self._map(frame)
         places, gone = frame.head
         buffers = [self._bytes(Place(*place)) for place in places]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from growcache.loading.arena import Arena
 from growcache.loading.borrowed import Borrowed
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferPool, Bytes
+from growcache.loading.orders import Stop
 from growcache.loading.wire import Frame, Wire
 
 SIZE = RECYCLE_BYTES
@@ -55,6 +56,14 @@ def ends() -> Iterator[Ends]:
     made = Ends()
     yield made
     made.close()
+
+
+def test_who_delivers_is_told_that_nothing_comes(ends: Ends) -> None:
+    arrived = ends.pass_on()
+    ends.out.send(Frame(Stop()))
+    with pytest.raises(EOFError):
+        ends.borrowed.receive(ends.into)
+    assert arrived[0] == 1
 
 
 def place(array: Any) -> tuple[int, int]:
