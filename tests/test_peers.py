@@ -59,7 +59,7 @@ def test_all_contestants_deliver_the_same_samples(case: Case, tmp_path: Path) ->
     found = Results(case.name, {"step_seconds": case.step_seconds})
     pythons = {c.environment: Path(sys.executable) for c in chosen}
     with running(chosen, case, tmp_path / "data", pythons) as children:
-        match = Match(case, children, found, tmp_path / "data")
+        match = Match(case, children, found, tmp_path / "data", tmp_path)
         match.write()
         assert match.versions()["numpy"] == np.__version__
         match.try_settings(PLAN)
@@ -70,7 +70,6 @@ def test_all_contestants_deliver_the_same_samples(case: Case, tmp_path: Path) ->
             (only,) = found.rounds_of(contestant.module, loop)
             assert loop != "idle" or only["digest"] == expected(case)
     assert {goal.case for goal in goals({case.name: found})} <= {case.name}
-    found.write(tmp_path)
     assert Results.read(tmp_path, case.name) == found
 
 
@@ -78,7 +77,7 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path
     chosen = [replace(c, settings={"": {"odd": 1}}) for c in here()[1:2]]
     found = Results("3KiB")
     with running(chosen, TINY, tmp_path, {OWN: Path(sys.executable)}) as children:
-        match = Match(TINY, children, found, tmp_path)
+        match = Match(TINY, children, found, tmp_path, tmp_path)
         match.try_settings(PLAN)
         match.play(PLAN)
     (why,) = found.failures.values()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,8 @@ def arguments() -> ArgumentParser:
 
 def main() -> int:
     given = arguments().parse_args()
+    # A run that is ended removes its data, and what it measured is kept.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     with tempfile.TemporaryDirectory(dir=given.directory, prefix="peers-") as scratch:
         results = given.results or Path(scratch) / "results"
         if not given.page:
@@ -96,14 +99,13 @@ def run_case(
     folder.mkdir(parents=True, exist_ok=True)
     print(f"== {case.name}: {len(chosen)} contestants", flush=True)
     with running(chosen, case, folder, pythons) as children:
-        match = Match(case, children, found, folder)
+        match = Match(case, children, found, folder, results)
         match.write()
         versions = match.versions()
         found.about = facts(case) | {"versions": found.about.get("versions", {}) | versions}
         try:
             if "try" in stages:
                 match.try_settings(plan)
-                found.write(results)
             if "play" in stages:
                 match.play(plan)
         finally:

@@ -26,6 +26,7 @@ from benchmarks.peers.proof import Batch, digest, repeated, summed
 Source = Iterable[Any]  # each iteration is an epoch
 Make = Callable[[], AbstractContextManager[Source]]
 LOOPS = ("idle", "steps", "gil")
+LEAST_BATCHES = 16  # are timed; of fewer, those that were read ahead would be too many
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Limits:
     """How long a round lasts.
 
     Attributes:
-        seconds: are timed, at least one batch; epoch follows epoch until then.
+        seconds: are timed, at least `LEAST_BATCHES`; epoch follows epoch until then.
         lead_seconds: end the lead-in before its epoch is over; None waits for that.
     """
 
@@ -151,7 +152,7 @@ def timed(walk: Walk, case: Case, seconds: float, steps: bool, pace: float) -> d
     """Take batches for so long, and return what came, and at what cost."""
     record, cpu, began = Record(), cpu_seconds(), time.perf_counter()
     start, opened = began, walk.epochs
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < seconds or len(record.waits) < LEAST_BATCHES:
         record.add(walk, walk.step())
         if steps:
             record.work += spin(case.step_seconds)

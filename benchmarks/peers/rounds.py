@@ -60,15 +60,17 @@ class Match:
         children: those who are still in.
         results: to which everything is added.
         folder: of the data.
+        kept: where the results are written after every round, for a run may be broken off.
     """
 
     def __init__(
-        self, case: Case, children: list[Child], results: Results, folder: Path
+        self, case: Case, children: list[Child], results: Results, folder: Path, kept: Path
     ) -> None:
         self.case = case
         self.children = {child.contestant.module: child for child in children}
         self.results = results
         self.folder = folder
+        self.kept = kept
         self._digest: int | None = None
 
     def write(self) -> None:
@@ -145,6 +147,7 @@ class Match:
             return
         about = {"contestant": name, "setting": setting, "loop": loop, "round": number}
         into.append(about | answer)
+        self.results.write(self.kept)
 
     def _expected(self) -> int:
         if self._digest is None:
