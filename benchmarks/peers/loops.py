@@ -153,7 +153,8 @@ def timed(walk: Walk, case: Case, seconds: float, steps: bool, pace: float) -> d
     record, cpu, began = Record(), cpu_seconds(), time.perf_counter()
     start, opened = began, walk.epochs
     while time.perf_counter() - began < seconds or len(record.waits) < LEAST_BATCHES:
-        record.add(walk, walk.step())
+        batch = walk.step()  # the one before lives until now, as in any loop over batches
+        record.add(walk, batch)
         if steps:
             record.work += spin(case.step_seconds)
     cpu = cpu_seconds() - cpu
@@ -167,7 +168,8 @@ def ticked(walk: Walk, case: Case, seconds: float, alone: float) -> dict[str, An
     with Ticker() as ticker:
         before, began = ticker.ticks, time.perf_counter()
         while time.perf_counter() - began < seconds:
-            record.add(walk, walk.step())
+            batch = walk.step()
+            record.add(walk, batch)
         took = time.perf_counter() - began
         share = (ticker.ticks - before) / took / alone
     prove_record(case, record, opened)
