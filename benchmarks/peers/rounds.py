@@ -33,7 +33,7 @@ class Plan:
 
     rounds: int
     seconds: float = 0.8
-    trial_seconds: float = 0.5
+    trial_seconds: float = 0.25
     lead_seconds: float = 0.4
 
 
@@ -109,7 +109,7 @@ class Match:
             for name, child in list(self.children.items()):
                 for setting in child.contestant.settings:
                     if not self._tried(name, setting, loop):
-                        limits = {"seconds": plan.trial_seconds, "lead_seconds": 0.2}
+                        limits = {"seconds": plan.trial_seconds, "lead_seconds": 0.15}
                         self._play(self.results.trials, name, setting, loop, limits, 0)
 
     def _tried(self, name: str, setting: str, loop: str) -> bool:
