@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -80,6 +81,8 @@ class Match:
             if mark.exists():
                 continue
             began = time.perf_counter()
+            shutil.rmtree(self.folder / name)  # what a run that was ended left behind
+            (self.folder / name).mkdir()
             if self._asked(name, 4 * LIMIT_SECONDS, do="write") is not FAILED:
                 mark.touch()
                 print(
