@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.formats.mapping import bring, forget, in_memory, map_file
+from growcache.cache.formats import mapping
+from growcache.cache.formats.mapping import (
+    bring,
+    forget,
+    in_memory,
+    map_file,
+    read_ahead_bytes,
+)
 from growcache.errors import CorruptShardError
 from growcache.loading import plan, snapshot
 from growcache.loading.epochs import Engine
@@ -132,3 +139,28 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
     os.truncate(path, 4096)
     with pytest.raises(CorruptShardError, match="cannot be read"):
         list(bring(memory))
+
+
+@pytest.mark.parametrize("asking", [True, False])
+@pytest.mark.parametrize("advice", [22, 12345])
+def test_a_cold_file_is_in_memory_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: bool, advice: int
+) -> None:
+    """Also by a kernel that does not know how to map pages before they are touched."""
+    monkeypatch.setattr(mapping, "_POPULATE_READ", advice)
+    monkeypatch.setattr(mapping, "PIECE_BYTES", 1 << 20)
+    path = tmp_path / "shard"
+    content = np.random.default_rng(0).integers(0, 256, (5 << 20) + 77, np.uint8)
+    with path.open("wb") as file:
+        file.write(content.tobytes())
+        os.fsync(file.fileno())
+    forget(path)
+    memory, found = map_file(path), []
+    assert not in_memory(memory)
+    for piece in bring(memory, asking=asking):
+        # Pieces begin on a page, so each can be asked for by itself.
+        assert in_memory(piece)
+        found.append(piece)
+    np.testing.assert_array_equal(np.concatenate(found), content)
+    assert len(found) == 6
+    assert read_ahead_bytes(path) >= 0
