@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.measure import median, parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
-from growcache.cache.formats.mapping import PIECE_BYTES, forget, in_memory, map_file
+from growcache.cache.formats.mapping import forget, in_memory, map_file
 from growcache.loading import snapshot
 from growcache.numpy import EpochLoader
 
@@ -39,6 +39,7 @@ SHAPE, SHARD_SAMPLES = (64, 1024), 256  # 256 KiB each, 64 MiB a shard
 BATCH = 64
 GATHERED_SHARDS = 2  # of the variant that takes long
 GOAL_SEQUENTIAL, GOAL_BYSTANDER = 0.9, 0.9
+READ_BYTES = 8 << 20
 PAGES_BYTES = 1 << 16  # of the bystander that are looked at together
 MIB = 1 << 20
 
@@ -88,7 +89,7 @@ def shard_files(root: Path) -> list[Path]:
 
 def sequential(root: Path) -> int:
     """Read all files; returns their bytes."""
-    buffer, total = np.empty(PIECE_BYTES, np.uint8), 0
+    buffer, total = np.empty(READ_BYTES, np.uint8), 0
     for path in shard_files(root):
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer.data):

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from growcache.cache.files import Layout
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.formats.mapping import PIECE_BYTES, forget, read_ahead_bytes
+from growcache.cache.formats.mapping import FAR_BYTES, forget, read_ahead_bytes
 from growcache.cache.index import ShardRow
 from growcache.errors import CorruptShardError
 from growcache.loading.residency import is_kept
@@ -139,7 +139,7 @@ class MapPool:
     def _asks(self) -> bool:
         """Whether the kernel must be asked to read ahead, for it reads less by itself."""
         if self._asking is None:
-            self._asking = read_ahead_bytes(self._layout.shards) < PIECE_BYTES
+            self._asking = read_ahead_bytes(self._layout.shards) < FAR_BYTES
         return self._asking
 
     def enter(self, keys: Iterable[Key]) -> None:
