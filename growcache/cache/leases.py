@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -146,7 +146,7 @@ class Lease:
                 f"cannot write a lease in {layout.leases}: {error.strerror}; a reader must be "
                 "able to write there, or the supervisor cannot know of it"
             ) from error
-        return cls(_LeaseFile(layout, path, descriptor, start), wanted, wished)
+        return cls(_LeaseFile(layout, path, descriptor, start, len(wanted)), wanted, wished)
 
     @property
     def name(self) -> str:
@@ -157,13 +157,13 @@ class Lease:
         """Let go of shards that were not read (retired ones, or those left out)."""
         self._set(numbers, DROPPED)
 
-    def mark_begun(self, number: int) -> None:
-        """Count a use of the shard, of which more will be read; it is mapped."""
-        self._set([number], BEGUN)
+    def mark_begun(self, *numbers: int) -> None:
+        """Count a use of the shards, of which more will be read; they are mapped."""
+        self._set(numbers, BEGUN)
 
-    def mark_read(self, number: int, *, mapped: bool) -> None:
-        """Count a use of the shard; it stays protected while it is mapped."""
-        self._set([number], MAPPED if mapped else READ)
+    def mark_read(self, *numbers: int, mapped: bool) -> None:
+        """Count a use of the shards; they stay protected while they are mapped."""
+        self._set(numbers, MAPPED if mapped else READ)
 
     def released(self, number: int) -> None:
         """Say that a shard marked as read is no longer mapped."""
@@ -174,8 +174,7 @@ class Lease:
         self._file.settle()
 
     def _set(self, numbers: Iterable[int], state: int) -> None:
-        for number in numbers:
-            self._file.write_state(self._places[number], state)
+        self._file.write_states([self._places[number] for number in numbers], state)
 
     @property
     def closed(self) -> bool:
@@ -219,8 +218,11 @@ class _LeaseFile:
     would write into what another just closed; a finalizer may run in the midst of either.
     """
 
-    def __init__(self, layout: Layout, path: Path, descriptor: int, start: int) -> None:
+    def __init__(
+        self, layout: Layout, path: Path, descriptor: int, start: int, shards: int
+    ) -> None:
         self.path = path
+        self._states = bytearray(shards)
         self._layout = layout
         self._descriptor = descriptor
         self._start = start
@@ -228,12 +230,17 @@ class _LeaseFile:
         self._open = True
         self._turn = threading.RLock()
 
-    def write_state(self, place: int, state: int) -> None:
-        if self._pid != os.getpid():
+    def write_states(self, places: Sequence[int], state: int) -> None:
+        if self._pid != os.getpid() or not places:
             return
+        first, stop = min(places), max(places) + 1
         with self._turn:
-            if self._open:
-                os.pwrite(self._descriptor, bytes([state]), self._start + 1 + place)
+            for place in places:
+                self._states[place] = state
+            if (
+                self._open
+            ):  # in one call: each lets go of the GIL, which may be long in coming back
+                os.pwrite(self._descriptor, self._states[first:stop], self._start + 1 + first)
 
     def settle(self) -> None:
         if self._pid != os.getpid():

@@ -150,7 +150,7 @@ class Assembler:
         self._walked += walked
         for piece in pieces:
             window, start, stop = piece
-            places, rows = window.places[start:stop], window.rows[start:stop]
+            places, rows = window.located(start, stop)
             self._gatherer.add(window.shards, places, rows)
             self._numbers.append(np.asarray(window.numbers)[places])
             self._count(window.numbers, places)
@@ -170,9 +170,9 @@ class Assembler:
     def _note(self, transform: Transform, piece: Piece) -> None:
         window, start, stop = piece
         number = window.plan.pass_number
-        self._places += [(number, p) for p in window.positions[start:stop].tolist()]
+        self._places += [(number, p) for p in window.positions(start, stop).tolist()]
         if transform.takes_origin:
-            places, rows = window.places[start:stop], window.rows[start:stop]
+            places, rows = window.located(start, stop)
             self._origins += [
                 window.snapshot.sidecar(window.numbers[place]).origin(row)
                 for place, row in zip(places.tolist(), rows.tolist(), strict=True)

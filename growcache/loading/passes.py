@@ -170,8 +170,12 @@ class Walk:
     def read(self, pieces: list[Piece]) -> None:
         """Count these rows' shards as used: their bytes have been copied."""
         for window, start, stop in pieces:
-            places = np.unique(window.places[start:stop]).tolist()
-            window.snapshot.mark_begun([window.numbers[place] for place in places])
+            if len(window.begun) < len(window.numbers):
+                places, _ = window.located(start, stop)
+                found = np.flatnonzero(np.bincount(places)).tolist()
+                new = {window.numbers[place] for place in found} - window.begun
+                window.begun |= new
+                window.snapshot.mark_begun(new)
 
     def delivered(self, mark: Mark) -> None:
         """Let go of what lies before the mark: the consumer has it."""
@@ -281,7 +285,7 @@ class Walk:
         while True:
             snapshot = self._take(number, min_samples)
             waited = time.monotonic() - began
-            plan = self._plan(snapshot, number)
+            plan = plan_snapshot(self._options, snapshot, number)
             if len(plan) >= self._options.least_samples:
                 self._settle(snapshot)
                 windows = plan.windows(self._options)
@@ -294,17 +298,6 @@ class Walk:
         except BaseException:
             snapshot.close()
             raise
-
-    def _plan(self, snapshot: Snapshot, number: int) -> PassPlan:
-        order = visiting_order(
-            [(row.number, row.samples) for row in snapshot.shards],
-            seed=self._options.seed,
-            pass_number=number,
-            shuffle=self._options.shuffles,
-        )
-        digests = {row.number: row.digest for row in snapshot.shards}
-        shards = tuple(PlannedShard(n, samples, digests[n]) for n, samples in order)
-        return PassPlan(number, shards, window_samples(snapshot.sample_bytes))
 
     def _resumed(self, resume: Callable[[], tuple[Snapshot, Rest] | None]) -> OpenPass:
         began = time.monotonic()
@@ -377,6 +370,20 @@ class Walk:
 def _close_all(windows: list[OpenWindow]) -> None:
     for window in windows:
         window.close()
+
+
+def plan_snapshot(options: LoaderOptions, snapshot: Snapshot, number: int) -> PassPlan:
+    """Return the plan of the pass of that number over all of a snapshot."""
+    order = visiting_order(
+        [(row.number, row.samples) for row in snapshot.shards],
+        seed=options.seed,
+        pass_number=number,
+        shuffle=options.shuffles,
+    )
+    digests = {row.number: row.digest for row in snapshot.shards}
+    shards = tuple(PlannedShard(n, samples, digests[n]) for n, samples in order)
+    shard_samples = len(snapshot) / max(1, len(shards))
+    return PassPlan(number, shards, window_samples(snapshot.sample_bytes, shard_samples))
 
 
 def _end(window: Window) -> tuple[int, int]:

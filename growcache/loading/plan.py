@@ -8,6 +8,7 @@ gather still finds many rows in one map.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,10 +18,15 @@ import numpy.typing as npt
 
 from growcache.seeding import generator
 
+# A window is read ahead, mapped and verified as a whole, so its bytes are a matter of memory,
+# its shards one of what it takes to begin, and its samples one of both.
 WINDOW_BYTES = 256_000_000
+WINDOW_SAMPLES = 1 << 18
 WINDOW_SHARDS = 4  # a window of fewer would mix too little
+MOST_SHARDS = 64
 
 Integers = npt.NDArray[np.int64]
+Order = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +54,50 @@ class Window:
     def __len__(self) -> int:
         return sum(self.counts)
 
-    def order(self) -> tuple[Integers, Integers]:
-        """Return which shard (as its place in ``numbers``) and which row comes when."""
-        starts = np.cumsum((0, *self.counts), dtype=np.int64)
-        places = np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts)
-        rows = np.arange(len(self), dtype=np.int64) - starts[places]
-        if not self.shuffle:
-            return places, rows
-        rng = generator(self.seed, "window", self.pass_number, self.index)
-        chosen = rng.permutation(len(self))
-        return places[chosen], rows[chosen]
+    def order(self) -> Order:
+        """Return which sample comes when, numbered shard after shard: [n], see `located`.
+
+        Four bytes per sample, for a window of small ones holds many.
+        """
+        order = _compact(np.arange(len(self)))
+        if self.shuffle:
+            generator(self.seed, "window", self.pass_number, self.index).shuffle(order)
+        return order
+
+    def starts(self) -> Order:
+        """Return the number of the first sample of each shard, and behind the last: [k + 1]."""
+        return _compact(np.cumsum((0, *self.counts)))
 
 
-def window_samples(sample_bytes: int) -> int:
-    """Return how many samples of ``sample_bytes`` a window should hold.
+def located(order: Order, starts: Order) -> tuple[Integers, Integers]:
+    """Return where samples lie: int64 [n], the place of the shard; int64 [n], the row there.
 
-    >>> window_samples(256 * 1024)
-    976
+    Args:
+        order: [n], samples numbered shard after shard.
+        starts: [k + 1], as `Window.starts`.
     """
-    return max(1, WINDOW_BYTES // max(1, sample_bytes))
+    places = np.searchsorted(starts, order, side="right") - 1
+    return places, (order - starts[places]).astype(np.int64)
+
+
+def _compact(numbers: Integers) -> Order:
+    """Return ascending numbers in half the memory, where they fit."""
+    last = numbers[-1] if len(numbers) else 0
+    return numbers.astype(np.int32) if last <= np.iinfo(np.int32).max else numbers
+
+
+def window_samples(sample_bytes: int, shard_samples: float = math.inf) -> int:
+    """Return how many samples a window should hold.
+
+    Args:
+        sample_bytes: of each.
+        shard_samples: in a shard, on average.
+
+    >>> window_samples(256 * 1024), window_samples(64), window_samples(64, 1000)
+    (976, 262144, 64000)
+    """
+    most = min(WINDOW_SAMPLES, MOST_SHARDS * shard_samples)
+    return max(1, min(WINDOW_BYTES // max(1, sample_bytes), int(most)))
 
 
 def plan_pass(

@@ -15,7 +15,7 @@ from typing import Any
 from growcache.cache.files import Layout
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index import IndexView, ShardRow, read_index
+from growcache.cache.index import IndexView, ShardRow, live_numbers, read_index
 from growcache.cache.leases import Lease, LeaseView, RankNote
 from growcache.cache.memory import available_bytes
 from growcache.cache.sidecar import Sidecar
@@ -122,10 +122,10 @@ class Snapshot:
         try:
             # Only what is still live after the lease was there is safe: the evictor
             # retires first and reads the leases then.
-            view = read_index(layout.root)
-            live = {row.number for row in view.shards}
-            lease.drop([row.number for row in wanted if row.number not in live])
+            live = live_numbers(layout.root)
             found = [row for row in wanted if row.number in live]
+            if len(found) < len(wanted):
+                lease.drop([row.number for row in wanted if row.number not in live])
             if only is not None and len(found) < len(only):
                 raise CacheError(
                     f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
@@ -280,24 +280,22 @@ class Snapshot:
 
     def mark_begun(self, numbers: Iterable[int]) -> None:
         """Count a use of these shards (once per snapshot), of which more will be read."""
-        for number in numbers:
-            if number not in self._read:
-                self._read.add(number)
-                self._begun.add(number)
-                self.lease.mark_begun(number)
+        if new := set(numbers) - self._read:
+            self._read |= new
+            self._begun |= new
+            self.lease.mark_begun(*new)
 
     def finish(self, numbers: Iterable[int]) -> None:
         """Say that of these shards nothing more will be read."""
-        for number in self._begun.intersection(numbers):
-            self._begun.remove(number)
-            self.lease.mark_read(number, mapped=True)
+        if done := self._begun.intersection(numbers):
+            self._begun -= done
+            self.lease.mark_read(*done, mapped=True)
 
     def mark_read(self, numbers: Iterable[int]) -> None:
         """Count a use of these shards (once per snapshot)."""
-        for number in numbers:
-            if number not in self._read:
-                self._read.add(number)
-                self.lease.mark_read(number, mapped=True)
+        if new := set(numbers) - self._read:
+            self._read |= new
+            self.lease.mark_read(*new, mapped=True)
 
     def close(self) -> None:
         """Let the shards go; twice is harmless."""

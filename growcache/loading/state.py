@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from growcache.errors import ConfigError
-from growcache.loading.framework import Integers
 from growcache.loading.options import ORDER, LoaderOptions
-from growcache.loading.plan import Window, cut
+from growcache.loading.plan import Order, Window, cut, located
 
 VERSION = 2
 DIGEST_CHARACTERS = 32
@@ -261,12 +260,12 @@ class Rest:
         if self.first is None:
             return set(), set()
         window = self.windows[self.first]
-        places, _ = window.order()
-        cursor = self.mark.position - window.first
-        return _numbers(window, places[:cursor]), _numbers(window, places[cursor:])
+        order, cursor = window.order(), self.mark.position - window.first
+        return _numbers(window, order[:cursor]), _numbers(window, order[cursor:])
 
 
-def _numbers(window: Window, places: Integers) -> set[int]:
+def _numbers(window: Window, order: Order) -> set[int]:
+    places, _ = located(order, window.starts())
     return {window.numbers[place] for place in np.unique(places).tolist()}
 
 

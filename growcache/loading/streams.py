@@ -194,7 +194,9 @@ def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[Sh
         [(row.number, row.samples) for row in snapshot.shards],
         seed=options.seed,
         pass_number=number,
-        target_samples=window_samples(snapshot.sample_bytes),
+        target_samples=window_samples(
+            snapshot.sample_bytes, len(snapshot) / max(1, len(snapshot.shards))
+        ),
         shuffle=options.shuffle and not options.fixed,
     )
     by_number = {row.number: row for row in snapshot.shards}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from growcache.errors import CorruptShardError
 from growcache.loading.columns import Shards
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Window
+from growcache.loading.plan import Order, Window, located
 from growcache.loading.ranks import stand_ins
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark
@@ -34,27 +34,41 @@ class OpenWindow:
         plan: the window as planned.
         numbers: of its shards, by place; behind the planned ones one that stands in.
         shards: the maps, by place; no row refers to a corrupt one.
-        places: int64 [n], the shard of each row.
-        rows: int64 [n], the row in its shard.
-        positions: int64 [n], where the row stands in the pass.
+        starts: [shards + 1], the sample at which each of them starts, see `order`.
+        order: [n], the sample of each row, numbered shard after shard.
+        offsets: [n], where each row stands in the window as planned; None where all do that
+            come behind the first so many.
         skipped: samples of shards that cannot be read.
         corrupt: these shards.
         valid: bool [n], false where another row stands in; None where none does.
+        begun: those of its shards whose use was counted.
     """
 
     snapshot: Snapshot
     plan: Window
     numbers: tuple[int, ...]
     shards: Shards
-    places: Integers
-    rows: Integers
-    positions: Integers
+    starts: Order
+    order: Order
+    offsets: Order | None = None
     skipped: int = 0
     corrupt: tuple[int, ...] = ()
     valid: Booleans | None = None
+    begun: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.order)
+
+    def located(self, start: int, stop: int) -> tuple[Integers, Integers]:
+        """Return of these rows the places of their shards, and the rows there: int64 [k] each."""
+        return located(self.order[start:stop], self.starts)
+
+    def positions(self, start: int, stop: int) -> Integers:
+        """Return where these rows stand in the pass: int64 [k]."""
+        if self.offsets is not None:
+            return self.offsets[start:stop] + np.int64(self.plan.first)
+        first = self.plan.first + len(self.plan) - len(self)
+        return np.arange(first + start, first + stop, dtype=np.int64)
 
     def close(self) -> None:
         """Let go of the maps: no more rows will be copied."""
@@ -69,11 +83,14 @@ class OpenWindow:
             padding: whether they only fill a batch.
         """
         valid = None if self.valid is None else self.valid[chosen]
+        if self.offsets is not None:
+            offsets = self.offsets[chosen]
+        else:
+            offsets = chosen + (len(self.plan) - len(self))
         return replace(
             self,
-            places=self.places[chosen],
-            rows=self.rows[chosen],
-            positions=self.positions[chosen],
+            order=self.order[chosen],
+            offsets=offsets,
             valid=np.zeros(len(chosen), np.bool_) if padding else valid,
         )
 
@@ -103,7 +120,8 @@ def marks_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Mark]:
     for n in rows:
         place = bisect_left(ends, n)
         window, _, stop = pieces[place]
-        position = int(window.positions[stop - 1 - (ends[place] - n)]) + 1
+        last = stop - (ends[place] - n)
+        position = int(window.positions(last - 1, last)[0]) + 1
         marks.append(Mark(window.plan.pass_number, position, window.corrupt))
     return marks
 
@@ -151,23 +169,39 @@ def _opened(
     stopped: Callable[[], bool],
 ) -> OpenWindow:
     shards = [_mapped(snapshot, n, unreadable, stopped) for n in plan.numbers]
-    places, rows = plan.order()
-    positions = np.arange(plan.first, plan.first + len(plan), dtype=np.int64)
-    # Less than planned where a shard stands in for one that is gone.
-    sizes = np.array([0 if shard is None else len(shard) for shard in shards])
-    wanted, there = positions >= start, rows < sizes[places]
-    lost, good = wanted & ~there, wanted & there
-    left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
-    unread = (n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None)
-    corrupt = tuple(number for number in unread if number in left)
-    maps = Shards(shards)
+    maps, skip = Shards(shards), max(0, start - plan.first)
     maps.prepare(options.chosen(snapshot.schema).names)  # not in the thread that copies
-    window = OpenWindow(snapshot, plan, plan.numbers, maps, places, rows, positions)
+    window = OpenWindow(snapshot, plan, plan.numbers, maps, plan.starts(), plan.order())
+    # Less than planned where a shard stands in for one that is gone.
+    if (maps.counts >= plan.counts).all():
+        return replace(window, order=window.order[skip:])
+    unread = [n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None]
+    return _without_lost(options, window, skip, unread)
+
+
+def _without_lost(
+    options: LoaderOptions, window: OpenWindow, skip: int, unread: Sequence[int]
+) -> OpenWindow:
+    """Return the window behind its first rows, without those that are not there.
+
+    Args:
+        options: of the loader.
+        window: all of it.
+        skip: rows before those that are wanted.
+        unread: the shards that cannot be read.
+    """
+    plan = window.plan
+    places, rows = window.located(0, len(window))
+    wanted, there = np.arange(len(window)) >= skip, rows < window.shards.counts[places]
+    lost = wanted & ~there
+    left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
+    corrupt = tuple(number for number in unread if number in left)
     if options.ranks.share:
         filled = window if there.all() else _filled(options, window, there)
         window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
-    elif not good.all():
-        window = replace(window.chosen(np.flatnonzero(good)), skipped=int(lost.sum()))
+    else:
+        kept = window.chosen(np.flatnonzero(wanted & there))
+        window = replace(kept, skipped=int(lost.sum()))
     return replace(window, corrupt=corrupt)
 
 
@@ -189,8 +223,7 @@ def _filled(options: LoaderOptions, window: OpenWindow, there: Booleans) -> Open
     good = there
     if not good.any():
         window, good = _borrowed(options, window)
-    chosen = stand_ins(good)
-    return replace(window, places=window.places[chosen], rows=window.rows[chosen], valid=there)
+    return replace(window, order=window.order[stand_ins(good)], valid=there)
 
 
 def _borrowed(options: LoaderOptions, window: OpenWindow) -> tuple[OpenWindow, Booleans]:
@@ -201,15 +234,15 @@ def _borrowed(options: LoaderOptions, window: OpenWindow) -> tuple[OpenWindow, B
             shard = snapshot.mapped(row.number)
         except CorruptShardError:
             continue
-        places, rows = window.places.copy(), window.rows.copy()
-        n = min(len(window), row.samples)
-        places[:n], rows[:n] = len(window.shards), np.arange(n)
+        first, n = int(window.starts[-1]), min(len(window), row.samples)
+        order = window.order.astype(np.int64)
+        order[:n] = first + np.arange(n)
         borrowed = replace(
             window,
             numbers=(*window.numbers, row.number),
             shards=window.shards.beside(shard),
-            places=places,
-            rows=rows,
+            starts=np.append(window.starts, first + n).astype(np.int64),
+            order=order,
         )
-        return borrowed, places == len(window.shards)
+        return borrowed, order >= first
     raise CorruptShardError(f"every shard of {options.root} is damaged; run growcache check")

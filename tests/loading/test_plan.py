@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading.plan import WINDOW_SHARDS, Window, plan_pass, window_samples
+from growcache.loading.plan import (
+    MOST_SHARDS,
+    WINDOW_BYTES,
+    WINDOW_SAMPLES,
+    WINDOW_SHARDS,
+    Window,
+    located,
+    plan_pass,
+    window_samples,
+)
 
 shard_sets = st.dictionaries(st.integers(0, 10_000), st.integers(0, 300), max_size=60)
 targets = st.integers(1, 3000)
@@ -14,7 +23,7 @@ targets = st.integers(1, 3000)
 def visited(windows: tuple[Window, ...]) -> list[tuple[int, int]]:
     found = []
     for window in windows:
-        places, rows = window.order()
+        places, rows = located(window.order(), window.starts())
         numbers = np.asarray(window.numbers)[places]
         found += list(zip(numbers.tolist(), rows.tolist(), strict=True))
     return found
@@ -68,7 +77,7 @@ def test_windows_of_one_pass_are_permuted_differently() -> None:
     shards = [(n, 50) for n in range(16)]
     windows = plan_pass(shards, seed=0, pass_number=0, target_samples=200)
     assert len(windows) == 4
-    orders = {tuple(w.order()[1].tolist()) for w in windows}
+    orders = {tuple(w.order().tolist()) for w in windows}
     assert len(orders) == 4
 
 
@@ -76,7 +85,7 @@ def test_a_window_mixes_its_shards() -> None:
     (window,) = plan_pass(
         [(n, 100) for n in range(4)], seed=0, pass_number=0, target_samples=400
     )
-    places, _ = window.order()
+    places, _ = located(window.order(), window.starts())
     head = np.bincount(places[:100], minlength=4)
     assert head.min() > 10
 
@@ -85,3 +94,22 @@ def test_windows_hold_about_a_quarter_gigabyte() -> None:
     assert window_samples(1_000_000) == 256
     assert window_samples(0) > 1
     assert window_samples(10**10) == 1
+
+
+@given(st.integers(0, 10**10), st.floats(1, 1e9), st.integers(1, 10_000))
+def test_windows_are_limited_in_bytes_samples_and_shards(
+    sample_bytes: int, shard_samples: float, shards: int
+) -> None:
+    target = window_samples(sample_bytes, shard_samples)
+    assert 1 <= target <= WINDOW_SAMPLES
+    assert target == 1 or target * sample_bytes <= WINDOW_BYTES
+    assert target == 1 or target <= MOST_SHARDS * shard_samples
+    each = max(1, round(shard_samples))
+    windows = plan_pass(
+        [(n, each) for n in range(min(shards, 500))],
+        seed=0,
+        pass_number=0,
+        target_samples=window_samples(sample_bytes, each),
+    )
+    # Half as much more where the pass is cut into so few that they cannot come nearer.
+    assert all(len(w.numbers) <= 1.5 * MOST_SHARDS + 1 for w in windows)

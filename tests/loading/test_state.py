@@ -471,7 +471,9 @@ def test_what_is_needed_is_what_still_comes(
     rows = [
         (w.numbers[place], row)
         for w in whole.windows(options)
-        for place, row in zip(*(a.tolist() for a in w.order()), strict=True)
+        for place, row in zip(
+            *(a.tolist() for a in plan.located(w.order(), w.starts())), strict=True
+        )
     ]
     rest = Rest(whole, whole.windows(options), Mark(0, position))
     before, after = {n for n, _ in rows[:position]}, {n for n, _ in rows[position:]}

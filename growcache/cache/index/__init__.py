@@ -7,7 +7,7 @@ The supervisor is its only writer (`Index`); readers take one picture at a time 
 from __future__ import annotations
 
 from growcache.cache.index.contents import Contents, Range, read_contents
-from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.index.reader import IndexView, live_numbers, read_index
 from growcache.cache.index.rows import Edition, Remains, ShardRow, ShardState, StockRow, Totals
 from growcache.cache.index.writer import KEPT_JOBS, Index
 
@@ -23,6 +23,7 @@ __all__ = [
     "ShardState",
     "StockRow",
     "Totals",
+    "live_numbers",
     "read_contents",
     "read_index",
 ]
