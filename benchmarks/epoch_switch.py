@@ -1,10 +1,14 @@
 """The gap between the last batch of an epoch and the first of the next, while the cache grows.
 
-The loop holds each batch for a step of a given length (sleeping, as one that waits for a
-GPU does) and measures how long the loader then takes to hand over the next: within an
-epoch, and across the switch to a new one, with its snapshot, plan and maps. All the while
-a writer in a process of its own commits shards, and evicts old ones past its bound, so
-that every epoch finds another cache.
+The loop measures how long the loader takes to hand over a batch: within an epoch, and across
+the switch to a new one, with its snapshot, plan and maps. It holds each batch for a step of a
+given length, asleep as one that waits for a GPU is; without a step it takes one batch after
+the other, so that what it waits for is the gather, within epochs as between them. All the
+while a writer in a process of its own commits shards and evicts old ones, more slowly at
+first, so that the cache grows, and every epoch finds another one.
+
+Epochs are all that is cached, or (`fixed`) of a length that fits no pass. Samples are of
+256 KiB, or of 3 KiB.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,24 +29,50 @@ from benchmarks.synthetic_cache import SyntheticCache, random_samples
 from growcache.torch import EpochLoader
 
 BATCH = 32
-SHAPE = (64, 1024)  # 256 KiB
-SHARD_SAMPLES = 64
-GOAL_MS = 5.0
+LIVE = (24, 96)  # shards, at first and in the end
+GROWN_AFTER = 400  # shards, at which it stops to grow and goes on to change
+GOAL_MS = 1.0
 
 
-def write(root: Path, interval: float, live_shards: int) -> None:
+class Kind(NamedTuple):
+    """Samples of one size, in shards of about 4 MB."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    samples: int
+
+
+KINDS = {"256KiB": Kind("<f4", (64, 1024), 16), "3KiB": Kind("|u1", (32, 32, 3), 64)}
+CASES = [
+    (kind, length, stepping)
+    for kind in KINDS
+    for length in ("growing", "fixed")
+    for stepping in ("sleeping", "idle")
+]
+
+
+def live_shards(written: int) -> int:
+    """Return how many shards the cache keeps once so many were written.
+
+    >>> [live_shards(n) for n in (0, 200, 400, 900)]
+    [24, 60, 96, 96]
+    """
+    least, most = LIVE
+    return least + (most - least) * min(written, GROWN_AFTER) // GROWN_AFTER
+
+
+def write(root: Path, kind: Kind, interval: float) -> None:
     """Commit shards until standard input ends, each after ``interval`` seconds."""
     import select
 
     rng = np.random.default_rng(1)
-    with SyntheticCache(root, "<f4", SHAPE, max_bytes=20_000_000_000) as cache:
+    with SyntheticCache(root, kind.dtype, kind.shape, max_bytes=20_000_000_000) as cache:
         first, number = 0, 0
-        while not select.select([sys.stdin], [], [], interval if number >= live_shards else 0)[
-            0
-        ]:
-            cache.add_arrays(number, random_samples(rng, "<f4", (SHARD_SAMPLES, *SHAPE)))
+        while not select.select([sys.stdin], [], [], interval if number >= LIVE[0] else 0)[0]:
+            shard = random_samples(rng, kind.dtype, (kind.samples, *kind.shape))
+            cache.add_arrays(number, shard)
             number += 1
-            while number - first > live_shards + 2:
+            while number - first > live_shards(number):
                 cache.cache.retire([first])
                 first += 1
             cache.cache.poll_leases(time.monotonic())
@@ -50,10 +80,9 @@ def write(root: Path, interval: float, live_shards: int) -> None:
 
 
 @contextmanager
-def writer(root: Path, interval: float, live_shards: int) -> Iterator[None]:
-    command = [sys.executable, "-m", "benchmarks.epoch_switch", "--write", str(root)]
-    command += ["--interval", str(interval), "--live-shards", str(live_shards)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE)
+def writer(root: Path, kind: str, interval: float) -> Iterator[None]:
+    command = [sys.executable, "-m", "benchmarks.epoch_switch", "--write", str(root), kind]
+    child = subprocess.Popen([*command, "--interval", str(interval)], stdin=subprocess.PIPE)
     try:
         yield
     finally:
@@ -76,49 +105,71 @@ def gaps(loader: EpochLoader, switches: int, step: float) -> tuple[list[float], 
             elif epoch:
                 across.append(waited)
             first = False
-            batch["x"][-1, -1, -1].item()
-            time.sleep(step)
+            batch["x"].view(-1)[-1].item()
+            if step:
+                time.sleep(step)
             asked = time.perf_counter()
     return within, across
 
 
-def line(name: str, values: list[float]) -> dict[str, Any]:
-    p50, p99 = np.percentile(values, [50, 99])
-    return {
-        "gap": name,
-        "measured": len(values),
-        "p50 ms": round(float(p50), 3),
-        "p99 ms": round(float(p99), 3),
-        "max ms": round(max(values), 3),
-    }
+def lines(case: str, within: list[float], across: list[float]) -> Iterator[dict[str, Any]]:
+    """Yield a line for batches within epochs, and one for those across switches."""
+    for name, values in (("batch to batch", within), ("epoch to epoch", across)):
+        p50, p99 = np.percentile(values, [50, 99])
+        line = {
+            "case": case,
+            "gap": name,
+            "measured": len(values),
+            "p50 ms": round(float(p50), 3),
+            "p99 ms": round(float(p99), 3),
+            "max ms": round(max(values), 3),
+        }
+        if name == "epoch to epoch":
+            line["goal p99"] = verdict(line["p99 ms"], GOAL_MS, at_most=True)
+        yield line
+
+
+def measure(
+    place: Path, case: tuple[str, str, str], switches: int, step: float, interval: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of one case."""
+    kind, length, stepping = case
+    root, samples = place / "-".join(case), LIVE[0] * KINDS[kind].samples
+    epoch = None if length == "growing" else samples * 3 // 2 // BATCH * BATCH
+    with (
+        writer(root, kind, interval),
+        EpochLoader(
+            root, batch_size=BATCH, min_samples=samples, samples_per_epoch=epoch
+        ) as loader,
+    ):
+        found = gaps(loader, switches, step if stepping == "sleeping" else 0.0)
+        done = loader.report
+    print(f"{' '.join(case)}: {done.passes} passes, at last over {done.cache_samples} samples")
+    yield from lines(" ".join(case), *found)
 
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--switches", type=int, help="epochs to go through (default 200)")
-    arguments.add_argument("--step-ms", type=float, default=10.0, help="length of a step")
+    arguments.add_argument("--switches", type=int, help="epochs of each case (default 1,000)")
+    arguments.add_argument("--step-ms", type=float, default=5.0, help="length of a step")
     arguments.add_argument("--interval", type=float, default=0.1, help="seconds between shards")
-    arguments.add_argument("--live-shards", type=int, default=12, help="that the writer keeps")
-    arguments.add_argument("--write", type=Path, help="be the writer (internal)")
+    arguments.add_argument("--only", help="cases, such as 256KiB-growing-sleeping,3KiB")
+    arguments.add_argument("--write", nargs=2, help="be the writer (internal)")
     given = arguments.parse_args()
     if given.write is not None:
-        write(given.write, given.interval, given.live_shards)
+        root, kind = given.write
+        write(Path(root), KINDS[kind], given.interval)
         return 0
-    switches = given.switches or (20 if given.quick else 200)
-    samples = given.live_shards * SHARD_SAMPLES
+    switches = given.switches or (10 if given.quick else 1000)
+    wanted = (given.only or "").split(",")
+    cases = [case for case in CASES if any("-".join(case).startswith(name) for name in wanted)]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=given.directory, prefix="switch-") as place:
-        root = Path(place) / "cache"
-        with (
-            writer(root, given.interval, given.live_shards),
-            EpochLoader(root, batch_size=BATCH, min_samples=samples) as loader,
-        ):
-            within, across = gaps(loader, switches, given.step_ms / 1e3)
-            done = loader.report
-    rows = [line("batch to batch", within), line("epoch to epoch", across)]
-    rows[1]["goal p99"] = verdict(rows[1]["p99 ms"], GOAL_MS, at_most=True)
+        for case in cases[:2] if given.quick else cases:
+            rows += measure(Path(place), case, switches, given.step_ms / 1e3, given.interval)
     report(
-        f"Gaps seen by a loop with steps of {given.step_ms:g} ms, batches of {BATCH} x 256 KiB, "
-        f"on a cache of {done.cache_samples} that changes (reuse {done.reuse:.1f})",
+        f"Gaps seen by a loop with steps of {given.step_ms:g} ms (idle: without), batches of "
+        f"{BATCH}, on a cache that grows and changes",
         rows,
         given.json,
     )

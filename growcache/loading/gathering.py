@@ -105,6 +105,7 @@ class _Outlet:
         self._wire = wire
         self._arena = arena
         self.link = Link(wanted, self._put)
+        self.link.by_block = True
 
     def _put(self, item: Item) -> None:
         if isinstance(item, Failure):

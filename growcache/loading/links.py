@@ -111,6 +111,7 @@ class Link:
         wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
             made any more.
         delivered: where the consumer stands.
+        by_block: whether that is told with each block only, when it begins.
         skipped: samples of corrupt shards.
         making: (seconds, CPU seconds) that blocks took, without any wait for others.
     """
@@ -119,6 +120,7 @@ class Link:
         self.put = put
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = Mark(-1, 0)
+        self.by_block = False
         self.stop = threading.Event()
         self.wake = threading.Event()
         self.halt = threading.Event()

@@ -1,12 +1,14 @@
 """An endless walk over the cache, pass after pass, each over a snapshot of its own.
 
 What comes next is always under way: entering a window starts the preparation of the
-next one in a thread (maps, checksums, read-ahead), and entering the last window of a
-pass starts the next pass with its snapshot. So a walk holds at most two leases.
+next one in a thread (maps, checksums, read-ahead), and after the last window of a pass was
+entered, as late as is safe, the next pass with its snapshot. So a walk holds at most two
+leases.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +26,7 @@ from growcache.loading.plan import Window, visiting_order, window_samples
 from growcache.loading.reuse import Watch
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
+from growcache.loading.timing import Timing
 from growcache.loading.waiting import wait_for_samples
 from growcache.loading.windows import OpenWindow, Piece, StoppedError, open_window
 
@@ -76,6 +79,7 @@ class Walk:
         skipped: samples of corrupt shards, so far.
         ready: waits until the next snapshot may be taken; earlier it would only be older.
         passed_over: whether the rows that are taken now are not read.
+        position: where the consumer stands, or further on.
     """
 
     def __init__(
@@ -97,6 +101,9 @@ class Walk:
         self._wake = wake
         self._on_pass = on_pass
         self._fixed_numbers: tuple[int, ...] | None = None
+        self._timing = Timing()
+        self._waited = 0.0  # for samples, by the latest preparation
+        self._hurry = True
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
@@ -109,6 +116,7 @@ class Walk:
         self.skipped = 0
         self.ready: Callable[[], None] = _at_once
         self.passed_over: Callable[[], bool] = _never
+        self.position: Callable[[], Mark] = _beyond
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
         if resume is None:
@@ -116,12 +124,17 @@ class Walk:
         else:
             self._open_ahead(lambda: self._resumed(resume))
 
-    def next_pass(self) -> PassPlan:
+    def next_pass(self, *, hurry: bool = True) -> PassPlan:
         """End the pass, wherever it stands, and enter the next one; return its plan.
+
+        Args:
+            hurry: whether the consumer may need rows of the next pass to have the last of
+                this one: a block takes both.
 
         Raises:
             StoppedError: the walk was asked to end.
         """
+        self._hurry = hurry
         if self._next_pass is None:
             assert self._pass is not None
             self._begin_pass_ahead(self._pass.number + 1, 1)
@@ -133,7 +146,7 @@ class Walk:
             self._wake.set()
         begun = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
-        self._next_pass, self._pass = None, begun
+        self._next_pass, self._pass, self._hurry = None, begun, False
         self._on_pass(begun)
         self._enter(begun.first)
         return begun.plan
@@ -243,14 +256,37 @@ class Walk:
             begun.snapshot.close()
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
-        ready = self.ready
+        ready, left = self.ready, self._left_rows()
 
         def prepare() -> OpenPass:
             ready()
             self._close_left()  # or there were three leases
-            return self._open_pass(number, min_samples)
+            self._timing.wait(left, self._stop.wait, time.monotonic)
+            before, began = left(), time.monotonic()
+            begun = self._open_pass(number, min_samples)
+            seconds = time.monotonic() - began
+            self._timing.learn(seconds, before - left(), seconds - self._waited)
+            return begun
 
         self._open_ahead(prepare)
+
+    def _left_rows(self) -> Callable[[], int]:
+        """Return what tells the rows of the running pass that the consumer still has before it."""
+        running, passed_over = self._pass, self.passed_over
+        # Ranks wait for one another besides, and a fixed cache has nothing new.
+        if running is None or self._options.fixed or self._options.ranks.share:
+            return lambda: 0
+        number, rows = running.number, len(running.plan)
+        if self._options.samples_per_epoch is None:
+            rows = self._options.usable(rows)
+
+        def left() -> int:
+            at = self.position()
+            if at.pass_number > number or passed_over() or self._hurry:
+                return 0
+            return rows if at.pass_number < number else max(0, rows - at.position)
+
+        return left
 
     def _open_ahead(self, open_pass: Callable[[], OpenPass]) -> None:
         self._holding = False
@@ -325,6 +361,7 @@ class Walk:
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
         options, ranks = self._options, self._ranks
+        began = time.monotonic()
         view = wait_for_samples(
             options.root,
             max(min_samples, options.least_samples),
@@ -332,6 +369,7 @@ class Walk:
             wake=self._wake,
             stopped=lambda: self._stop.is_set() or ranks.offers(number),
         )
+        self._waited = time.monotonic() - began
         if self._stop.is_set():
             raise StoppedError
         if view.totals.samples < options.least_samples and not ranks.offers(number):
@@ -397,3 +435,7 @@ def _at_once() -> None:
 
 def _never() -> bool:
     return False
+
+
+def _beyond() -> Mark:
+    return Mark(sys.maxsize, 0)

@@ -35,7 +35,7 @@ from growcache.loading.passes import OpenPass, Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
-from growcache.loading.state import LoaderState, rest_of
+from growcache.loading.state import LoaderState, Mark, rest_of
 from growcache.loading.windows import Piece, StoppedError, count_rows
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
@@ -92,6 +92,7 @@ class Producer:
         if self._framework.prepare is not None:
             self._framework.prepare()
         walk = self._walk()
+        walk.position = self._position
         try:
             for epoch in itertools.count(self._start.epoch):
                 walk.ready = functools.partial(link.wait_begun, epoch)
@@ -121,6 +122,13 @@ class Producer:
             resume = functools.partial(reopen, attempt, self._rest)
         watched = (link.stop, link.wake)
         return Walk(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
+
+    def _position(self) -> Mark:
+        """Return where the consumer stands, or how far it may be where it is seldom heard of."""
+        at, assembler = self._link.delivered, self._assembler
+        if not self._link.by_block or assembler is None:
+            return at
+        return at._replace(position=at.position + assembler.rows)
 
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
@@ -165,7 +173,8 @@ class Producer:
         while done < deal.rows and not (whole_pass and self._abandoned(epoch)):
             # A block is whole steps, so that all ranks make theirs of the same rows.
             span = self._assembler.rows * deal.ranks if self._assembler else 1
-            pieces = walk.take(min(deal.rows - done, span - done % span))
+            rows = span - done % span if not self._abandoned(epoch) else deal.rows
+            pieces = walk.take(min(deal.rows - done, rows))
             if not pieces:
                 if empty_passes > 1:
                     raise self._unreadable()
@@ -180,7 +189,7 @@ class Producer:
                 self._put(epoch, walk)
 
     def _whole_pass(self, epoch: int, walk: Walk, done: int) -> None:
-        walk.next_pass()
+        walk.next_pass(hurry=False)
         assert self._assembler is not None
         block_rows, found, delivered = self._assembler.rows, -1, done
         while found in (-1, block_rows) and not self._abandoned(epoch):
@@ -204,7 +213,7 @@ class Producer:
         empty_passes = 0
         while left > 0:
             room = self._assembler.room if self._assembler else 1
-            pieces = walk.take(min(left, room))
+            pieces = walk.take(left if self._abandoned(epoch) else min(left, room))
             if not pieces:
                 if empty_passes > 1:
                     raise self._unreadable()

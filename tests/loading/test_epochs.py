@@ -116,6 +116,22 @@ def test_epochs_grow_with_the_cache(cache: Any, engine: MakeEngine) -> None:
     assert sizes[-1] >= 60
 
 
+def test_what_comes_while_an_epoch_lasts_is_in_the_next_one(
+    cache: Any, engine: MakeEngine
+) -> None:
+    """A cache of one window, of which a batch was delivered: its snapshot is not taken yet."""
+    cache.add(*range(40), samples=100)
+    loader = engine(cache, drop_last=False)
+    epoch = loader.epoch()
+    first = next(epoch)["id"].tolist()
+    for _ in range(20):
+        time.sleep(0.02)  # what must not happen needs time to
+        assert len([lease for lease in read_leases(cache.root) if lease.open]) == 1
+    cache.add(99, samples=100)
+    assert sorted(first + ids(epoch)) == everything(*range(40), samples=100)
+    assert sorted(ids(loader.epoch())) == everything(*range(40), 99, samples=100)
+
+
 def test_retired_shards_leave_and_maps_follow(cache: Any, engine: MakeEngine) -> None:
     cache.add(0, 1, 2)
     loader = engine(cache, drop_last=False)

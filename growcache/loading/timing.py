@@ -1,0 +1,89 @@
+"""When the next snapshot is taken: as late as is safe, for what arrives until then is in it.
+
+The consumer tells nobody of each batch, for that would cost each batch; where it stands is
+looked at now and then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# The preparation may take so many times as long as the longest lately, and so much longer.
+MARGIN = 4.0
+SLACK_SECONDS = 0.05
+LOOK_SECONDS = 0.02
+KEPT = 6  # preparations, and paces, that are remembered
+FEW_LOOKS, RECENT_LOOKS = 5, 10  # that tell the present pace
+
+
+def is_due(left_rows: int, rows_per_second: float, prepare_seconds: float | None) -> bool:
+    """Return whether it is time to prepare the next pass.
+
+    Args:
+        left_rows: of this pass, that the consumer has not had yet.
+        rows_per_second: that it takes, at the fastest.
+        prepare_seconds: that a preparation takes; None where that is not known.
+    """
+    if prepare_seconds is None:
+        return True
+    return left_rows <= rows_per_second * (MARGIN * prepare_seconds + SLACK_SECONDS)
+
+
+@dataclass(slots=True)
+class Timing:
+    """What earlier passes taught; used by one thread at a time.
+
+    Attributes:
+        prepared: seconds that the latest preparations took, without waits for samples.
+        paces: rows per second of the consumer, at its fastest in the latest passes.
+    """
+
+    prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    @property
+    def prepare_seconds(self) -> float | None:
+        """What a preparation may take; None before the first."""
+        return max(self.prepared, default=None)
+
+    def learn(self, seconds: float, rows: int, prepared: float) -> None:
+        """Note how a preparation went.
+
+        Args:
+            seconds: from its beginning to its end, in which
+            rows: were consumed; and
+            prepared: what of the seconds was no wait for samples.
+        """
+        self.prepared.append(prepared)
+        if rows > 0 and seconds > 0:
+            self.paces.append(rows / seconds)
+
+    def wait(
+        self,
+        left: Callable[[], int],
+        pause: Callable[[float], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        """Return when the next pass is to be prepared.
+
+        Args:
+            left: rows of this pass that the consumer has not had yet; none of them where it
+                wants no more.
+            pause: waits so many seconds; True ends all waiting.
+            clock: seconds.
+        """
+        rows, known, seen = left(), max(self.paces, default=0.0), 0.0
+        looks = deque([(clock(), rows)], maxlen=RECENT_LOOKS)
+        while rows and not is_due(rows, max(known, seen), self.prepare_seconds):
+            if pause(LOOK_SECONDS):
+                return
+            now, rows = clock(), left()
+            began, before = looks[0]
+            # A batch that happens to come within a single look tells little.
+            if len(looks) >= FEW_LOOKS or not known:
+                seen = max(seen, (before - rows) / max(1e-9, now - began))
+            looks.append((now, rows))
+        if seen:
+            self.paces.append(seen)

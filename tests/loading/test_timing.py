@@ -1,0 +1,112 @@
+"""When the next snapshot is taken: late, but in time for the slowest preparation known."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.loading.timing import LOOK_SECONDS, MARGIN, SLACK_SECONDS, Timing, is_due
+
+seconds = st.floats(0.0001, 10)
+paces = st.floats(1, 1e7)
+
+
+@given(st.integers(0, 10**9), paces, seconds)
+def test_it_is_due_while_the_rest_lasts_longer_than_the_preparation(
+    left: int, pace: float, prepare: float
+) -> None:
+    lasts = left / pace
+    if not is_due(left, pace, prepare):
+        assert lasts > MARGIN * prepare + SLACK_SECONDS * 0.999
+    elif left:
+        assert is_due(left - 1, pace, prepare)
+        assert is_due(left, 2 * pace, prepare)
+        assert is_due(left, pace, 2 * prepare)
+    assert is_due(0, pace, prepare)
+
+
+@given(st.integers(0, 10**9), paces)
+def test_nothing_is_known_of_the_first_preparation_so_it_is_due_at_once(
+    left: int, pace: float
+) -> None:
+    assert is_due(left, pace, None)
+
+
+class Consumer:
+    """Takes batches at a pace of its own, on a clock of its own.
+
+    Args:
+        rows: of an epoch.
+        batch: rows of a batch.
+        step_seconds: from batch to batch.
+    """
+
+    def __init__(self, rows: int, batch: int, step_seconds: float) -> None:
+        self._rows, self._batch, self._step = rows, batch, step_seconds
+        self.now = 0.0
+
+    def begin(self) -> None:
+        self._began = self.now
+
+    def left(self) -> int:
+        batches = 1 + int((self.now - self._began) / self._step)
+        return max(0, self._rows - batches * self._batch)
+
+    def left_seconds(self) -> float:
+        return self._rows // self._batch * self._step - (self.now - self._began)
+
+    def pause(self, duration: float) -> bool:
+        self.now += duration
+        return False
+
+    def clock(self) -> float:
+        return self.now
+
+
+@given(
+    st.integers(1, 2000),
+    st.integers(1, 100),
+    st.floats(1e-4, 1.0),
+    st.floats(1e-3, 0.5),
+    seconds,
+)
+def test_a_steady_consumer_waits_for_no_snapshot_that_could_have_come_in_time(
+    batches: int, batch: int, step: float, prepare: float, first_prepare: float
+) -> None:
+    timing, consumer = Timing(), Consumer(batches * batch, batch, step)
+    timing.learn(first_prepare, 0, first_prepare)
+    for epoch in range(4):
+        consumer.begin()
+        timing.wait(consumer.left, consumer.pause, consumer.clock)
+        slack = consumer.left_seconds()
+        before = consumer.left()
+        consumer.pause(prepare)
+        timing.learn(prepare, before - consumer.left(), prepare)
+        if epoch and batches * step > 5 * LOOK_SECONDS:
+            # As long before the end as is wanted, but for one look and one batch.
+            wanted = prepare + SLACK_SECONDS - LOOK_SECONDS - step
+            assert slack >= min(wanted, batches * step - 2 * LOOK_SECONDS - step)
+
+
+def test_a_long_epoch_takes_its_snapshot_near_the_end() -> None:
+    timing, consumer = Timing(), Consumer(64_000, 64, 0.01)  # ten seconds
+    timing.learn(1.0, 0, 0.05)
+    for _ in range(3):
+        consumer.begin()
+        timing.wait(consumer.left, consumer.pause, consumer.clock)
+        assert 0.2 < consumer.left_seconds() < 0.6
+        before = consumer.left()
+        consumer.pause(0.05)
+        timing.learn(0.05, before - consumer.left(), 0.05)
+
+
+def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
+    timing, looks = Timing(), []
+    timing.learn(0.1, 0, 0.1)
+
+    def pause(duration: float) -> bool:
+        looks.append(duration)
+        return len(looks) == 1000
+
+    timing.wait(lambda: 100, pause, lambda: LOOK_SECONDS * len(looks))
+    assert len(looks) == 1000
