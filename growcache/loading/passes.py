@@ -134,7 +134,8 @@ class Walk:
         Raises:
             StoppedError: the walk was asked to end.
         """
-        self._hurry = hurry
+        # A pass that is left before its last window is of an epoch that nobody goes on with.
+        self._hurry = hurry or self._next_pass is None
         if self._next_pass is None:
             assert self._pass is not None
             self._begin_pass_ahead(self._pass.number + 1, 1)

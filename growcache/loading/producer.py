@@ -136,7 +136,8 @@ class Producer:
             self._assembler = Assembler(
                 self._options, snapshot, self._framework, self._start.form, self._arena
             )
-        facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds)
+        sizes = {row.number: row.samples for row in snapshot.shards}
+        facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds, sizes)
         identity = snapshot.view.identity
         self._book.begin_pass(begun.plan, identity.fingerprint if identity else None)
         self._link.put(PassBegun(begun.plan, facts))

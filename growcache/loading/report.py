@@ -77,11 +77,20 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """What the report needs to know of the snapshot of a pass."""
+    """What the report needs to know of the snapshot of a pass.
+
+    Attributes:
+        shards: of the snapshot.
+        view: the index when it was taken.
+        waited_seconds: until the cache held enough.
+        sizes: samples of each shard, by number; a dictionary, for the training loop takes it
+            over between two batches, and there may be ten thousand.
+    """
 
     shards: tuple[ShardRow, ...]
     view: IndexView
     waited_seconds: float
+    sizes: Mapping[int, int]
 
 
 class Tally:
@@ -117,9 +126,9 @@ class Tally:
         self._passes += not again
         self._facts = facts
         self._waited_cache += facts.waited_seconds
-        self._sizes.update((row.number, row.samples) for row in facts.shards)
+        self._sizes.update(facts.sizes)
         if self._passes == 1:
-            self._turn = (0, 0, sum(row.samples for row in facts.shards))
+            self._turn = (0, 0, sum(facts.sizes.values()))
 
     def waited(self, seconds: float) -> None:
         """Count time in which the consumer had no batch."""

@@ -1,0 +1,53 @@
+"""Hundreds of epochs over a cache that changes: a trainer keeps no more than after fifty."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growcache.numpy import EpochLoader
+
+SETTLED, EPOCHS, EVERY = 50, 400, 50
+GROWTH = 1.1  # five times the goal of benchmarks/soak.py
+
+
+def kept() -> dict[str, int]:
+    """What this process has: bytes of its own, open files, maps, threads."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    lines = dict(line.split(":", 1) for line in status.splitlines())
+    return {
+        "bytes": int(lines["RssAnon"].split()[0]) * 1024,
+        "files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        "maps": len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()),
+        "threads": int(lines["Threads"]),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [None, 1200], ids=["growing", "fixed"])
+def test_hundreds_of_epochs_keep_nothing(make_cache: Any, length: int | None) -> None:
+    cache = make_cache(shape=(32, 32))
+    cache.add(*range(8), samples=100)
+    before, looks = kept(), []
+    with EpochLoader(
+        cache.root, batch_size=50, min_samples=800, samples_per_epoch=length
+    ) as loader:
+        for epoch in range(EPOCHS):
+            assert sum(len(batch["id"]) for batch in loader) >= 800
+            cache.add(8 + epoch, samples=100)
+            cache.retire(epoch)
+            cache.poll()
+            if epoch >= SETTLED and epoch % EVERY == 0:
+                looks.append(kept())
+    after = kept()
+    assert looks[-1]["bytes"] <= GROWTH * looks[0]["bytes"]
+    for name in ("files", "threads"):
+        assert after[name] <= before[name]
+        assert max(look[name] for look in looks[1:]) <= looks[0][name] + 2  # a lease, a watch
+    assert (
+        max(look["maps"] for look in looks[1:]) <= looks[0]["maps"] + 16
+    )  # shards of a snapshot
