@@ -116,7 +116,7 @@ def lines(case: str, within: list[float], across: list[float]) -> Iterator[dict[
     """Yield a line for batches within epochs, and one for those across switches."""
     for name, values in (("batch to batch", within), ("epoch to epoch", across)):
         p50, p99 = np.percentile(values, [50, 99])
-        line = {
+        line: dict[str, Any] = {
             "case": case,
             "gap": name,
             "measured": len(values),

@@ -145,12 +145,13 @@ def drop(root: Path) -> None:
 
 def one_pass(root: Path, window_shards: int, *, cold: bool) -> tuple[float, float]:
     """Return samples per second, and milliseconds to the first batch, of a pass anew."""
-    limits = {
-        "WINDOW_SHARDS": min(window_shards, plan.WINDOW_SHARDS),
-        "WINDOW_BYTES": window_shards * SHARD_BYTES,
-        "WINDOW_SAMPLES": 1 << 40,
-    }
-    with mock.patch.multiple(plan, **limits), EpochLoader(root, batch_size=BATCH) as loader:
+    limits = mock.patch.multiple(
+        plan,
+        WINDOW_SHARDS=min(window_shards, plan.WINDOW_SHARDS),
+        WINDOW_BYTES=window_shards * SHARD_BYTES,
+        WINDOW_SAMPLES=1 << 40,
+    )
+    with limits, EpochLoader(root, batch_size=BATCH) as loader:
         if not cold:
             for _ in loader:
                 pass
