@@ -54,7 +54,8 @@ def _begun(
         number, tuple(map(PlannedShard._make, zip(*planned, strict=True))), window_samples
     )
     shards = tuple(map(ShardRow._make, zip(*rows, strict=True)))
-    return PassBegun(plan, PassFacts(shards, view, waited_seconds))
+    sizes = {row.number: row.samples for row in shards}
+    return PassBegun(plan, PassFacts(shards, view, waited_seconds, sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,14 +173,19 @@ def _opened(
     maps.prepare(options.chosen(snapshot.schema).names)  # not in the thread that copies
     window = OpenWindow(snapshot, plan, plan.numbers, maps, plan.starts(), plan.order())
     # Less than planned where a shard stands in for one that is gone.
-    if (maps.counts >= plan.counts).all():
+    sizes = np.array([0 if shard is None else len(shard) for shard in shards])
+    if (sizes >= plan.counts).all():
         return replace(window, order=window.order[skip:])
     unread = [n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None]
-    return _without_lost(options, window, skip, unread)
+    return _without_lost(options, window, skip, sizes, unread)
 
 
 def _without_lost(
-    options: LoaderOptions, window: OpenWindow, skip: int, unread: Sequence[int]
+    options: LoaderOptions,
+    window: OpenWindow,
+    skip: int,
+    sizes: Integers,
+    unread: Sequence[int],
 ) -> OpenWindow:
     """Return the window behind its first rows, without those that are not there.
 
@@ -188,11 +193,12 @@ def _without_lost(
         options: of the loader.
         window: all of it.
         skip: rows before those that are wanted.
-        unread: the shards that cannot be read.
+        sizes: samples that its shards have.
+        unread: those of its shards that cannot be read.
     """
     plan = window.plan
     places, rows = window.located(0, len(window))
-    wanted, there = np.arange(len(window)) >= skip, rows < window.shards.counts[places]
+    wanted, there = np.arange(len(window)) >= skip, rows < sizes[places]
     lost = wanted & ~there
     left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
     corrupt = tuple(number for number in unread if number in left)
