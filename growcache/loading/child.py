@@ -36,14 +36,18 @@ class Child:
 
     def __init__(self, kind: str = "gather") -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "growcache", kind, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**ENVIRONMENT, **python_path()},
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "growcache", kind, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env={**ENVIRONMENT, **python_path()},
+                )
+        except BaseException:
+            ours.close()
+            raise
         self.wire = Wire(ours)
         _children.add(self)
         self._finalizer = weakref.finalize(self, _end, self._process, self.wire, os.getpid())

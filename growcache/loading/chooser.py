@@ -109,7 +109,16 @@ class Chooser:
                 "interpreter's lock: starting a gather process",
                 100 * measured.stalled_share,
             )
-            self._by_thread, self._child = now.since(self._first), Child()
+            self._by_thread = now.since(self._first)
+            self._start()
+
+    def _start(self) -> None:
+        try:
+            self._child = Child()
+        except OSError as error:  # too many processes, or the working directory is gone
+            _log.warning("no gather process can be started, the thread goes on: %s", error)
+            self.give_up()
+        else:
             self._phase = Phase.STARTING
 
     def _judge(self, source: Source, now: Totals) -> None:
@@ -139,7 +148,7 @@ class Chooser:
         return source
 
     def give_up(self) -> None:
-        """Stay with the thread from now on: the process died."""
+        """Stay with the thread from now on: the process died, or could not be started."""
         self.kind, self._phase = "thread", Phase.SETTLED
 
     def close(self) -> None:

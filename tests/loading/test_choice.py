@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,23 @@ def test_where_the_process_dies_the_thread_goes_on(
     found, kinds = read(cache, "auto", deadly)
     assert found == read(cache, "thread", as_many(kinds))[0]
     assert caplog.text.count("a thread goes on behind the batch") == 1
+
+
+def test_where_no_process_can_be_started_the_thread_goes_on(
+    make_cache: Callable[..., Filled],
+    eager: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    cache = make_cache()
+    cache.add(*range(4))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    eager.chdir(gone)
+    gone.rmdir()
+    kinds = read(cache, "auto", lambda kinds: len(kinds) == 20)[1]
+    assert set(kinds) == {"thread"}
+    assert caplog.text.count("no gather process can be started, the thread goes on") == 1
 
 
 def test_who_cannot_choose_stays_with_the_thread(

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from growcache.errors import CacheError, ConfigError, FormatError
+from growcache.loading.calls import portable
 from growcache.loading.options import Gather
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -110,6 +111,19 @@ def test_errors_tell_what_they_tell_with_threads(cache: Filled, gather: Gather) 
         assert "raise ZeroDivisionError" in notes  # the traceback, as the process had it
     with loader(cache, functions.growing) as made, pytest.raises(FormatError, match="earlier"):
         list(made)
+
+
+def test_errors_that_cannot_travel_are_told() -> None:
+    class LocalError(ValueError):
+        pass
+
+    try:
+        raise LocalError("in the user's code")
+    except LocalError as error:
+        found = portable(error, "another process")
+    assert isinstance(found, CacheError)
+    assert "LocalError: in the user's code" in str(found)
+    assert "in another process:\nTraceback" in str(found)
 
 
 def test_a_process_that_dies_is_replaced(
