@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +22,11 @@ from tests.loading.conftest import full_of  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Filled]:
-    with Filled(tmp_path / "cache", full_of((4,))) as filled:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    with Filled(tmp_path_factory.mktemp("data") / "cache", full_of((4,))) as filled:
         filled.add(*range(10))
+        filled.complete()
         yield filled
 
 
@@ -116,8 +116,7 @@ def test_batches_that_are_not_its_own_are_refused(loader: Any) -> None:
         next(iter(remade(loader(), num_workers=1)))
 
 
-def test_a_fixed_set_has_its_length_once_it_is_complete(cache: Filled, loader: Any) -> None:
-    cache.complete()
+def test_a_fixed_set_has_its_length(loader: Any) -> None:
     validation = loader(fixed=True)
     assert (len(validation), len(validation.dataset), validation.drop_last) == (13, 100, False)
     first, second = ids(validation), ids(remade(validation))
@@ -140,8 +139,7 @@ def test_it_goes_on_where_another_stood(loader: Any, steps: int) -> None:
     assert len(ids(other)) == 3
 
 
-def test_a_fixed_set_goes_on_with_the_next_pass(cache: Filled, loader: Any) -> None:
-    cache.complete()
+def test_a_fixed_set_goes_on_with_the_next_pass(loader: Any) -> None:
     one, other = loader(fixed=True), loader(fixed=True)
     batches = iter(one)
     for _ in range(13):
