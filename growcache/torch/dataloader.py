@@ -103,8 +103,8 @@ class EpochDataLoader(DataLoader[Any]):
     It takes the arguments of `EpochLoader` (see ``help(EpochLoader)``), and needs
     ``samples_per_epoch`` or ``fixed``: trainers ask for the length once and keep the answer.
     Each iteration is the next epoch. There are no worker processes of torch: the batches
-    come ready, as those of `EpochLoader` do, and so ``num_workers`` is 0 and ``pin_memory``
-    False, whatever they are made with.
+    come ready, as those of `EpochLoader` do. So the attribute ``num_workers`` is 0, whatever
+    the argument of that name, which counts processes of growcache's own.
 
     It deals with the ranks of a job itself. Lightning shards no iterable dataset, and
     Accelerate's ``prepare`` returns this loader as it is; for a device give ``device``.
