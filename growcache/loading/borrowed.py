@@ -84,7 +84,8 @@ class Borrowed:
                 raise EOFError
             self._map(frame)
         places, gone = frame.head
-        buffers = [self._bytes(Place(*place)) for place in places]
+        buffers = [self._bytes(place) for place in places]
+        self._note({place.buffer for place in places})
         item = pickle.loads(frame.body, buffers=buffers)
         for number in gone:
             del self._bases[number]
@@ -104,13 +105,15 @@ class Borrowed:
                 os.close(descriptor)
 
     def _bytes(self, place: Place) -> Bytes:
-        base = self._bases[place.buffer]
-        if place.buffer in self._once:
-            self._once.remove(place.buffer)
-            del self._bases[place.buffer]
-        else:
-            self._lent.add(place.buffer)
-        return base[place.start : place.start + place.nbytes]
+        return self._bases[place.buffer][place.start : place.start + place.nbytes]
+
+    def _note(self, used: set[int]) -> None:
+        """Note what was lent now; what is used once is forgotten, and lives with its views."""
+        once = self._once & used
+        self._once -= once
+        self._lent |= used - once
+        for number in once:
+            del self._bases[number]
 
     def take_back(self) -> tuple[list[int], list[int]]:
         """Return what nobody here refers to any more: (free, spoiled) numbers, each once."""

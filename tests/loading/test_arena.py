@@ -172,6 +172,20 @@ def test_a_hoarder_costs_neither_side_a_note(ends: Ends) -> None:
     ends.close()
 
 
+def test_many_arrays_of_a_buffer_arrive_whether_it_is_used_once_or_again(ends: Ends) -> None:
+    ends.close()
+    ends, hoard = Ends(keep=1), []
+    for number in range(4):
+        taken = ends.pool.take()
+        taken[:] = number
+        ends.arena.send(ends.out, [taken[i : i + 7] for i in range(0, 70, 7)])
+        del taken
+        hoard.append(ends.borrowed.receive(ends.into))
+    for number, parts in enumerate(hoard):
+        assert all((part == number).all() for part in parts)
+    ends.close()
+
+
 def test_larger_buffers_replace_smaller_ones_on_both_sides(ends: Ends) -> None:
     before = memory_files()
     for size in range(1, 40):
