@@ -12,13 +12,16 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from growcache.loading.borrowed import Borrowed
 from growcache.loading.calls import portable
-from growcache.loading.crews import Call, store
+from growcache.loading.crews import Call, Rows, store
+from growcache.loading.gather import Column
+from growcache.loading.ragged import Ragged
 from growcache.loading.wire import Frame, Wire
 from growcache.loading.workers import Done, Raised, Setup, Work
 
@@ -71,10 +74,24 @@ def _answer(call: Call, work: Work) -> Done | Raised:
         return Raised(portable(error, WHERE))
 
 
+def _private(rows: Rows) -> Rows:
+    """Return the rows in memory of this process: the user's code may keep samples.
+
+    What is shared is filled again, and nobody here tells what still refers to it.
+    """
+    columns: dict[str, Column] = {
+        name: replace(column, values=column.values.copy())
+        if isinstance(column, Ragged)
+        else column.copy()
+        for name, column in rows.columns.items()
+    }
+    return replace(rows, columns=columns)
+
+
 def _made(call: Call, work: Work) -> Any:
-    n, schema = len(work.rows), work.schema
+    rows, n, schema = _private(work.rows), len(work.rows), work.schema
     if schema is None:
-        return [call(work.rows, i) for i in range(n)]
+        return [call(rows, i) for i in range(n)]
     out: dict[str, Any] = dict(work.out)
     returned = {
         f.name: [None] * n if f.is_ragged else np.empty((n, *f.fixed_shape), f.item)
@@ -83,5 +100,5 @@ def _made(call: Call, work: Work) -> Any:
     }
     out |= returned
     for i in range(n):
-        store(schema, call(work.rows, i), out, i)
+        store(schema, call(rows, i), out, i)
     return returned

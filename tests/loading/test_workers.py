@@ -100,6 +100,12 @@ def test_batches_that_are_kept_stay_as_they_were(cache: Filled) -> None:
             np.testing.assert_array_equal(batch["large"], copies[i] * (i % 2))
 
 
+def test_the_function_may_keep_samples(cache: Filled) -> None:
+    with loader(cache, functions.Keeping()) as made:
+        for _ in range(4):
+            assert sum(1 for _ in made) == 11
+
+
 @BOTH
 def test_errors_tell_what_they_tell_with_threads(cache: Filled, gather: Gather) -> None:
     with loader(cache, functions.failing, gather=gather) as made:
