@@ -70,6 +70,12 @@ class OpenWindow:
         first = self.plan.first + len(self.plan) - len(self)
         return np.arange(first + start, first + stop, dtype=np.int64)
 
+    def position(self, row: int) -> int:
+        """Return where one row stands in the pass, without an array: each batch asks."""
+        if self.offsets is not None:
+            return self.plan.first + int(self.offsets[row])
+        return self.plan.first + len(self.plan) - len(self) + row
+
     def close(self) -> None:
         """Let go of the maps: no more rows will be copied."""
         self.shards.close()
@@ -120,8 +126,7 @@ def marks_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Mark]:
     for n in rows:
         place = bisect_left(ends, n)
         window, _, stop = pieces[place]
-        last = stop - (ends[place] - n)
-        position = int(window.positions(last - 1, last)[0]) + 1
+        position = window.position(stop - 1 - (ends[place] - n)) + 1
         marks.append(Mark(window.plan.pass_number, position, window.corrupt))
     return marks
 
