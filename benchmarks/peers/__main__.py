@@ -101,7 +101,6 @@ def run_case(
     with running(chosen, case, folder, pythons) as children:
         match = Match(case, children, found, folder, results)
         match.write()
-        match.warm()
         versions = match.versions()
         found.about = facts(case) | {"versions": found.about.get("versions", {}) | versions}
         try:

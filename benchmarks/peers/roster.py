@@ -198,7 +198,7 @@ CONTESTANTS = {
             "libraries",
             WORKERS,
             ("lmdb", "torch"),
-            "one environment without locks and read-ahead; a batch in one transaction, "
+            "one environment without locks; a batch in one transaction, "
             "values copied straight from the map (`buffers=True`) into the batch",
         ),
     )

@@ -35,7 +35,7 @@ class Plan:
     rounds: int
     seconds: float = 0.8
     trial_seconds: float = 0.25
-    lead_seconds: float = 0.4
+    lead_seconds: float = 2.0
 
 
 @contextmanager
@@ -89,9 +89,13 @@ class Match:
                     f"  {child.contestant.title} wrote for {time.perf_counter() - began:.1f} s"
                 )
 
-    def warm(self) -> None:
-        """Read all files once, so that they are in the page cache."""
-        for path in self.folder.rglob("*"):
+    def warm(self, name: str) -> None:
+        """Read a contestant's files, so that they are in the page cache.
+
+        Before every round, for some kernels reclaim what was not touched for a while, and
+        others on the machine need memory.
+        """
+        for path in (self.folder / name).rglob("*"):
             if path.is_file():
                 with path.open("rb", buffering=0) as file:
                     while file.read(8 << 20):
@@ -112,7 +116,10 @@ class Match:
             for name, child in list(self.children.items()):
                 for setting in child.contestant.settings:
                     if not self._tried(name, setting, loop):
-                        limits = {"seconds": plan.trial_seconds, "lead_seconds": 0.15}
+                        limits = {
+                            "seconds": plan.trial_seconds,
+                            "lead_seconds": min(1.0, plan.lead_seconds),
+                        }
                         self._play(self.results.trials, name, setting, loop, limits, 0)
 
     def _tried(self, name: str, setting: str, loop: str) -> bool:
@@ -147,6 +154,7 @@ class Match:
             return
         arguments = self.children[name].contestant.settings[setting]
         command = {"do": "round", "setting": arguments, "loop": loop, "limits": limits}
+        self.warm(name)
         began = time.perf_counter()
         answer = self._asked(name, LIMIT_SECONDS, setting_name=setting, **command)
         if answer is FAILED:

@@ -46,7 +46,7 @@ class Rows(torch.utils.data.Dataset[Any]):
     def __getitems__(self, rows: list[int]) -> tuple[torch.Tensor, ...]:
         if self._environment is None:
             self._environment = lmdb.open(
-                self._path, readonly=True, lock=False, readahead=False, map_size=MAP_BYTES
+                self._path, readonly=True, lock=False, map_size=MAP_BYTES
             )
         with self._environment.begin(buffers=True) as transaction:
             found = [np.frombuffer(transaction.get(_key(row)), np.uint8) for row in rows]
