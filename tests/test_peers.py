@@ -182,7 +182,13 @@ def round_of(name: str, number: int, **figures: Any) -> dict[str, Any]:
 def made_up() -> Results:
     found = Results("256KiB", {"step_seconds": 5e-3, "samples": 64, "data_bytes": 64 << 18})
     found.about |= {"date": "2026-01-01", "commit": "abc", "cores": 2, "cpu": "a CPU"}
-    found.about |= {"memory_gib": 8, "kernel": "6", "python": "3.11", "versions": {"x": "1"}}
+    found.about |= {
+        "memory_gib": 8,
+        "load_before": 0.1,
+        "kernel": "6",
+        "python": "3.11",
+        "versions": {"x": "1"},
+    }
     speeds = {"growcache": [8e9, 12e9], "memcpy": [10e9, 10e9], "litdata": [1e9, 1e9]}
     for name, (one, two) in speeds.items():
         found.trials.append(round_of(name, 0, loop="idle", bytes_per_second=one))

@@ -102,10 +102,15 @@ class Child:
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()[-600:]
         raise GoneError(f"{self.contestant.title} {what}: {said}")
 
+    def end(self) -> None:
+        """Let it end, without waiting for that."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def close(self, patience_seconds: float = 10) -> None:
         """Let it end, and make sure that it and its workers do."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self.end()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_seconds)
         with suppress(ProcessLookupError):

@@ -148,7 +148,7 @@ def measured(results: Mapping[str, Results]) -> str:
         step = float(found.about["step_seconds"])
         parts += [
             f"## {NAMES.get(case, case)}",
-            sizes(found.about),
+            f"{sizes(found.about)} {proven(found)}",
             "The main thread looks at one element of each batch and asks for the next:",
             table(IDLE, idle_rows(found)),
             f"It computes in pure Python for {number(step * 1e3)} ms between two batches:",
@@ -169,7 +169,7 @@ def about(results: Mapping[str, Results]) -> str:
         lines.append(
             f"- {case}: {a['date']}, commit {a['commit']}, {a['cores']} cores of "
             f"{a['cpu']}, {a['memory_gib']} GiB, Linux {a['kernel']}, Python {a['python']}, no "
-            f"GPU; {rounds_in(found)} rounds"
+            f"GPU, load average {a['load_before']:g} before; rounds: {rounds_in(found)}"
         )
     return "\n".join(lines)
 
@@ -192,6 +192,13 @@ def sizes(a: Mapping[str, Any]) -> str:
         f"{a['samples']:,} samples, {a['data_bytes'] / 1e6:,.0f} MB, in batches of 64 of "
         f"{a['data_bytes'] / a['samples'] * 64 / 1e6:.3g} MB each."
     )
+
+
+def proven(found: Results) -> str:
+    """Return how many contestants were seen to deliver a whole epoch, byte for byte."""
+    playing = {r["contestant"] for r in found.rounds}
+    shown = {r["contestant"] for r in found.rounds if r.get("digest") is not None}
+    return f"A whole epoch was proven of {len(shown)} of {len(playing)} contestants."
 
 
 def missing(found: Results) -> list[str]:

@@ -48,9 +48,13 @@ def running(
             stack.enter_context(Child(c, case, folder / c.module, pythons[c.environment]))
             for c in chosen
         ]
-        for child in children:
-            child.ready()
-        yield children
+        try:
+            for child in children:
+                child.ready()
+            yield children
+        finally:
+            for child in children:  # all at once, for libraries take seconds to end
+                child.end()
 
 
 class Match:
