@@ -89,10 +89,10 @@ def test_fields_and_tuples_of_lengths(cache: Filled) -> None:
         gtf.dataset(cache.root, batch_size=5, ragged="list")  # type: ignore[arg-type]
 
 
-def test_a_cache_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_native_reading_of_another_format_is_refused(tmp_path: Path) -> None:
     with ragged_cache(tmp_path / "cache", {"x": "bytes"}, "npy") as cache:
         cache.add(0)
-        with pytest.raises(ConfigError, match=r"of format npy; set cache\.format: tfrecord"):
+        with pytest.raises(ConfigError, match=r'of format npy; use reader="gather"'):
             gtf.dataset(cache.root, batch_size=5)
 
 

@@ -61,11 +61,14 @@ class Engine:
         self._batches_received = 0
         self._revived = False  # since a block was received
 
-    def epoch(self) -> Iterator[Any]:
+    def epoch(self, pause_seconds: float | None = None) -> Iterator[Any]:
         """Yield the batches of the next epoch.
 
         What is left of an epoch that was broken off is not made up for: it is gone, and an
         older iterator raises RuntimeError where it is asked again.
+
+        Args:
+            pause_seconds: yield None where no batch has come for so long.
         """
         source = self._running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
@@ -76,7 +79,10 @@ class Engine:
         self._bookmark.begin_epoch(number)
         self._tally.begin_epoch()
         while True:
-            item = self._receive(turn, number)
+            item = self._receive(turn, number, pause_seconds)
+            if item is None:
+                yield None
+                continue
             if isinstance(item, Failure):
                 self.close()
                 raise item.error
@@ -207,14 +213,20 @@ class Engine:
             return replace(state, next_pass=begun)
         return state
 
-    def _receive(self, turn: object, number: int) -> Item:
-        """Return the next item of this epoch; what is left of earlier ones is dropped."""
+    def _receive(self, turn: object, number: int, pause_seconds: float | None) -> Item | None:
+        """Return the next item of this epoch; what is left of earlier ones is dropped.
+
+        None where that takes longer than the pause.
+        """
         while True:
             source = self._source
             if turn is not self._turn or source is None:
                 raise RuntimeError(CLOSED)
             began = time.perf_counter()
-            item = source.receive()
+            item = source.receive(pause_seconds)
+            if item is None:
+                self._tally.waited(time.perf_counter() - began)
+                return None
             self._count(time.perf_counter() - began, item)
             if isinstance(item, PassBegun):
                 self._begin_pass(item)

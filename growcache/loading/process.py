@@ -69,8 +69,10 @@ class ProcessSource:
         """Begin an epoch."""
         self._child.send(Begin(epoch))
 
-    def receive(self) -> Item:
-        """Return what comes next."""
+    def receive(self, seconds: float | None = None) -> Item | None:
+        """Return what comes next, None where nothing comes for so long."""
+        if seconds is not None and not self._child.wire.has_come(seconds):
+            return None
         try:
             while True:
                 item = self._next()

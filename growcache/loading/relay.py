@@ -13,7 +13,7 @@ from growcache.loading.blocks import Block, Cutter
 from growcache.loading.child import JOIN_SECONDS
 from growcache.loading.links import Died, Failure, Halted, Item, Link
 from growcache.loading.process import ProcessSource
-from growcache.loading.sources import CLOSED, Kind
+from growcache.loading.sources import CLOSED, Kind, received
 from growcache.loading.state import LoaderState, Mark
 
 
@@ -62,9 +62,9 @@ class RelayedSource:
         self._link.begin(epoch)
         self._source.begin(epoch)
 
-    def receive(self) -> Item:
-        """Return what comes next."""
-        return self._items.get()
+    def receive(self, seconds: float | None = None) -> Item | None:
+        """Return what comes next, None where it takes longer."""
+        return received(self._items, seconds)
 
     def more(self) -> None:
         """Say that a block was received."""
@@ -90,6 +90,7 @@ class RelayedSource:
         link, last = self._link, False
         while not last and not link.stop.is_set():
             item = self._source.receive()
+            assert item is not None  # it waits without end
             last = isinstance(item, Failure | Died | Halted)
             if isinstance(item, Block):
                 last = not self._pass_on(item)

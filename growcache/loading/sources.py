@@ -18,6 +18,14 @@ Kind: TypeAlias = Literal["thread", "process"]
 CLOSED = "this epoch is over: the loader was closed, or iterated anew meanwhile"
 
 
+def received(items: queue.SimpleQueue[Item], seconds: float | None) -> Item | None:
+    """Return the next item; None where none comes for so long."""
+    try:
+        return items.get(timeout=seconds)
+    except queue.Empty:
+        return None
+
+
 class Source(Protocol):
     """A producer as the consumer sees it; used by the consumer's thread, but for `close`.
 
@@ -49,8 +57,8 @@ class Source(Protocol):
     def begin(self, epoch: int) -> None:
         """Begin an epoch; what belongs to earlier ones is not wanted any more."""
 
-    def receive(self) -> Item:
-        """Return what comes next; waits for it."""
+    def receive(self, seconds: float | None = None) -> Item | None:
+        """Return what comes next; waits for it, or so long: then None."""
 
     def more(self) -> None:
         """Say that a block was received, so that another may be put."""
@@ -113,9 +121,9 @@ class ThreadSource:
         """Begin an epoch."""
         self._link.begin(epoch)
 
-    def receive(self) -> Item:
-        """Return what comes next."""
-        return self._items.get()
+    def receive(self, seconds: float | None = None) -> Item | None:
+        """Return what comes next, None where it takes longer."""
+        return received(self._items, seconds)
 
     def more(self) -> None:
         """Say that a block was received."""

@@ -252,8 +252,8 @@ class ShardStream:
                 raise ClosedError
         return begun
 
-    def shards(self) -> Iterator[tuple[str, int]]:
-        """Yield (path, token) of shards that are whole and leased, in planned order.
+    def shards(self) -> Iterator[tuple[str, int, int]]:
+        """Yield (path, token, samples) of whole and leased shards, in planned order.
 
         The token names the shard; `NOTHING` stands for "nothing now, ask again".
 
@@ -270,7 +270,7 @@ class ShardStream:
                 return
             yield from self._until_next_pass()
 
-    def _shards_of(self, running: Pass) -> Iterator[tuple[str, int]]:
+    def _shards_of(self, running: Pass) -> Iterator[tuple[str, int, int]]:
         any_whole = False
         for place, row in enumerate(running.rows):
             if self._closed:
@@ -280,7 +280,8 @@ class ShardStream:
             token = self._give(running, row)
             if token is not None:
                 any_whole = True
-                yield os.fspath(running.snapshot.file(row.number)), token
+                path = os.fspath(running.snapshot.file(row.number))
+                yield path, token, row.samples
         if not any_whole and not self._closed:
             raise CorruptShardError(
                 f"every shard of {self._options.root} is damaged; run growcache check"
@@ -377,7 +378,7 @@ class ShardStream:
             self._ahead_ready.set()
             self._news.set()
 
-    def _until_next_pass(self) -> Iterator[tuple[str, int]]:
+    def _until_next_pass(self) -> Iterator[tuple[str, int, int]]:
         while not self._closed:
             self._news.clear()
             self._look_ahead()
@@ -390,7 +391,7 @@ class ShardStream:
             self._end_held()
             if not self._is_reading():
                 self._news.wait(PAUSE_SECONDS)
-            yield "", NOTHING
+            yield "", NOTHING, 0
 
     def _end_held(self) -> None:
         """End the pass where the next one waits for samples, which need its room."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import os
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -97,6 +98,14 @@ class Wire:
                 raise EOFError("the other side is gone")
             have += got
         return data
+
+    def has_come(self, seconds: float) -> bool:
+        """Wait for so long at most; return whether `receive` has something, if only the end."""
+        if self.fileno() < 0:
+            return True
+        waiting = select.poll()  # unlike select.select it takes any number of descriptors
+        waiting.register(self, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
 
     def fileno(self) -> int:
         """Return the descriptor, for `select`."""

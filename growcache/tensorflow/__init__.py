@@ -1,0 +1,9 @@
+"""TensorFlow's front door: epochs over a cache as a `tf.data.Dataset`."""
+
+from growcache.tensorflow.datasets import EpochDataset, dataset
+from growcache.tensorflow.native import CYCLE_SHARDS, SHUFFLE_BYTES, SHUFFLE_SAMPLES
+
+__all__ = ["CYCLE_SHARDS", "SHUFFLE_BYTES", "SHUFFLE_SAMPLES", "EpochDataset", "dataset"]
+
+# Where users know them to be: in tracebacks and in help().
+EpochDataset.__module__ = dataset.__module__ = __name__

@@ -1,0 +1,188 @@
+"""`growcache.tensorflow.dataset`, and what it returns."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+import tensorflow as tf
+
+from growcache.cache.identity import read_identity
+from growcache.errors import ConfigError
+from growcache.loading.maps import Verify
+from growcache.loading.options import LoaderOptions, names_of
+from growcache.loading.waiting import wait_for_samples
+from growcache.schema import Schema
+from growcache.tensorflow.gathered import GatherFeed
+from growcache.tensorflow.native import NativeFeed
+from growcache.tensorflow.records import records_of
+from growcache.tensorflow.tensors import Form, Spec
+
+Dataset: TypeAlias = Any
+Reader: TypeAlias = Literal["native", "gather"]
+
+READERS: tuple[Reader, ...] = ("native", "gather")
+
+
+def dataset(
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int,
+    min_samples: int = 1000,
+    samples_per_epoch: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    fixed: bool = False,
+    fields: Sequence[str] | None = None,
+    as_tuple: Sequence[str] | None = None,
+    ragged: Literal["offsets", "pad"] = "offsets",
+    job: str = "default",
+    endless: bool = False,
+    verify: Verify = "first",
+    reader: Reader = "native",
+) -> EpochDataset:
+    """Return batches from a growing cache; every iteration is a new epoch over what is there.
+
+    The shards of an epoch are leased while TensorFlow needs them. The lease ends with the
+    iterator, or with its last reference. Keras keeps the length of the first epoch that it
+    sees, so give it ``endless``, or ``samples_per_epoch``.
+
+    Args:
+        path: of the cache directory. It need not exist yet, but its samples must be known
+            before there is a dataset: this waits for the first ones, and says so.
+        batch_size: samples per batch.
+        min_samples: wait until so many are cached, or the whole population is.
+        samples_per_epoch: None makes an epoch of everything that is cached, so it grows; a
+            number makes every epoch of exactly so many samples, part of a pass over the
+            cache or several; the next iteration goes on where the last one ended.
+        seed: of the order.
+        shuffle: False gives shards by number and samples as they were drawn.
+        drop_last: leave a last, smaller batch out.
+        fixed: wait until the cache is complete; then every epoch is one pass in order, and
+            its last batch is kept. For validation.
+        fields: names of the cache's fields that are wanted; the others are not decoded.
+        as_tuple: names of fields; batches are tuples of these instead of dicts.
+        ragged: how fields whose values differ in size come: ``offsets`` as
+            `tf.RaggedTensor`, ``pad`` as tensors with zeros behind each value, whose sizes
+            are in ``x_lengths``, int64 [batch], or [batch, k] for k ragged dimensions.
+            bytes and str come as `tf.string`.
+        job: in whose name uses are counted.
+        endless: one pipeline that runs on from pass to pass without a gap, each over what
+            is cached by then: ``model.fit(endless, steps_per_epoch=400, epochs=90)``. It
+            has no epochs of its own, so ``samples_per_epoch`` has no bearing on it.
+        verify: check a shard before this process first reads it, or in every pass.
+        reader: ``native``, TensorFlow's own code reads, shuffles and parses; or ``gather``,
+            growcache's, whose batches TensorFlow takes as they are in memory: faster, most
+            so for large samples, and for caches of any format. It needs Python once per
+            batch, so a training step in pure Python holds it up more.
+
+    Returns:
+        A `tf.data.Dataset` of dicts of field name to tensor [batch, *shape], in the dtype
+        of the schema; the batch dimension is static where every batch is full.
+
+    Raises:
+        ConfigError: arguments that cannot be meant, or a cache of another format than
+            tfrecord.
+        FormatError: a field has a dtype that TensorFlow does not have.
+        CacheError: the cache is complete without a sample.
+    """
+    options = LoaderOptions(
+        path=path,
+        batch_size=batch_size,
+        min_samples=min_samples,
+        samples_per_epoch=samples_per_epoch,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        fixed=fixed,
+        fields=names_of("fields", fields),
+        ragged=ragged,
+        job=job,
+        verify=verify,
+    )
+    if endless and fixed:
+        raise ConfigError(
+            "endless and fixed exclude one another: a fixed epoch ends; use "
+            "dataset(..., fixed=True).repeat() to go on with the next one"
+        )
+    if endless:
+        # Its batches run on across passes, so there is no last one to leave out.
+        options = replace(options, samples_per_epoch=None, drop_last=False)
+    if ragged not in ("offsets", "pad"):
+        raise ConfigError(f"ragged must be offsets or pad for TensorFlow, found {ragged!r}")
+    if reader not in READERS:
+        raise ConfigError(f"reader must be native or gather, found {reader!r}")
+    schema = _schema(options, reader)
+    form = Form.of(schema, options, names_of("as_tuple", as_tuple))
+    runs_on = endless or samples_per_epoch is not None
+    feed: _Feed
+    if reader == "gather":
+        feed = GatherFeed(options, form, runs_on=runs_on)
+    else:
+        feed = NativeFeed(options, records_of(schema, form), runs_on=runs_on)
+    if endless:
+        infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return EpochDataset(feed.pipeline().apply(infinite), feed)
+    return EpochDataset(feed.epochs() if runs_on else feed.pipeline(), feed)
+
+
+class _Feed(Protocol):
+    """What makes the batches of a dataset."""
+
+    def pipeline(self) -> Dataset:
+        """Return the batches: of an epoch, or without end."""
+
+    def epochs(self) -> Dataset:
+        """Return epochs of ``samples_per_epoch``, which go on where the last one ended."""
+
+    def wait(self) -> None:
+        """Wait, in the calling thread, until the cache holds enough for the next epoch."""
+
+    def close(self) -> None:
+        """Let go of what no iterator holds."""
+
+
+class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
+    """A `tf.data.Dataset` that waits for its cache in the thread that iterates it.
+
+    TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
+    """
+
+    def __init__(self, made: Dataset, feed: _Feed) -> None:
+        self._made = made
+        self._feed = feed
+        # TensorFlow keeps the feed for good, and does not say when its dataset goes.
+        weakref.finalize(self, feed.close)
+        super().__init__(tf.data.experimental.to_variant(made))
+
+    def _inputs(self) -> list[Dataset]:
+        return [self._made]
+
+    @property
+    def element_spec(self) -> Spec:
+        """What a batch is made of: a dict, or a tuple, of `tf.TensorSpec`."""
+        return self._made.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch, once the cache holds enough for it."""
+        if tf.executing_eagerly():
+            self._feed.wait()
+        iterator: Iterator[Any] = super().__iter__()
+        return iterator
+
+
+def _schema(options: LoaderOptions, reader: Reader) -> Schema:
+    """Return the schema of the cache's samples, once it is known."""
+    identity = read_identity(options.root) or wait_for_samples(options.root, 1).identity
+    assert identity is not None  # it is written before the first sample
+    if reader == "native" and identity.cache_format != "tfrecord":
+        raise ConfigError(
+            f"TensorFlow itself reads caches of format tfrecord, {options.root} is of format "
+            f'{identity.cache_format}; use reader="gather", or set cache.format: tfrecord and '
+            "fill another one"
+        )
+    return identity.schema

@@ -1,0 +1,204 @@
+"""The pipeline in which TensorFlow's own code reads, shuffles, batches and parses.
+
+Python says which shards come, once per shard, and counts where the samples of a batch
+came from, once per batch. Every record goes with a number that tells its shard.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from growcache.errors import CacheError
+from growcache.loading.options import LoaderOptions
+from growcache.loading.streams import Checked, Pass, ShardStream, wait
+from growcache.seeding import derive
+from growcache.tensorflow.live import end_with_the_interpreter
+from growcache.tensorflow.records import Records
+from growcache.tensorflow.tensors import Tensor, spec
+
+Dataset: TypeAlias = Any
+
+SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
+SHUFFLE_SAMPLES = 16_384
+BUFFERS_PER_PASS = 4
+CYCLE_SHARDS = 4  # shards that are read at a time
+PREFETCH_BATCHES = 4
+ROW_BITS = 32  # of a record's number; the token of its shard stands above
+
+
+class NativeFeed:
+    """Makes the pipeline, and answers what TensorFlow asks while it runs.
+
+    TensorFlow keeps it for as long as the process lives, so it holds nothing itself: what
+    an iteration holds is in its `ShardStream`, which its generator closes.
+
+    Args:
+        options: of the loader.
+        records: how the cache is read.
+        runs_on: whether a pass follows the other.
+    """
+
+    def __init__(self, options: LoaderOptions, records: Records, *, runs_on: bool) -> None:
+        self._options = options
+        self._records = records
+        self._runs_on = runs_on
+        self._checked = Checked()
+        self._passes = itertools.count()
+        self._names = itertools.count()
+        self._streams: dict[int, ShardStream] = {}
+        self._begun = False
+        self._waited = False
+        self._numbers: frozenset[int] | None = None
+
+    def wait(self) -> None:
+        """Wait, in the calling thread, until the cache holds enough for the next epoch."""
+        wait(self._options, 1 if self._waited else self._options.min_samples)
+        self._waited = True
+
+    def close(self) -> None:
+        """Nothing outlives an iteration."""
+
+    def pipeline(self) -> Dataset:
+        """Return the dataset of decoded batches.
+
+        An iteration is one element of the outermost dataset, whose generator stands still
+        while the inner pipeline runs: TensorFlow closes it with the iterator.
+        """
+        iterations = tf.data.Dataset.from_generator(
+            self._iterate, output_signature=(spec(tf.int64), spec(tf.int64), spec(tf.int64))
+        )
+        made = iterations.flat_map(self._batches).prefetch(PREFETCH_BATCHES)
+        options = tf.data.Options()
+        # The order is the same for the same seed and cache, unless the cache is waited for.
+        options.deterministic = True
+        return made.with_options(options)
+
+    def epochs(self) -> Dataset:
+        """Return the pipeline cut into epochs that go on where the last one ended."""
+        steps = self._options.steps_per_epoch
+        assert steps is not None
+        iterator = iter(self.pipeline())
+        return tf.data.Dataset.range(steps).map(lambda _: iterator.get_next())
+
+    def _batches(self, name: Tensor, buffer_samples: Tensor, seed: Tensor) -> Dataset:
+        """Return the batches of one iteration (this is traced once)."""
+        options = self._options
+        shards = tf.data.Dataset.from_generator(
+            self._shards,
+            args=(name,),
+            output_signature=(spec(tf.string, [None]), spec(tf.int64), spec(tf.int64)),
+        )
+        samples = shards.interleave(
+            lambda paths, token, count: self._samples(name, paths, token, count),
+            cycle_length=CYCLE_SHARDS if options.shuffles else 1,
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        if options.shuffles:
+            samples = samples.shuffle(buffer_samples, seed=seed)
+        samples = samples.batch(options.batch_size, drop_remainder=self._full_batches)
+        sizes = self._epoch_sizes()
+        if sizes is not None:
+            samples = samples.rebatch(sizes)
+        return samples.map(
+            lambda numbers, records: self._delivered(name, numbers, records),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+    @property
+    def _full_batches(self) -> bool:
+        return self._runs_on or not self._options.keeps_last
+
+    def _epoch_sizes(self) -> list[int] | None:
+        """Return the batch sizes of an epoch whose last batch is kept and is smaller."""
+        options = self._options
+        if options.samples_per_epoch is None or not options.keeps_last:
+            return None
+        whole, rest = divmod(options.samples_per_epoch, options.batch_size)
+        return [options.batch_size] * whole + [rest] if rest else None
+
+    def _samples(self, name: Tensor, paths: Tensor, token: Tensor, count: Tensor) -> Dataset:
+        """Return (number, record) of each sample of a shard, and note when it was read.
+
+        The numbers come first, so that they are asked once more behind the last record.
+        """
+        first = tf.bitwise.left_shift(token, ROW_BITS)
+        numbers = tf.data.Dataset.range(first, first + count)
+        end = tf.data.Dataset.from_tensors(token).filter(
+            lambda token: tf.ensure_shape(
+                tf.numpy_function(self._was_read, [name, token], tf.bool), []
+            )
+        )
+        return tf.data.Dataset.zip((numbers.concatenate(end), self._records.read(paths)))
+
+    def _delivered(self, name: Tensor, numbers: Tensor, records: Tensor) -> Any:
+        counted = tf.numpy_function(self._count, [name, numbers], tf.bool)
+        with tf.control_dependencies([counted]):
+            return self._records.decode(records)
+
+    # What TensorFlow's threads call
+
+    def _iterate(self) -> Iterator[tuple[int, int, int]]:
+        stream = ShardStream(
+            self._options,
+            lambda: next(self._passes),
+            self._checked,
+            endless=self._runs_on,
+        )
+        name, complete = next(self._names), False
+        self._streams[name] = stream
+        end_with_the_interpreter(stream)
+        try:
+            first = stream.begin(1 if self._begun else self._options.min_samples)
+            self._begun = True
+            if self._options.fixed:
+                self._refuse_change(first)
+            seed = derive(self._options.seed, "tensorflow", first.number) % 2**31
+            yield name, self._buffer_samples(first), seed
+            complete = True
+        finally:
+            del self._streams[name]
+            stream.close(complete=complete)
+
+    def _shards(self, name: np.int64) -> Iterator[tuple[list[str], int, int]]:
+        stream = self._streams.get(int(name))
+        if stream is None:
+            return
+        for path, token, samples in stream.shards():
+            yield [path] if path else [], token, samples
+
+    def _was_read(self, name: np.int64, token: np.int64) -> np.bool_:
+        stream = self._streams.get(int(name))
+        if stream is not None:
+            stream.read(int(token))
+        return np.False_
+
+    def _count(self, name: np.int64, numbers: Any) -> np.bool_:
+        stream = self._streams.get(int(name))
+        if stream is not None:
+            stream.delivered(numbers >> ROW_BITS)
+        return np.True_
+
+    def _buffer_samples(self, first: Pass) -> int:
+        """Return the size of the shuffle buffer.
+
+        Where passes run on, it stays well below one: a sample may be left in the buffer for
+        several times its size, and nothing but chance ends that.
+        """
+        wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, first.snapshot.sample_bytes))
+        cached = sum(row.samples for row in first.rows)
+        most = cached // BUFFERS_PER_PASS if self._runs_on else cached
+        return max(1, min(wanted, most))
+
+    def _refuse_change(self, first: Pass) -> None:
+        numbers = frozenset(row.number for row in first.rows)
+        if self._numbers not in (None, numbers):
+            raise CacheError(
+                f"the shards of {self._options.root} changed under a fixed dataset; give it a "
+                "cache with eviction: none"
+            )
+        self._numbers = numbers

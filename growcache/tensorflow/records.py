@@ -1,0 +1,100 @@
+"""Shards as TensorFlow's own code reads and parses them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import tensorflow as tf
+
+from growcache.cache.formats.tfrecord import layout
+from growcache.cache.formats.tfrecord_ragged import SHAPE
+from growcache.schema import Field, Schema
+from growcache.tensorflow.tensors import Form, Tensor, nested, numbers, typed
+
+Dataset: TypeAlias = Any
+
+
+class Records(Protocol):
+    """How the records of a cache are read."""
+
+    def read(self, paths: Tensor) -> Dataset:
+        """Return the records of these files as strings, one after the other."""
+
+    def decode(self, records: Tensor) -> Any:
+        """Return the batch that records, string [batch], are."""
+
+
+def records_of(schema: Schema, form: Form) -> Records:
+    """Return the way of reading that suits the cache's schema."""
+    return _Examples(form) if schema.is_ragged else _Rows(schema, form)
+
+
+class _Rows:
+    """Records of one length, in which every value has its place, so that nobody parses.
+
+    TFRecord's own checksums are not looked at: each shard's digest was, before it came here.
+    """
+
+    def __init__(self, schema: Schema, form: Form) -> None:
+        where = layout(schema)
+        offsets = {field.name: offset for field, offset in where.fields}
+        self._record_bytes = where.record_bytes
+        self._offsets = [(field, offsets[field.name]) for field in form.fields]
+        self._form = form
+
+    def read(self, paths: Tensor) -> Dataset:
+        return tf.data.FixedLengthRecordDataset(paths, self._record_bytes)
+
+    def decode(self, records: Tensor) -> Any:
+        values = {
+            field.name: typed(tf.strings.substr(records, offset, field.nbytes), field)
+            for field, offset in self._offsets
+        }
+        return self._form.batch(values)
+
+
+class _Examples:
+    """Records that differ in length: `tf.train.Example`s, parsed a batch at a time."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._features = {}
+        for field in form.fields:
+            self._features[field.name] = tf.io.FixedLenFeature([], tf.string)
+            if field.needs_shape:
+                shape = tf.io.FixedLenFeature([len(field.shape)], tf.int64)
+                self._features[field.name + SHAPE] = shape
+
+    def read(self, paths: Tensor) -> Dataset:
+        return tf.data.TFRecordDataset(paths)
+
+    def decode(self, records: Tensor) -> Any:
+        parsed = tf.io.parse_example(records, self._features)
+        values: dict[str, Any] = {}
+        for field in self._form.fields:
+            values |= _decoded(field, parsed, self._form.style)
+        return self._form.batch(values)
+
+
+def _decoded(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, Any]:
+    """Return what a batch holds of a field."""
+    raw = parsed[field.name]
+    if field.is_blob:
+        return {field.name: raw}
+    if not field.is_ragged:
+        return {field.name: typed(raw, field)}
+    shapes = parsed[field.name + SHAPE] if field.needs_shape else _shapes(raw, field)
+    values = nested(numbers(tf.strings.reduce_join(raw), field), shapes, field)
+    if style == "offsets":
+        return {field.name: values}
+    lengths = tf.gather(shapes, field.ragged_dims, axis=1)
+    if len(field.ragged_dims) == 1:
+        lengths = lengths[:, 0]
+    return {field.name: values.to_tensor(), f"{field.name}_lengths": lengths}
+
+
+def _shapes(raw: Tensor, field: Field) -> Tensor:
+    """Return the shapes, int64 [batch, rank], of values whose bytes tell them."""
+    found = tf.cast(tf.strings.length(raw), tf.int64) // field.unit_bytes
+    sizes = [found if size is None else tf.fill(tf.shape(raw), size) for size in field.dims]
+    return tf.stack([tf.cast(size, tf.int64) for size in sizes], axis=1)
