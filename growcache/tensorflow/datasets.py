@@ -124,10 +124,10 @@ def dataset(
         feed = GatherFeed(options, form, runs_on=runs_on)
     else:
         feed = NativeFeed(options, records_of(schema, form), runs_on=runs_on)
+    made = feed.epochs() if runs_on and not endless else feed.pipeline()
     if endless:
-        infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return EpochDataset(feed.pipeline().apply(infinite), feed)
-    return EpochDataset(feed.epochs() if runs_on else feed.pipeline(), feed)
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return EpochDataset(made, feed, bare=reader == "gather" or (runs_on and not endless))
 
 
 class _Feed(Protocol):
@@ -152,9 +152,18 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
     TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
     """
 
-    def __init__(self, made: Dataset, feed: _Feed) -> None:
+    def __init__(self, made: Dataset, feed: _Feed, *, bare: bool) -> None:
+        """Take the pipeline.
+
+        Args:
+            made: the pipeline.
+            feed: that it asks.
+            bare: whether there is nothing in it that TensorFlow could tune, as it would for
+                each iterator anew, which takes milliseconds.
+        """
         self._made = made
         self._feed = feed
+        self._alone = made.with_options(_bare()) if bare else made
         # TensorFlow keeps the feed for good, and does not say when its dataset goes.
         weakref.finalize(self, feed.close)
         super().__init__(tf.data.experimental.to_variant(made))
@@ -171,8 +180,17 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         """Return an iterator over the next epoch, once the cache holds enough for it."""
         if tf.executing_eagerly():
             self._feed.wait()
+            return iter(self._alone)
         iterator: Iterator[Any] = super().__iter__()
         return iterator
+
+
+def _bare() -> Any:
+    """Return the options of a pipeline that is run as it is."""
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    return options
 
 
 def _schema(options: LoaderOptions, reader: Reader) -> Schema:
