@@ -46,11 +46,25 @@ class _Rows:
         return tf.data.FixedLengthRecordDataset(paths, self._record_bytes)
 
     def decode(self, records: Tensor) -> Any:
+        batch = records.shape[0] if records.shape[0] is not None else tf.shape(records)[0]
+        rows = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch, self._record_bytes])
         values = {
-            field.name: typed(tf.strings.substr(records, offset, field.nbytes), field)
+            field.name: _cells(rows[:, offset : offset + field.nbytes], batch, field)
             for field, offset in self._offsets
         }
         return self._form.batch(values)
+
+
+def _cells(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
+    """Return uint8 [batch, nbytes] as tensors [batch, *shape]."""
+    dtype, nbytes = tf.as_dtype(field.item), field.nbytes
+    if dtype == tf.bool:
+        cells = tf.cast(raw, tf.bool)
+    elif dtype.size == 1:
+        cells = tf.bitcast(raw, dtype)
+    else:
+        cells = tf.bitcast(tf.reshape(raw, [batch, nbytes // dtype.size, dtype.size]), dtype)
+    return tf.reshape(cells, [batch, *field.fixed_shape])
 
 
 class _Examples:
