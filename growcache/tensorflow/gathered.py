@@ -110,7 +110,7 @@ class GatherFeed:
 def _engine_options(options: LoaderOptions, form: Form, *, runs_on: bool) -> LoaderOptions:
     """Return what a loader delivers the batches of."""
     wanted = tuple(field.name for field in form.fields)
-    options = replace(options, fields=wanted, ragged=style_of(form))
+    options = replace(options, fields=wanted, ragged=style_of(form), gather="thread")
     if runs_on and options.samples_per_epoch is None:
         return replace(options, samples_per_epoch=ENDLESS_STEPS * options.batch_size)
     return options
