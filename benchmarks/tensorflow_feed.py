@@ -33,7 +33,7 @@ from growcache.schema import Sample, Schema
 from tests.filled import Filled
 
 BATCH = 64
-WARM_BATCHES = 12
+WARM_BATCHES = 6
 READERS = ("by hand", "native", "gather")
 SHUFFLE_BYTES, SHUFFLE_SAMPLES = 64_000_000, 16_384
 SHORTEST, LONGEST = 20, 200  # rows of 1 KiB in a ragged sample
@@ -288,12 +288,12 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return the rows of one kind of sample."""
     kind = KINDS[name]
-    fill(root, kind, 2**26 if quick else 2**28, 4 if quick else 16)
+    fill(root, kind, 2**25 if quick else 2**28, 4 if quick else 16)
     found = [peer.ask("samples", root, name) for peer in peers.values()]
     assert found[0], "no samples"
     assert all(other == found[0] for other in found), f"{name}: the readers differ"
     megabytes = kind.sample_bytes * BATCH / 1e6
-    steps = 16 if quick else max(48, int(400 // megabytes))
+    steps = 16 if quick else max(24, int(100 // megabytes))
     rows = []
     for what, asked in (
         ("eager", "steady"),

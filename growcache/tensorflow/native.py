@@ -96,7 +96,7 @@ class NativeFeed:
         samples = shards.interleave(
             lambda paths, token, count: self._samples(name, paths, token, count),
             cycle_length=CYCLE_SHARDS if options.shuffles else 1,
-            num_parallel_calls=tf.data.AUTOTUNE,
+            num_parallel_calls=self._records.threads,
         )
         if options.shuffles:
             samples = samples.shuffle(buffer_samples, seed=seed)

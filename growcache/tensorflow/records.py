@@ -14,8 +14,19 @@ from growcache.tensorflow.tensors import Form, Tensor, nested, numbers, typed
 Dataset: TypeAlias = Any
 
 
+# Below, to hand a record from thread to thread takes as long as to read it.
+SMALL_RECORD_BYTES = 16 * 1024
+
+
 class Records(Protocol):
-    """How the records of a cache are read."""
+    """How the records of a cache are read.
+
+    Attributes:
+        threads: that read shards side by side; None for the one that asks, where the
+            kernel's read-ahead is all that there is to gain.
+    """
+
+    threads: int | None
 
     def read(self, paths: Tensor) -> Dataset:
         """Return the records of these files as strings, one after the other."""
@@ -39,6 +50,8 @@ class _Rows:
         where = layout(schema)
         offsets = {field.name: offset for field, offset in where.fields}
         self._record_bytes = where.record_bytes
+        small = where.record_bytes < SMALL_RECORD_BYTES
+        self.threads: int | None = None if small else tf.data.AUTOTUNE
         self._offsets = [(field, offsets[field.name]) for field in form.fields]
         self._form = form
 
@@ -71,6 +84,7 @@ class _Examples:
     """Records that differ in length: `tf.train.Example`s, parsed a batch at a time."""
 
     def __init__(self, form: Form) -> None:
+        self.threads: int | None = tf.data.AUTOTUNE
         self._form = form
         self._features = {}
         for field in form.fields:
