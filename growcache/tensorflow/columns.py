@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ def style_of(form: Form) -> RaggedStyle:
     return "pad" if form.style == "pad" else "offsets"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """A field on its way from the loader into a tensor.
 
@@ -38,7 +39,7 @@ class Column:
     field: Field
     style: RaggedStyle
 
-    @property
+    @functools.cached_property
     def specs(self) -> dict[str, Spec]:
         """What `arrays` returns, as TensorFlow is told; batches are of any length here."""
         field, name = self.field, self.field.name

@@ -46,13 +46,16 @@ class GatherFeed:
         self._form = form
         self._columns = [Column(field, style_of(form)) for field in form.fields]
         self._runs_on = runs_on
+        self._shares = self._waited = False  # one iterator for all epochs
         self._engines = _Engines(_engine_options(options, form, runs_on=runs_on))
         self._nothing = (False, *(array for each in self._columns for array in each.nothing()))
 
     def wait(self) -> None:
         """Wait, in the calling thread, until the cache holds enough for the next epoch."""
-        if not self._engines.any_idle:  # else its next epoch is under way
+        shared_runs = self._shares and self._waited
+        if not shared_runs and not self._engines.any_idle:  # else the next epoch is under way
             wait(self._options, self._engines.min_samples)
+            self._waited = True
 
     def close(self) -> None:
         """End what waits for the next iteration."""
@@ -76,7 +79,7 @@ class GatherFeed:
         """Return the pipeline cut into epochs that go on where the last one ended."""
         steps = self._options.steps_per_epoch
         assert steps is not None
-        iterator = iter(self.pipeline())
+        iterator, self._shares = iter(self.pipeline()), True
         return tf.data.Dataset.range(steps).map(lambda _: iterator.get_next())
 
     def _batch(self, values: Mapping[str, Tensor]) -> Any:

@@ -52,11 +52,13 @@ class NativeFeed:
         self._names = itertools.count()
         self._streams: dict[int, ShardStream] = {}
         self._begun = False
-        self._waited = False
+        self._shares = self._waited = False  # one iterator for all epochs
         self._numbers: frozenset[int] | None = None
 
     def wait(self) -> None:
         """Wait, in the calling thread, until the cache holds enough for the next epoch."""
+        if self._shares and self._waited:  # the next epoch is under way
+            return
         wait(self._options, 1 if self._waited else self._options.min_samples)
         self._waited = True
 
@@ -82,7 +84,7 @@ class NativeFeed:
         """Return the pipeline cut into epochs that go on where the last one ended."""
         steps = self._options.steps_per_epoch
         assert steps is not None
-        iterator = iter(self.pipeline())
+        iterator, self._shares = iter(self.pipeline()), True
         return tf.data.Dataset.range(steps).map(lambda _: iterator.get_next())
 
     def _batches(self, name: Tensor, buffer_samples: Tensor, seed: Tensor) -> Dataset:
