@@ -134,8 +134,14 @@ class Feed:
         import growcache.tensorflow as gtf
 
         reader: Any = self._reader
-        arguments = {"batch_size": BATCH, "min_samples": 1, "drop_last": False}
-        return gtf.dataset(root, **arguments, endless=endless, reader=reader)
+        return gtf.dataset(
+            root,
+            batch_size=BATCH,
+            min_samples=1,
+            drop_last=False,
+            endless=endless,
+            reader=reader,
+        )
 
     def samples(self, root: Path, name: str) -> dict[int, int]:
         """Return a checksum of each sample by its label."""
