@@ -359,13 +359,16 @@ def protected(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
 
 
 def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
-    """Return all leases that are visible now, in order of name; unreadable ones are left out."""
-    found = []
-    for name in sorted(_names(Layout(root).leases)):
-        view = _read(Layout(root).leases / name)
-        if view is not None:
-            found.append(view)
-    return found
+    """Return all leases that are visible now, in order of name; unreadable ones are left out.
+
+    Those that come meanwhile are among them: a reader that makes a new lease and then ends
+    the old one would else be seen with neither, where the new one was made after the look
+    into the directory, and the old one ended before it was read.
+    """
+    directory, found = Layout(root).leases, dict[str, LeaseView | None]()
+    while new := [name for name in _names(directory) if name not in found]:
+        found |= {name: _read(directory / name) for name in new}
+    return [view for _, view in sorted(found.items()) if view is not None]
 
 
 def remove_torn_leases(layout: Layout) -> None:

@@ -128,7 +128,7 @@ class Engine:
     def _refuse(self, state: LoaderState, missing: Missing) -> None:
         """Refuse what is sure to fail now, rather than in the next epoch."""
         try:
-            view = read_index(self._options.root)
+            view = read_index(self._options.root, retired=True)
         except CacheMissingError:
             view = IndexView()
         refuse_other_cache(view, state.fingerprint, self._options)

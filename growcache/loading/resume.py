@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, ShardRow, read_index
-from growcache.cache.leases import Lease
+from growcache.cache.leases import Lease, protected, read_leases
 from growcache.cache.locks import is_held
 from growcache.cache.wishes import Outcome, outcomes
 from growcache.errors import CacheError, ConfigError
@@ -75,7 +75,7 @@ def refuse_missing(view: IndexView, rest: Rest, options: LoaderOptions) -> None:
         CacheError: shards of the rest are not there.
     """
     needed = _digests(rest)
-    if gone := needed.keys() - _there(view, needed).keys():
+    if gone := needed.keys() - _there(view, needed, options.root).keys():
         raise CacheError(
             f"{len(gone)} of the {len(needed)} shards that the rest of the pass needs are not in "
             f"{options.root} any more; resume with missing='refetch' or missing='substitute'"
@@ -95,8 +95,9 @@ def reopen(attempt: Attempt, rest: Rest) -> tuple[Snapshot, Rest] | None:
     if view is None:
         return None
     refuse_other_cache(view, attempt.fingerprint, attempt.options)
-    begun = rest.begun()
+    begun, root = rest.begun(), attempt.options.root
     while not attempt.stopped():
+        view = read_index(root, retired=True)
         if attempt.missing == "error":
             refuse_missing(view, rest, attempt.options)
         if attempt.missing == "substitute":
@@ -105,7 +106,6 @@ def reopen(attempt: Attempt, rest: Rest) -> tuple[Snapshot, Rest] | None:
         if snapshot is not None:
             snapshot.counted(begun)
             return snapshot, rest
-        view = read_index(attempt.options.root)
     return None
 
 
@@ -126,7 +126,7 @@ def _existing(attempt: Attempt) -> IndexView | None:
 def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
     """Return the snapshot; None where a shard went before it was leased, or to stop."""
     options, digests = attempt.options, _digests(rest)
-    there = _there(view, digests)
+    there = _there(view, digests, options.root)
     # All of them: what is live now may be retired before the lease is there.
     wishes = digests
     if attempt.missing != "refetch":
@@ -144,8 +144,8 @@ def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
         return None
     try:
         # What is seen live from here on may not be deleted, even if it is retired.
-        view = read_index(options.root)
-        rows = _there(view, digests)
+        view = read_index(options.root, retired=True)
+        rows = _there(view, digests, options.root, lease.name)
         if attempt.missing == "refetch":
             view = _all_there(attempt, rest, digests, rows) or view
         if len(rows) < len(digests):
@@ -166,7 +166,7 @@ def _all_there(
     root, told = attempt.options.root, False
     with closing(looks(root, attempt.wake, attempt.stopped)) as views:
         for view in views:
-            rows |= _there(view, digests)
+            rows |= _there(view, digests, root)
             wishes = {n: digest for n, digest in digests.items() if n not in rows}
             if not wishes:
                 return view
@@ -196,7 +196,7 @@ def _refuse_refused(root: Path, found: Mapping[int, Outcome], needed: int) -> No
 def _substituted(view: IndexView, rest: Rest, options: LoaderOptions) -> Rest:
     """Return the rest with other shards in the places of those that are gone."""
     needed = rest.needed()
-    gone = needed - _there(view, _digests(rest)).keys()
+    gone = needed - _there(view, _digests(rest), options.root).keys()
     if not gone:
         return rest
     planned = {shard.number for shard in rest.plan.shards}
@@ -223,8 +223,36 @@ def _digests(rest: Rest) -> dict[int, str]:
     return {s.number: s.digest for s in rest.plan.shards if s.number in needed}
 
 
-def _there(view: IndexView, digests: Mapping[int, str]) -> dict[int, ShardRow]:
-    return {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
+def _there(
+    view: IndexView, digests: Mapping[int, str], root: Path, own: str = ""
+) -> dict[int, ShardRow]:
+    """Return the shards of these digests that are live, or on their way out and held.
+
+    Args:
+        view: of the index; shards on their way out are found only if it tells of them.
+        digests: by number.
+        root: of the cache.
+        own: the name of the caller's own lease, which proves nothing.
+    """
+    live = {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
+    going = {r.number: r for r in view.retired if digests.get(r.number) == r.digest}
+    if not going:
+        return live
+    held = _held(root, own)
+    return live | {number: row for number, row in going.items() if number in held}
+
+
+def _held(root: Path, own: str) -> set[int]:
+    """Return the shards that others hold: whoever has a lease on one by now may keep it.
+
+    They were live when their holder came, so their files are there yet; and whoever looks
+    for leases after the holder went finds the caller's.
+    """
+    held: set[int] = set()
+    for lease in read_leases(root):
+        if lease.open and lease.name != own:
+            held.update(set(protected(lease, resumable=False)) - lease.wishes.keys())
+    return held
 
 
 def _hint(root: Path) -> str:

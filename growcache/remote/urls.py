@@ -102,9 +102,13 @@ def parse_url(url: str) -> Location:
     """Return what a URL or path means.
 
     Raises:
-        ConfigError: no bucket where the scheme needs one, or a malformed glob.
+        ConfigError: no bucket where the scheme needs one, a malformed glob, or a NUL byte.
     """
     shown = redact(url)
+    if "\0" in url:
+        raise ConfigError(
+            f"source.url {shown!r}: expected an address or a path, found a NUL byte"
+        )
     found = _SCHEME.match(url)
     if "::" in url:  # chained file systems keep the whole address, fsspec unravels it
         return Location(shown, "chain", "", url)

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -173,6 +175,26 @@ def test_rule_17_a_lease_is_locked_and_whole_when_it_is_first_seen(
         assert [(view.open, view.numbers, view.wishes) for view in seen] == [
             (True, (1, 2, 3), {3: "three"})
         ]
+
+
+def test_whoever_goes_over_to_another_lease_is_seen_with_one_of_them(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one is not in the directory when it is listed, the old one is over when it is read."""
+    leases, scandir = [Lease.create(layout.root, "train", [1])], os.scandir
+
+    def watched(path: Path) -> Any:
+        entries = list(scandir(path))
+        if len(leases) < 4:
+            leases.append(Lease.create(layout.root, "train", [1]))
+            leases[-2].close()
+        return nullcontext(entries)
+
+    with FileLock.acquire(layout.supervisor_lock):  # or what is over would leave no file
+        monkeypatch.setattr(os, "scandir", watched)
+        seen = read_leases(layout.root)
+    assert [lease.numbers for lease in seen if lease.open] == [(1,)]
+    leases[-1].close()
 
 
 def test_rule_17_a_header_that_names_a_trillion_shards_is_no_lease(layout: Layout) -> None:

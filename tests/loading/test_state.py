@@ -227,6 +227,28 @@ def test_a_shard_that_retires_before_it_is_leased_is_wished_for(
     assert lease.wishes.keys() == set(lease.numbers)
 
 
+@pytest.mark.parametrize("missing", ["refetch", "error", "substitute"])
+def test_what_is_on_its_way_out_is_there_while_another_holds_it(
+    cache: Any, loader: Any, missing: Any
+) -> None:
+    """Nobody draws it again, nobody waits, and it stays when the other has gone."""
+    cache.add(*range(6))
+    whole, _ = first(loader(shuffle=False), 100)
+    other = loader(shuffle=False)
+    batches = iter(other)
+    begun = ids([next(batches) for _ in range(2)])
+    state = other.state_dict()
+    cache.retire(1, 3, 4)
+    resumed = loader(shuffle=False)
+    resumed.load_state_dict(state, missing=missing)
+    rest = iter(resumed)
+    begun += ids([next(rest)])
+    batches.close()
+    other.close()
+    cache.poll()  # the evictor: what nobody holds goes
+    assert begun + ids(rest) == whole
+
+
 def test_others_stand_in_for_shards_that_are_gone(
     cache: Any, loader: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
