@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import sys
 import tempfile
@@ -89,3 +90,9 @@ def slowlink() -> Iterator[Callable[..., SlowLink]]:
         yield lambda endpoint, **faults: open_links.enter_context(
             running_slowlink(endpoint, **faults)
         )
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector pass over all that was imported: it stays, and tests collect often."""
+    gc.collect()
+    gc.freeze()

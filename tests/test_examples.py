@@ -151,6 +151,7 @@ EPOCHS_OF = ("--samples-per-epoch", "64", "--batch-size", "16")
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_lightning_fit(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     needs("lightning")
@@ -164,6 +165,7 @@ def test_lightning_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_accelerate_loop(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     needs("accelerate")

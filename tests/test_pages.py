@@ -25,7 +25,6 @@ from growcache.cache.budget import fixed_budget, minimum_bytes
 from growcache.cache.eviction import Candidate, choose
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.wire import MAX_PAYLOAD_BYTES
-from growcache.cache.leases import read_leases
 from growcache.config import PLANNED, CacheConfig, load_config
 from growcache.errors import ConfigError
 from growcache.loading.plan import plan_pass, window_samples
@@ -41,7 +40,7 @@ from growcache.schema import Sample, Schema
 from growcache.service.cli import app, main
 from tests.filled import Filled
 from tests.ragged import ragged_cache
-from tests.sampling.services import run, status, wait_until
+from tests.sampling.services import run, status
 
 ROOT = Path(__file__).parent.parent
 NAMES = ["epochs", "choosing", "tensorflow", "not_offered"]
@@ -179,28 +178,6 @@ def test_how_epochs_grow() -> None:
         new = min(ratio * samples, Fraction(room))
         samples = min(samples + new, Fraction(room))
     assert len(rows) == 8
-
-
-def test_a_cache_of_one_window_grows_by_what_came_one_epoch_before(tmp_path: Path) -> None:
-    """As many samples come as are consumed, so the ratio is 1."""
-    with Filled(tmp_path / "cache") as cache:
-        cache.add(*range(4))
-        numbers, sizes = itertools.count(4), []
-        with EpochLoader(cache.root, batch_size=10, min_samples=1) as loader:
-            for epoch in range(7):
-                steps = 0
-                for _ in loader:
-                    steps += 1
-                    if steps == 1:  # the snapshot of the next epoch is taken now
-                        wait_for_leases(cache, epoch + 2)
-                    cache.add(next(numbers))
-                sizes.append(steps)
-    assert sizes == [4, 4, 8, 12, 20, 32, 52]
-
-
-def wait_for_leases(cache: Filled, count: int) -> None:
-    """Wait until so many were ever made: nobody removes the files of those that ended."""
-    wait_until(lambda: len(read_leases(cache.root)) >= count, 10)
 
 
 def test_where_the_second_window_begins() -> None:

@@ -52,7 +52,8 @@ def here() -> list[Contestant]:
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", [TINY, pytest.param(RAGGED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [TINY, RAGGED])
 def test_all_contestants_deliver_the_same_samples(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     chosen = here() if case is TINY else [here()[0], here()[3]]

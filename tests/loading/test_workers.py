@@ -83,7 +83,7 @@ def test_ragged_fields_and_small_ones_as_well(tmp_path: Path, gather: Gather) ->
 def test_both_processes_work_and_neither_is_the_trainer(cache: Filled) -> None:
     with loader(cache, functions.where, num_workers=2) as made:
         seen = {int(pid) for _ in range(3) for batch in made for pid in batch["pid"]}
-        assert seen == {child.pid for child in children()}
+        assert seen <= {child.pid for child in children()}
         assert len(seen) == 2
         assert os.getpid() not in seen
 
@@ -218,6 +218,7 @@ def test_functions_of_a_script_need_no_guard(
 
 
 def test_without_a_transform_no_process_starts(cache: Filled) -> None:
+    before = children()  # servers of other tests
     with loader(cache, None, gather="thread") as made:
         next(iter(made))
-        assert children() == []
+        assert children() == before
