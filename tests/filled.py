@@ -13,6 +13,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.formats import shard_files
 from growcache.cache.identity import Identity
 from growcache.cache.incoming import needed_bytes, write_incoming
+from growcache.cache.leases import LeaseView, read_leases
 from growcache.cache.packing import pack
 from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
 from growcache.config import CacheConfig
@@ -133,3 +134,12 @@ class Filled:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_leases(root: Path) -> list[LeaseView]:
+    """Return leases that were open at one and the same moment, between two looks.
+
+    One look takes a while: it may show a lease as open that ended, beside one that came then.
+    """
+    before = {lease.name for lease in read_leases(root) if lease.open}
+    return [lease for lease in read_leases(root) if lease.open and lease.name in before]

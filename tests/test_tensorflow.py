@@ -23,7 +23,7 @@ from growcache.cache.leases import read_leases
 from growcache.cache.status import read_status
 from growcache.errors import ConfigError, FormatError
 from growcache.schema import Sample
-from tests.filled import Filled
+from tests.filled import Filled, open_leases
 from tests.sampling.services import (
     drawn,
     make_source,
@@ -59,10 +59,6 @@ def ids(batches: Iterable[Any]) -> list[int]:
 
 def written(*numbers: int, samples: int = 10) -> list[int]:
     return [1000 * number + row for number in numbers for row in range(samples)]
-
-
-def open_leases(root: Path) -> list[Any]:
-    return [lease for lease in read_leases(root) if lease.open]
 
 
 # What an epoch is

@@ -15,11 +15,10 @@ import pytest
 import tensorflow as tf
 
 import growcache.tensorflow as gtf
-from growcache.cache.leases import read_leases
 from growcache.errors import ConfigError
 from growcache.loading.buffers import RECYCLE_BYTES
 from growcache.schema import Sample
-from tests.filled import Filled
+from tests.filled import Filled, open_leases
 from tests.ragged import ragged_cache
 from tests.sampling.services import wait_until
 from tests.test_tensorflow_ragged import KINDS
@@ -55,10 +54,6 @@ def ids(batches: Iterable[Any]) -> list[int]:
 
 def written(*numbers: int, samples: int = 10) -> list[int]:
     return [1000 * number + row for number in numbers for row in range(samples)]
-
-
-def open_leases(root: Path) -> list[Any]:
-    return [lease for lease in read_leases(root) if lease.open]
 
 
 # What an epoch is

@@ -22,6 +22,7 @@ from growcache.loading.blocks import Batch
 from growcache.loading.epochs import Engine
 from growcache.loading.options import LoaderOptions
 from growcache.schema import Origin, Sample
+from tests.filled import open_leases
 
 MakeEngine = Callable[..., Engine]
 
@@ -198,7 +199,7 @@ def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) 
     loader = engine(cache, job="mine")
     for _ in range(4):
         for _ in loader.epoch():
-            leases = [lease for lease in read_leases(cache.root) if lease.open]
+            leases = open_leases(cache.root)
             assert len(leases) <= 2
             assert {lease.job for lease in leases} == {"mine"}
     loader.close()
@@ -220,7 +221,7 @@ def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
     loader = engine(cache, samples_per_epoch=4000)
     for batch, _ in enumerate(loader.epoch()):
         if batch % 50 == 0:
-            assert len([lease for lease in read_leases(cache.root) if lease.open]) <= 2
+            assert len(open_leases(cache.root)) <= 2
     loader.close()
     assert not any(lease.open for lease in read_leases(cache.root))
 

@@ -22,7 +22,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import following
 from growcache.loading.following import company, next_walk
@@ -31,7 +30,7 @@ from growcache.loading.ranks import ALONE, Ranks, deal, find_ranks, run_of, stan
 from growcache.loading.reuse import Watch
 from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
-from tests.filled import Filled
+from tests.filled import Filled, open_leases
 from tests.sampling.services import make_source, service, wait_until, write_config
 
 HERE = Path(__file__).parent
@@ -498,7 +497,7 @@ def test_a_walk_has_at_most_two_leases_per_rank(cache: Filled) -> None:
     most = [0]
 
     def count(batch: Any) -> Any:
-        leases = [lease for lease in read_leases(cache.root) if lease.open]
+        leases = open_leases(cache.root)
         found = [lease.ranks.rank for lease in leases if lease.ranks]
         most[0] = max([most[0], *(found.count(rank) for rank in found)])
         return batch

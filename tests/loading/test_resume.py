@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from growcache.cache.index import read_index
-from growcache.cache.leases import read_leases
 from growcache.errors import CacheError
 from growcache.loading import plan
 from growcache.numpy import EpochLoader
+from tests.filled import open_leases
 from tests.loading.loaders import as_bytes
 from tests.loading.trainer import OPTIONS, WINDOW_BYTES
 from tests.sampling.services import (
@@ -124,7 +124,7 @@ def test_what_was_evicted_is_drawn_again_for_the_rest(
         found = []
         for batch in resumed:
             found.append(as_bytes(batch))
-            assert len([lease for lease in read_leases(cache) if lease.open]) <= 2
+            assert len(open_leases(cache)) <= 2
     assert found == batches[stopped:]
     (said,) = [r.message for r in caplog.records if "to be drawn again" in r.message]
     assert "shards that the rest of pass 0 needs" in said

@@ -32,7 +32,7 @@ from growcache.loading.state import (
     with_substitutes,
 )
 from growcache.schema import Origin, Sample
-from tests.filled import Filled
+from tests.filled import Filled, open_leases
 from tests.loading.conftest import full_of
 from tests.loading.loaders import LOADERS, as_bytes
 from tests.ragged import ragged_cache
@@ -183,7 +183,7 @@ def test_only_what_is_still_to_come_must_be_there(cache: Any, loader: Any) -> No
     resumed.load_state_dict(state, missing="error")
     rest = iter(resumed)
     assert begun + ids([next(rest)]) == whole[:30]
-    leases = [lease for lease in read_leases(cache.root) if lease.open]
+    leases = open_leases(cache.root)
     assert {lease.numbers for lease in leases} == {(2, 3, 4, 5)}
     assert len(leases) <= 2
     assert ids(rest) == whole[30:]
