@@ -5,8 +5,9 @@ element the loop looks at. `memcpy` copies rows of an array in memory, one by on
 recycled buffers that rotate (into a single one it would run in the CPU's cache); `take` is
 one `numpy.take` per batch of the same rows into the same buffers. Nothing that shuffles
 can be faster than the better of both by much. `DataLoader` has two persistent workers over
-`np.load(mmap_mode="r")`, the same shards as .npy files. Whole rounds are timed, epoch
-switches included.
+`np.load(mmap_mode="r")`, the same shards as .npy files. Whole epochs are timed, the switch to
+them included, each right behind one that is not: what a loader read ahead while others ran
+would otherwise be taken for speed.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ def measure(
         taken: dict[str, list[float]] = {name: [] for name in variants}
         for repetition in range(rounds + 1):  # the first warms up
             for name in variants:
+                consume(programs[name]())
                 began = time.perf_counter()
                 samples = consume(programs[name]())
                 seconds = time.perf_counter() - began

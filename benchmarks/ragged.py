@@ -150,6 +150,7 @@ def measure(case: Case, directory: Path, rounds: int) -> tuple[int, dict[str, li
         taken: dict[str, list[float]] = {name: [] for name in runs}
         for number in range(rounds + 1):
             for name, run in runs.items():
+                consume(run())  # or what was read ahead meanwhile would be taken for speed
                 began = time.perf_counter()
                 batches = sum(consume(run()) for _ in range(EPOCHS))
                 seconds = (time.perf_counter() - began) / EPOCHS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -14,8 +14,9 @@ import numpy as np
 from growcache.loading.arena import Arena
 from growcache.loading.buffers import Allocate
 from growcache.loading.calls import blamed
+from growcache.loading.columns import Places
 from growcache.loading.crews import Crew, arguments_of
-from growcache.loading.framework import Booleans, Framework, Integers
+from growcache.loading.framework import Booleans, Framework
 from growcache.loading.gather import Column, Gatherer, batches_per_block
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ragged import Ragged, Styler
@@ -33,6 +34,9 @@ Batch: TypeAlias = dict[str, Any]
 # A column of all rows with its name, or what each batch holds of a ragged field.
 Part: TypeAlias = tuple[str, Array] | deque[Batch]
 
+# The numbers of some shards, and for each row the place of its own among them.
+Drawn: TypeAlias = tuple[Sequence[int], Places]
+
 
 @dataclass(slots=True)
 class Block:
@@ -40,8 +44,9 @@ class Block:
 
     Attributes:
         epoch: that it belongs to.
+        rows: of all its batches.
         parts: what the batches are cut of, in the order of the fields.
-        numbers: int64 [rows], the shard of each row.
+        drawn: the shard of each row.
         counts: how many rows are of which shard.
         nbytes: of the arrays that the batches are cut of.
         marks: where the loader stands after each batch.
@@ -51,8 +56,9 @@ class Block:
     """
 
     epoch: int
+    rows: int
     parts: list[Part]
-    numbers: Integers
+    drawn: list[Drawn]
     counts: dict[int, int]
     nbytes: int
     marks: list[Mark]
@@ -60,10 +66,16 @@ class Block:
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 
-def count_of(numbers: Integers) -> dict[int, int]:
-    """Return how often each number occurs."""
-    found, counts = np.unique(numbers, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+def count_of(drawn: Iterable[Drawn], rows: int = sys.maxsize) -> dict[int, int]:
+    """Return how many of the first so many rows are of which shard."""
+    found: dict[int, int] = {}
+    for numbers, places in drawn:
+        # To sort the numbers of all rows would take five times as long.
+        for number, count in zip(numbers, np.bincount(places[:rows]).tolist(), strict=False):
+            if count:
+                found[number] = found.get(number, 0) + count
+        rows = max(0, rows - len(places))
+    return found
 
 
 def _decided(form: Form | None) -> Schema | None:
@@ -130,8 +142,7 @@ class Assembler:
         )
         self._walked: list[Piece] = []
         self._valid: list[Booleans] = []
-        self._numbers: list[Integers] = []
-        self._counts: dict[int, int] = {}
+        self._drawn: list[Drawn] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
 
@@ -150,22 +161,13 @@ class Assembler:
         self._walked += walked
         for piece in pieces:
             window, start, stop = piece
-            places, rows = window.located(start, stop)
-            self._gatherer.add(window.shards, places, rows)
-            self._numbers.append(np.asarray(window.numbers)[places])
-            self._count(window.numbers, places)
+            rows = window.part(start, stop)
+            self._gatherer.add(rows)
+            self._drawn.append((window.numbers, rows.places))
             if self._options.marks_valid:
                 self._valid.append(_valid(piece))
             if self._transform is not None:
                 self._note(self._transform, piece)
-
-    def _count(self, numbers: Sequence[int], places: Integers) -> None:
-        counts = np.bincount(
-            places
-        ).tolist()  # to sort the numbers would take five times as long
-        for number, count in zip(numbers, counts, strict=False):
-            if count:
-                self._counts[number] = self._counts.get(number, 0) + count
 
     def _note(self, transform: Transform, piece: Piece) -> None:
         window, start, stop = piece
@@ -180,10 +182,10 @@ class Assembler:
 
     def finish(self, epoch: int) -> Block:
         """Return the block, and begin another."""
+        rows = self._gatherer.filled
         columns: Mapping[str, Column] = self._gatherer.finish()
-        numbers, counts = np.concatenate(self._numbers), self._counts
-        places, origins = self._places, self._origins
-        size, rows = self._options.batch_size, len(numbers)
+        drawn, places, origins = self._drawn, self._places, self._origins
+        size = self._options.batch_size
         ends = [min(start + size, rows) for start in range(0, rows, size)]
         step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
         marks = marks_after(
@@ -197,7 +199,7 @@ class Assembler:
             columns = {**columns, VALID: np.concatenate(valid)}
         parts = [self._part(name, column, ends) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
-        return Block(epoch, parts, numbers, counts, nbytes, marks, self._form())
+        return Block(epoch, rows, parts, drawn, count_of(drawn), nbytes, marks, self._form())
 
     def _part(self, name: str, column: Column, ends: list[int]) -> Part:
         if not isinstance(column, Ragged):
@@ -216,7 +218,7 @@ class Assembler:
 
     def _begin(self) -> None:
         self._walked, self._valid = [], []
-        self._numbers, self._counts = [], {}
+        self._drawn = []
         self._places, self._origins = [], []
 
     def close(self) -> None:
@@ -241,7 +243,7 @@ class Cutter:
 
     def cut(self, block: Block) -> Block:
         """Make the block's batches, each only when it is asked for."""
-        block.batches = self._batches(block.parts, len(block.numbers))
+        block.batches = self._batches(block.parts, block.rows)
         block.parts = []
         return block
 

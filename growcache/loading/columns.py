@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from growcache.cache.formats.mapped import RaggedColumn
 from growcache.errors import CacheError
 from growcache.loading.framework import Bytes, Integers
 from growcache.schema import Array
+
+# Of numbers that are as short as they can be.
+Places: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class Columns(Protocol):
@@ -62,12 +66,12 @@ class Equal:
     starts: Integers
     strides: Integers
 
-    def find(self, places: Integers, rows: Integers) -> Integers:
-        """Return int64 [n], where in the span these rows begin."""
-        found = self.strides[places]
-        found *= rows
-        found += self.starts[places]
-        return found
+    def values(self, places: Integers, rows: Integers) -> Values:
+        """Return where the values of these rows lie."""
+        begins = self.strides[places]
+        begins *= rows
+        begins += self.starts[places]
+        return Values(begins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +92,65 @@ class Varied:
     lengths: Integers
     dims: Integers
 
-    def find(self, places: Integers, rows: Integers) -> Integers:
-        """Return int64 [n], which of the values these rows are."""
-        return self.firsts[places] + rows
+    def values(self, places: Integers, rows: Integers) -> Values:
+        """Return where the values of these rows lie, how long they are, and their shapes."""
+        found = self.firsts[places] + rows
+        return Values(self.starts[found], self.lengths[found], self.dims[found])
 
 
 Column: TypeAlias = Equal | Varied
+
+
+class Values(NamedTuple):
+    """Where the values of some rows begin in the span of their field.
+
+    Attributes:
+        begins: int64 [n], in bytes.
+        lengths: int64 [n], in bytes; None: as the schema says.
+        dims: int64 [n, k], the sizes of the ragged dimensions; None: there are none.
+    """
+
+    begins: Integers
+    lengths: Integers | None = None
+    dims: Integers | None = None
+
+    def chosen(self, which: slice | Integers) -> Values:
+        """Return those of some of the rows."""
+        return Values._make(None if column is None else column[which] for column in self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of shards, in the order in which they are wanted.
+
+    They are looked up for a whole window at once, in the thread that opens it: the thread
+    that copies would let go of the GIL in each of these operations, and wait to have it back.
+
+    Attributes:
+        shards: that they are in.
+        places: unsigned [n], the place of each row's shard among them.
+        values: of each field, where they lie.
+    """
+
+    shards: Shards
+    places: Places
+    values: Mapping[str, Values]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def chosen(self, which: slice | Integers) -> Rows:
+        """Return some of the rows; those of a slice share memory."""
+        values = {name: values.chosen(which) for name, values in self.values.items()}
+        return Rows(self.shards, self.places[which], values)
+
+    def memory(self, name: str) -> Bytes:
+        """Return what the values of a field lie in: uint8 [k].
+
+        Raises:
+            CacheError: the shards were closed.
+        """
+        return self.shards.column(name).span.memory
 
 
 class Shards:
@@ -128,17 +185,23 @@ class Shards:
             self._columns[name] = _column(self._shards, name)
         return self._columns[name]
 
-    def prepare(self, names: Iterable[str]) -> None:
-        """Find out where the values of these fields lie before it is asked for."""
-        for name in names:
-            self.column(name)
+    def rows(self, names: Iterable[str], places: Integers, rows: Integers) -> Rows:
+        """Return where the values of some rows lie.
 
-    def check(self, places: Integers, rows: Integers) -> None:
-        """Refuse rows that are not there.
+        Args:
+            names: of the fields that are wanted.
+            places: int64 [n], for each row its shard.
+            rows: int64 [n], the row in that shard.
 
         Raises:
-            IndexError: there is one.
+            IndexError: a row that is not there.
+            CacheError: the shards were closed.
         """
+        self._check(places, rows)
+        values = {name: self.column(name).values(places, rows) for name in names}
+        return Rows(self, places.astype(np.min_scalar_type(len(self))), values)
+
+    def _check(self, places: Integers, rows: Integers) -> None:
         # Below zero is beyond all as an unsigned number: one comparison less.
         wrong = rows.view(np.uint64) >= self._counts.take(places)
         if wrong.any():

@@ -285,7 +285,7 @@ class Engine:
     def _batches(self, block: Block) -> Iterator[Any]:
         source = self._source
         assert source is not None
-        rows, size = len(block.numbers), self._options.batch_size
+        rows, size = block.rows, self._options.batch_size
         delivered = 0
         try:
             for mark in block.marks:
@@ -295,7 +295,7 @@ class Engine:
                 yield self._cut(block)
         finally:
             whole = delivered == rows
-            self._tally.deliver(block.counts if whole else count_of(block.numbers[:delivered]))
+            self._tally.deliver(block.counts if whole else count_of(block.drawn, delivered))
 
     def _cut(self, block: Block) -> Any:
         try:

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from growcache.loading.buffers import BufferPool
-from growcache.loading.columns import Shards, Varied
-from growcache.loading.framework import Bytes, Framework, Integers
+from growcache.loading.columns import Rows
+from growcache.loading.framework import Bytes, Framework
 from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
 from growcache.schema import Array, Field, Schema
 
@@ -56,20 +56,14 @@ class Gatherer:
             for f in schema.fields
         ]
 
-    def add(self, shards: Shards, places: Integers, rows: Integers) -> None:
+    def add(self, rows: Rows) -> None:
         """Append rows to the block; their shards may be closed afterwards.
 
-        Args:
-            shards: that the rows are in.
-            places: int64 [n], for each row its shard.
-            rows: int64 [n], the row in that shard.
-
         Raises:
-            IndexError: a row that is not there.
+            CacheError: the shards were closed before.
         """
-        shards.check(places, rows)
         for column in self._columns:
-            column.add(shards, places, rows, self.filled)
+            column.add(rows, self.filled)
         self.filled += len(rows)
 
     def finish(self) -> dict[str, Column]:
@@ -88,16 +82,13 @@ class _Equal:
         self._pool = BufferPool(rows * self._nbytes, allocate=framework.allocate)
         self._buffer: Bytes | None = None
 
-    def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:
+    def add(self, rows: Rows, start: int) -> None:
+        memory = rows.memory(self.field.name)
         if self._buffer is None:
             self._buffer = self._pool.take()
-        column = shards.column(self.field.name)
-        begins = column.find(places, rows)
-        if isinstance(column, Varied):  # beside ragged fields, values of one size
-            begins = column.starts[begins]
         out = _rows(self._buffer, self._nbytes, start, start + len(rows))
         if out.size:
-            self._take(column.span.memory, begins, out)
+            self._take(memory, rows.values[self.field.name].begins, out)
 
     def finish(self, rows: int) -> Array:
         buffer, self._buffer = self._buffer, None
@@ -116,16 +107,15 @@ class _Varied:
         self._pool = BufferPool(allocate=framework.allocate)
         self._added: list[Ragged] = []
 
-    def add(self, shards: Shards, places: Integers, rows: Integers, start: int) -> None:
-        column = shards.column(self.field.name)
-        assert isinstance(column, Varied)
-        found = column.find(places, rows)
-        lengths = column.lengths[found]
+    def add(self, rows: Rows, start: int) -> None:
+        begins, lengths, dims = rows.values[self.field.name]
+        assert lengths is not None
+        assert dims is not None
         ends = ends_of(lengths)
         out = self._pool.take(int(ends[-1]))
-        run = Run(column.span.memory, column.starts[found], lengths)
+        run = Run(rows.memory(self.field.name), begins, lengths)
         copy_values(run, self._item_bytes, out, self._join)
-        self._added.append(Ragged(self.field, out, ends, column.dims[found]))
+        self._added.append(Ragged(self.field, out, ends, dims))
 
     def finish(self, rows: int) -> Ragged:
         added, self._added = self._added, []

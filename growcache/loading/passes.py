@@ -185,7 +185,7 @@ class Walk:
         """Count these rows' shards as used: their bytes have been copied."""
         for window, start, stop in pieces:
             if len(window.begun) < len(window.numbers):
-                places, _ = window.located(start, stop)
+                places = window.part(start, stop).places
                 found = np.flatnonzero(np.bincount(places)).tolist()
                 new = {window.numbers[place] for place in found} - window.begun
                 window.begun |= new

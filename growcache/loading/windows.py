@@ -12,7 +12,7 @@ import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CorruptShardError
-from growcache.loading.columns import Shards
+from growcache.loading.columns import Rows, Shards
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Order, Window, located
@@ -42,6 +42,7 @@ class OpenWindow:
         corrupt: these shards.
         valid: bool [n], false where another row stands in; None where none does.
         begun: those of its shards whose use was counted.
+        rows: [n], where the values of each row lie; None until it is sure which rows there are.
     """
 
     snapshot: Snapshot
@@ -55,6 +56,7 @@ class OpenWindow:
     corrupt: tuple[int, ...] = ()
     valid: Booleans | None = None
     begun: set[int] = field(default_factory=set)
+    rows: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -62,6 +64,11 @@ class OpenWindow:
     def located(self, start: int, stop: int) -> tuple[Integers, Integers]:
         """Return of these rows the places of their shards, and the rows there: int64 [k] each."""
         return located(self.order[start:stop], self.starts)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Return where the values of these rows lie."""
+        assert self.rows is not None
+        return self.rows.chosen(slice(start, stop))
 
     def positions(self, start: int, stop: int) -> Integers:
         """Return where these rows stand in the pass: int64 [k]."""
@@ -98,6 +105,7 @@ class OpenWindow:
             order=self.order[chosen],
             offsets=offsets,
             valid=np.zeros(len(chosen), np.bool_) if padding else valid,
+            rows=None if self.rows is None else self.rows.chosen(chosen),
         )
 
 
@@ -159,7 +167,10 @@ def open_window(
     """
     snapshot.enter(plan.numbers)
     try:
-        return _opened(options, snapshot, plan, start, unreadable, stopped)
+        window = _opened(options, snapshot, plan, start, unreadable, stopped)
+        names = options.chosen(snapshot.schema).names
+        located = window.located(0, len(window))
+        return replace(window, rows=window.shards.rows(names, *located))
     except BaseException:
         snapshot.leave(plan.numbers)
         raise
@@ -175,7 +186,6 @@ def _opened(
 ) -> OpenWindow:
     shards = [_mapped(snapshot, n, unreadable, stopped) for n in plan.numbers]
     maps, skip = Shards(shards), max(0, start - plan.first)
-    maps.prepare(options.chosen(snapshot.schema).names)  # not in the thread that copies
     window = OpenWindow(snapshot, plan, plan.numbers, maps, plan.starts(), plan.order())
     # Less than planned where a shard stands in for one that is gone.
     sizes = np.array([0 if shard is None else len(shard) for shard in shards])

@@ -52,7 +52,7 @@ def test_rows_are_those_of_the_plan(tmp_path: Path, shape: tuple[int, ...], take
     gatherer = Gatherer(Schema.of(shards[0][0]), 8, Framework(take=take))
     for _ in range(3):
         for part in (slice(5), slice(5, None)):  # as one block out of two pieces
-            gatherer.add(maps, places[part], rows[part])
+            gatherer.add(maps.rows(("x", "y"), places[part], rows[part]))
         arrays = gatherer.finish()
         for i, (place, row) in enumerate(zip(places, rows, strict=True)):
             for name, value in shards[place][row].items():
@@ -66,12 +66,12 @@ def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
     gatherer = Gatherer(Schema.of(shard[0]), 2, NUMPY)
     held = []
     for i in range(4):
-        gatherer.add(maps, np.array([0, 0]), np.array([i, i]))
+        gatherer.add(maps.rows(("x", "y"), np.array([0, 0]), np.array([i, i])))
         held.append(gatherer.finish()["x"])
     for i, array in enumerate(held):
         np.testing.assert_array_equal(array[1], shard[i]["x"])
     del array, held
-    gatherer.add(maps, np.array([0]), np.array([1]))
+    gatherer.add(maps.rows(("x", "y"), np.array([0]), np.array([1])))
     again = gatherer.finish()
     np.testing.assert_array_equal(again["x"][0], shard[1]["x"])
 
@@ -79,7 +79,8 @@ def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
     shard = samples_of((5,), 6, 0)
     gatherer = Gatherer(Schema.of(shard[0]), 6, NUMPY)
-    gatherer.add(Shards([written(tmp_path / "s", shard)]), np.zeros(2, int), np.array([5, 2]))
+    maps = Shards([written(tmp_path / "s", shard)])
+    gatherer.add(maps.rows(("x", "y"), np.zeros(2, int), np.array([5, 2])))
     arrays = gatherer.finish()
     assert np.asarray(arrays["x"]).shape == (2, 5)
     assert np.asarray(arrays["y"]).tolist() == [int(shard[5]["y"]), int(shard[2]["y"])]
@@ -96,16 +97,18 @@ def test_blocks_are_bounded(sample_bytes: int, batch_size: int) -> None:
 def test_rows_beyond_the_mapped_are_refused(tmp_path: Path, place: int, row: int) -> None:
     shards = [samples_of((2,), n, n) for n in (3, 7)]
     maps = [written(tmp_path / f"{i}", s) for i, s in enumerate(shards)]
-    gatherer = Gatherer(Schema.of(shards[0][0]), 1, NUMPY)
     with pytest.raises(IndexError, match=f"row {row} of"):
-        gatherer.add(Shards([*maps, None]), np.array([place]), np.array([row]))
+        Shards([*maps, None]).rows(("x",), np.array([place]), np.array([row]))
 
 
 def test_closed_shards_are_refused(tmp_path: Path) -> None:
     shard = samples_of((2,), 3, 0)
     maps = Shards([written(tmp_path / "s", shard)])
     gatherer = Gatherer(Schema.of(shard[0]), 1, NUMPY)
-    gatherer.add(maps, np.array([0]), np.array([0]))
+    rows = maps.rows(("x", "y"), np.array([0]), np.array([0]))
+    gatherer.add(rows)
     maps.close()
     with pytest.raises(CacheError, match="closed"):
-        gatherer.add(maps, np.array([0]), np.array([0]))
+        gatherer.add(rows)
+    with pytest.raises(CacheError, match="closed"):
+        maps.rows(("x",), np.array([0]), np.array([0]))

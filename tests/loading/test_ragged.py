@@ -82,7 +82,7 @@ def test_a_gathered_block_is_the_plan(shards: list[list[bytes]], data: st.DataOb
     expected = [shards[place][row] for place, row in plan]
     maps = Shards([Columns(values) for values in shards])
     for part in filter(None, (plan[:cut], plan[cut:])):
-        gatherer.add(maps, *np.array(part).T)
+        gatherer.add(maps.rows(("x",), *np.array(part).T))
     found = gatherer.finish()["x"]
     assert isinstance(found, Ragged)
     assert [found[i] for i in range(len(found))] == expected
