@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import weakref
@@ -14,7 +13,7 @@ from typing import Any
 
 from growcache.children import python_path
 from growcache.loading.orders import Stop
-from growcache.loading.wire import Frame, Wire
+from growcache.loading.wire import Frame, Wire, pair
 
 JOIN_SECONDS = 5.0
 ENVIRONMENT = {
@@ -35,7 +34,7 @@ class Child:
     """
 
     def __init__(self, kind: str = "gather") -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = pair()
         try:
             with theirs:
                 self._process = subprocess.Popen(

@@ -1,7 +1,9 @@
-"""Messages between a trainer and its gather process, over a pair of sockets.
+"""Messages between a trainer and the processes that work for it, over a pair of sockets.
 
 Each is a head, pickled, and a body of bytes that the receiver reads as it likes; file
 descriptors may come with it. Both ends are growcache's own, so nothing foreign is unpickled.
+The sockets keep packets apart: a message is one, or several where it is long, and to receive
+one takes one system call. The loop waits for that.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from growcache.errors import CacheError
+
 LENGTHS = struct.Struct("<QQI")  # of head and body, and how many descriptors
 DESCRIPTOR_BYTES = array.array("i").itemsize
 MOST_DESCRIPTORS = 64
+ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
+PACKET_BYTES = 32 * 1024  # far less than what sockets have room for
 
 
 class Frame(NamedTuple):
@@ -35,6 +41,11 @@ class Frame(NamedTuple):
     head: Any
     body: bytes | memoryview = b""
     descriptors: Sequence[int] = ()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return what the two ends of a wire stand on."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Wire:
@@ -56,48 +67,62 @@ class Wire:
         """
         head = pickle.dumps(frame.head, protocol=5)
         lengths = LENGTHS.pack(len(head), len(frame.body), len(frame.descriptors))
-        rights = [
-            (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", frame.descriptors))
-        ] * bool(frame.descriptors)
+        message = memoryview(b"".join((lengths, head, frame.body)))
+        rights = []
+        if frame.descriptors:
+            descriptors = array.array("i", frame.descriptors)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         with self._turn:
-            sent = self._socket.sendmsg([lengths, head, frame.body], rights)
-            if sent < len(lengths) + len(head) + len(frame.body):
-                whole = b"".join((lengths, head, frame.body))
-                self._socket.sendall(memoryview(whole)[sent:])
+            self._socket.sendmsg([message[:PACKET_BYTES]], rights)
+            for start in range(PACKET_BYTES, len(message), PACKET_BYTES):
+                self._socket.send(message[start : start + PACKET_BYTES])
 
     def receive(self) -> Frame:
         """Return the next message; waits for it.
 
         Raises:
             EOFError: the other side is gone, or this one was shut.
+            CacheError: this process may not open as many files as came with it.
         """
         try:
-            lengths, descriptors = self._first()
-            head_bytes, body_bytes, _ = LENGTHS.unpack(lengths)
-            data = self._exactly(head_bytes + body_bytes)
+            message, descriptors = self._message()
         except OSError as error:
             raise EOFError(str(error)) from None
-        return Frame(pickle.loads(data[:head_bytes]), data[head_bytes:], descriptors)
+        head, body, count = LENGTHS.unpack_from(message)
+        if len(descriptors) < count:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise CacheError(
+                f"a process of growcache's sent {count} file descriptors, {len(descriptors)} "
+                "came: this process has as many open as it may (ulimit -n)"
+            )
+        end = LENGTHS.size + head
+        return Frame(
+            pickle.loads(message[LENGTHS.size : end]), message[end : end + body], descriptors
+        )
 
-    def _first(self) -> tuple[bytes, list[int]]:
-        """Return the lengths of a message, and the descriptors that come with it."""
-        room = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
-        data, rights, _, _ = self._socket.recvmsg(LENGTHS.size, room, socket.MSG_CMSG_CLOEXEC)
-        found = array.array("i")
+    def _message(self) -> tuple[memoryview, list[int]]:
+        first, rights, _, _ = self._socket.recvmsg(PACKET_BYTES, ROOM, socket.MSG_CMSG_CLOEXEC)
+        descriptors = array.array("i")
         for _, _, content in rights:
-            found.frombytes(content[: len(content) - len(content) % DESCRIPTOR_BYTES])
-        rest = LENGTHS.size - len(data)
-        return (data + bytes(self._exactly(rest)) if rest else data), found.tolist()
+            descriptors.frombytes(content[: len(content) - len(content) % DESCRIPTOR_BYTES])
+        if len(first) < LENGTHS.size:
+            raise EOFError("the other side is gone")
+        if len(first) < PACKET_BYTES:
+            return memoryview(first), descriptors.tolist()
+        return self._rest(first), descriptors.tolist()
 
-    def _exactly(self, nbytes: int) -> memoryview:
-        data = memoryview(bytearray(nbytes))
-        have = 0
-        while have < nbytes:
-            got = self._socket.recv_into(data[have:])
+    def _rest(self, first: bytes) -> memoryview:
+        """Return the whole of a message that may have more packets."""
+        message = memoryview(bytearray(LENGTHS.size + sum(LENGTHS.unpack_from(first)[:2])))
+        message[: len(first)] = first
+        have = len(first)
+        while have < len(message):
+            got = self._socket.recv_into(message[have:])
             if not got:
                 raise EOFError("the other side is gone")
             have += got
-        return data
+        return message
 
     def has_come(self, seconds: float) -> bool:
         """Wait for so long at most; return whether `receive` has something, if only the end."""

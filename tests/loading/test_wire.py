@@ -1,0 +1,89 @@
+"""Messages arrive whole, whatever their size, and with all the descriptors that came with them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.errors import CacheError
+from growcache.loading.wire import PACKET_BYTES, Frame, Wire, pair
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Wire, Wire]]:
+    out, into = map(Wire, pair())
+    yield out, into
+    out.close()
+    into.close()
+
+
+around_packets = st.builds(
+    lambda packets, more: max(0, packets * PACKET_BYTES + more),
+    st.integers(0, 3),
+    st.integers(-100, 100),
+)
+
+
+@given(st.lists(around_packets, min_size=1, max_size=3))
+def test_messages_of_any_size_arrive_one_by_one(sizes: list[int]) -> None:
+    out, into = map(Wire, pair())
+    bodies = [bytes([i]) * size for i, size in enumerate(sizes)]
+
+    def send() -> None:
+        for i, body in enumerate(bodies):
+            out.send(Frame({"n": i}, body))
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    frames = [into.receive() for _ in bodies]
+    sending.join()
+    assert [(frame.head, bytes(frame.body)) for frame in frames] == [
+        ({"n": i}, body) for i, body in enumerate(bodies)
+    ]
+    out.close()
+    into.close()
+
+
+def test_the_end_is_told(ends: tuple[Wire, Wire]) -> None:
+    out, into = ends
+    out.send(Frame("last"))
+    out.shut()
+    assert into.receive().head == "last"
+    with pytest.raises(EOFError):
+        into.receive()
+
+
+def test_descriptors_come_with_their_message(ends: tuple[Wire, Wire]) -> None:
+    out, into = ends
+    reading, writing = os.pipe()
+    out.send(Frame("a pipe", b"body", [writing]))
+    os.close(writing)
+    (found,) = into.receive().descriptors
+    os.write(found, b"through it")
+    os.close(found)
+    assert os.read(reading, 100) == b"through it"
+    os.close(reading)
+
+
+def test_descriptors_that_did_not_arrive_are_missed(ends: tuple[Wire, Wire]) -> None:
+    out, into = ends
+    reading, writing = os.pipe()
+    out.send(Frame("a pipe", b"", [reading, writing]))
+    free = os.dup(reading)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))  # room for one
+    try:
+        with pytest.raises(CacheError, match="2 file descriptors, 1 came"):
+            into.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.dup(reading) == free  # the one that came was closed
+    for descriptor in (reading, writing, free):
+        os.close(descriptor)
