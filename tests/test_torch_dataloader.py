@@ -160,6 +160,21 @@ def test_an_epoch_ends_with_its_last_batch(loader: Any) -> None:
         assert next(batches, None) is None
 
 
+@pytest.mark.parametrize("kind", [EpochLoader, EpochDataLoader])
+def test_an_older_iterator_does_not_move_the_loader(cache: Filled, kind: Any) -> None:
+    options = {"batch_size": 4, "min_samples": 1, "samples_per_epoch": 40}
+    with kind(cache.root, **options) as train:
+        old = iter(train)
+        next(old)
+        new = iter(train)
+        next(new)
+        stands = train.state_dict()
+        with pytest.raises(RuntimeError, match="iterated anew"):
+            next(old)
+        assert train.state_dict() == stands
+        assert len(list(new)) == 9
+
+
 def test_it_pickles_as_its_arguments(loader: Any) -> None:
     train = loader(seed=5, as_tuple=("id",), device="cpu")
     expected = [batch.tolist() for (batch,) in train]

@@ -88,7 +88,7 @@ class Engine:
                 raise item.error
             self._loaded = None
             if isinstance(item, Block):
-                yield from self._batches(item)
+                yield from self._batches(item, turn)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
                 self._end_epoch(number)
@@ -282,13 +282,15 @@ class Engine:
         self._tally.begin_pass(item.facts, again=item.plan.number == self._counted_pass)
         self._counted_pass = item.plan.number
 
-    def _batches(self, block: Block) -> Iterator[Any]:
+    def _batches(self, block: Block, turn: object) -> Iterator[Any]:
         source = self._source
         assert source is not None
         rows, size = block.rows, self._options.batch_size
         delivered = 0
         try:
             for mark in block.marks:
+                if turn is not self._turn:  # it would move what the loader says of itself
+                    raise RuntimeError(CLOSED)
                 delivered = min(delivered + size, rows)
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)

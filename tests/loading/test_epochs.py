@@ -183,15 +183,38 @@ def test_breaking_off_discards_the_rest_and_nothing_else(
 
 
 def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) -> None:
-    cache.add(0, 1)
-    loader = engine(cache)
+    """At once, though batches of its block are there still; and nothing moves by it."""
+    cache.add(*range(10))
+    loader = engine(cache, samples_per_epoch=40)
     old = loader.epoch()
     next(old)
     new = loader.epoch()
     next(new)
+    stands = loader.state
     with pytest.raises(RuntimeError, match="iterated anew"):
-        list(old)
-    assert len(list(new)) == 1
+        next(old)
+    assert loader.state == stands
+    assert len(list(new)) == 4
+
+
+@pytest.mark.parametrize("end", ["close", "load"])
+def test_an_iterator_ends_with_what_made_its_batches(
+    cache: Any, engine: MakeEngine, end: str
+) -> None:
+    cache.add(*range(10))
+    loader = engine(cache)
+    epoch = loader.epoch()
+    next(epoch)
+    stood = loader.state
+    next(epoch)
+    if end == "close":
+        loader.close()
+    else:
+        loader.load(stood, "error")
+    stands = loader.state
+    with pytest.raises(RuntimeError, match="the loader was closed"):
+        next(epoch)
+    assert loader.state == stands
 
 
 def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
