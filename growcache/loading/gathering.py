@@ -7,12 +7,12 @@ so that its leases are those of a dead reader, as the trainer's own would be.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
 
 from growcache.cache import services
 from growcache.loading import framework
@@ -22,6 +22,7 @@ from growcache.loading.calls import portable
 from growcache.loading.following import company
 from growcache.loading.framework import Bytes, Framework, Integers
 from growcache.loading.links import Failure, Item, Link
+from growcache.loading.listening import listen
 from growcache.loading.orders import (
     Begin,
     EndPass,
@@ -67,10 +68,7 @@ def _serve(wire: Wire, order: Order) -> None:
         services.failed(order.options.root, order.failed)
     arena = Arena()
     outlet = _Outlet(wire, arena, order.wanted)
-    listening = threading.Thread(
-        target=_listen, args=(wire, arena, outlet.link, order), daemon=True
-    )
-    listening.start()
+    listen(functools.partial(_follow, wire, arena, outlet.link, order))
     ranks = company(order.options, order.note)
     lent = Framework(take_rows, allocate=arena.allocate)
     begin = order.start, order.missing
@@ -113,18 +111,16 @@ class _Outlet:
         try:
             self._arena.send(self._wire, (item, self.link.skipped))
         except OSError:
-            # Told to stop, or to be told in a moment; where the trainer is gone, this ends.
+            # Told to stop, or to be told in a moment; where the trainer is gone, this ends. It
+            # ends as well where but half of a message went, and the trainer is told.
+            self._wire.shut()
             self.link.stop.wait()
             raise StoppedError from None
 
 
-def _listen(wire: Wire, arena: Arena, link: Link, order: Order) -> None:
+def _follow(wire: Wire, arena: Arena, link: Link, order: Order) -> None:
     while True:
-        try:
-            command = wire.receive().head
-        except EOFError:
-            os._exit(1)
-        match command:
+        match wire.receive().head:
             case More(delivered, free, spoiled):
                 arena.returned(free, spoiled)
                 link.delivered = delivered

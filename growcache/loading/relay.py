@@ -87,27 +87,28 @@ class RelayedSource:
             self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
+        try:
+            self._pass_all_on()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
+            self._link.put(Failure(error))
+
+    def _pass_all_on(self) -> None:
         link, last = self._link, False
         while not last and not link.stop.is_set():
             item = self._source.receive()
             assert item is not None  # it waits without end
             last = isinstance(item, Failure | Died | Halted)
             if isinstance(item, Block):
-                last = not self._pass_on(item)
+                self._pass_on(item)
             else:
                 link.put(item)
 
-    def _pass_on(self, block: Block) -> bool:
-        """Cut a block and put it, once there is room; False where the user's code failed."""
+    def _pass_on(self, block: Block) -> None:
+        """Cut a block and put it, once there is room."""
         link = self._link
         if block.epoch >= link.wanted:
-            try:
-                block = self._cutter.cut_now(block)
-            except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-                link.put(Failure(error))
-                return False
+            block = self._cutter.cut_now(block)
         link.tokens.get()
         link.put(block)
         self._source.delivered = link.delivered
         self._source.more()
-        return True

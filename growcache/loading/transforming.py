@@ -6,12 +6,12 @@ The end of the connection ends it at once, whatever the user's code does.
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import signal
 import socket
 import sys
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from growcache.loading.borrowed import Borrowed
 from growcache.loading.calls import portable
 from growcache.loading.crews import Call, Rows, store
 from growcache.loading.gather import Column
+from growcache.loading.listening import listen
 from growcache.loading.ragged import Ragged
 from growcache.loading.wire import Frame, Wire
 from growcache.loading.workers import Done, Raised, Setup, Work
@@ -37,7 +38,7 @@ def main() -> None:
     except EOFError:
         return
     works: queue.SimpleQueue[Work] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(wire, works), daemon=True).start()
+    listen(functools.partial(_take, wire, works))
     sys.argv = setup.argv
     call = _loaded(setup)
     while True:
@@ -50,13 +51,10 @@ def main() -> None:
             os._exit(0)
 
 
-def _listen(wire: Wire, works: queue.SimpleQueue[Work]) -> None:
+def _take(wire: Wire, works: queue.SimpleQueue[Work]) -> None:
     borrowed = Borrowed()
     while True:
-        try:
-            works.put(borrowed.receive(wire))
-        except EOFError:
-            os._exit(0)
+        works.put(borrowed.receive(wire))
 
 
 def _loaded(setup: Setup) -> Call | Raised:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from growcache.errors import CacheError
+from growcache.loading import borrowed
 from growcache.schema import Origin, Sample
 
 
@@ -75,3 +77,13 @@ class Deadly:
                     pass
             os.abort()
         return {"id": sample["id"]}
+
+
+def deafening(sample: Sample) -> Sample:
+    """Have this process map no more memory, as where there is none."""
+
+    def refuse(descriptor: int, size: int) -> Any:
+        raise CacheError(f"cannot map {size} bytes")
+
+    vars(borrowed)["map_shared"] = refuse
+    return {"id": sample["id"], "large": np.zeros((130, 128))}

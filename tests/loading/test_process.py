@@ -23,6 +23,7 @@ import pytest
 from growcache.cache import services
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
+from growcache.loading import borrowed
 from growcache.loading.loader import Loader
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -249,6 +250,40 @@ def test_one_that_dies_again_before_its_first_batch_is_an_error(
             list(batches)
         monkeypatch.undo()
         assert sum(1 for _ in made)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("function", [None, lambda batch: batch], ids=["read", "relayed"])
+def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
+    large: Filled, monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    def refuse(descriptor: int, size: int) -> Any:
+        raise CacheError(f"cannot map {size} bytes")
+
+    with loader(large, batch_transform=function) as made:
+        with monkeypatch.context() as patch:
+            patch.setattr(borrowed, "map_shared", refuse)
+            with pytest.raises(CacheError, match="cannot map"):
+                list(made)
+        assert sum(1 for _ in made) == 17
+
+
+@pytest.mark.timeout(20)
+def test_a_process_that_hears_no_more_is_replaced(
+    large: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here by an order that cannot be followed: buffers are given back that nobody lent."""
+    expected = stream(large, gather="thread")
+    nobodys = [([10**6], list[int]())]
+    take_back = borrowed.Borrowed.take_back
+    monkeypatch.setattr(
+        borrowed.Borrowed,
+        "take_back",
+        lambda self: nobodys.pop() if nobodys else take_back(self),
+    )
+    assert stream(large) == expected
+    assert not nobodys
+    assert caplog.text.count("ended with 1; another one goes on") == 1
 
 
 @BOTH

@@ -141,6 +141,15 @@ def test_a_process_that_dies_is_replaced(
     assert caplog.text.count("was killed by SIGABRT; another one takes its place") == 1
 
 
+@pytest.mark.timeout(20)
+def test_a_process_that_hears_no_more_is_replaced(
+    cache: Filled, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loader(cache, functions.deafening, drop_last=False) as made:
+        assert sum(len(batch["id"]) for batch in made) == 80
+    assert "ended with 1; another one takes its place" in caplog.text
+
+
 def test_samples_that_end_every_process_are_an_error(cache: Filled) -> None:
     deadly, said = functions.Deadly("", at=5003), "was killed by SIGABRT, 3 times on the same"
     with loader(cache, deadly, drop_last=False) as made, pytest.raises(CacheError, match=said):

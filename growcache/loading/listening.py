@@ -1,0 +1,32 @@
+"""The thread in which a child process hears its parent: without it, neither would go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+
+def listen(hear: Callable[[], None]) -> None:
+    """Call in a thread what waits for what the parent says, until it returns.
+
+    The end of the connection ends this process at once, and so does any error: whoever waits
+    here for orders would wait for ever, and the parent for this process. It is told of an end.
+
+    Args:
+        hear: raises EOFError where the parent is gone.
+    """
+    threading.Thread(target=_run, args=(hear,), name="growcache-listen", daemon=True).start()
+
+
+def _run(hear: Callable[[], None]) -> None:
+    try:
+        hear()
+    except EOFError:
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - whatever it was, this process is of no more use
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
