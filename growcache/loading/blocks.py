@@ -221,6 +221,11 @@ class Assembler:
         self._drawn = []
         self._places, self._origins = [], []
 
+    def cancel(self) -> None:
+        """Have the transform end, from any thread: `finish` raises StoppedError."""
+        if self._transform is not None:
+            self._transform.cancel()
+
     def close(self) -> None:
         """End the threads of the transform."""
         if self._transform is not None:

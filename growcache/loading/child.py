@@ -31,9 +31,10 @@ class Child:
 
     Args:
         kind: as ``python -m growcache`` knows it.
+        at_exit: whether the interpreter closes it at its end.
     """
 
-    def __init__(self, kind: str = "gather") -> None:
+    def __init__(self, kind: str = "gather", *, at_exit: bool = True) -> None:
         ours, theirs = pair()
         try:
             with theirs:
@@ -50,6 +51,7 @@ class Child:
         self.wire = Wire(ours)
         _children.add(self)
         self._finalizer = weakref.finalize(self, _end, self._process, self.wire, os.getpid())
+        self._finalizer.atexit = at_exit
 
     @property
     def pid(self) -> int:

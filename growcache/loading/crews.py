@@ -17,6 +17,7 @@ from growcache.loading.calls import blamed
 from growcache.loading.gather import Column
 from growcache.loading.ragged import Ragged
 from growcache.loading.shipping import Shipped
+from growcache.loading.stopping import StoppedError
 from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator
 
@@ -116,6 +117,9 @@ class Crew(Protocol):
     def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
         """Put what it makes of each row into ``out``, if it fits the schema."""
 
+    def cancel(self) -> None:
+        """Have what is under way raise StoppedError, and what follows; from any thread."""
+
     def close(self) -> None:
         """End."""
 
@@ -131,6 +135,7 @@ class Threads:
         self._call = call
         self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
         self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
+        self._cancelled = False
 
     def results(self, rows: Rows) -> list[Any]:
         """Return what the function makes of each row."""
@@ -139,6 +144,10 @@ class Threads:
     def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
         """Put what the function makes of each row into ``out``."""
         self._each(len(rows), lambda i: store(schema, self._call(rows, i), out, i))
+
+    def cancel(self) -> None:
+        """Begin no more rows."""
+        self._cancelled = True
 
     def close(self) -> None:
         """End the threads."""
@@ -150,11 +159,13 @@ class Threads:
         results: dict[int, T] = {}
 
         def some() -> None:
-            while (i := _popped(left)) is not None:
+            while not self._cancelled and (i := _popped(left)) is not None:
                 results[i] = call(i)
 
         for done in [self._executor.submit(some) for _ in range(min(n, self._threads))]:
             done.result()
+        if self._cancelled:
+            raise StoppedError
         return [results[i] for i in range(n)]
 
 

@@ -35,7 +35,7 @@ from growcache.loading.orders import (
     Stop,
 )
 from growcache.loading.producer import Producer
-from growcache.loading.windows import StoppedError
+from growcache.loading.stopping import StoppedError
 from growcache.loading.wire import Wire
 
 # The thread that gathers takes turns with those that open windows; by default for 5 ms each.

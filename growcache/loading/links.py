@@ -129,6 +129,7 @@ class Link:
         self.skipped = 0
         self.making = (0.0, 0.0)
         self._begun = threading.Condition()
+        self._closing: list[Callable[[], None]] = []
         self.allow(LEAST_AHEAD)
 
     def allow(self, blocks: int) -> None:
@@ -155,10 +156,21 @@ class Link:
         # now would contend with it for the GIL, which costs a switch interval (5 ms).
         self.stop.wait(HEAD_START_SECONDS)
 
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Have what the producer waits for ended as well, by who closes the link."""
+        with self._begun:
+            if not self.stop.is_set():
+                self._closing.append(call)
+                return
+        call()
+
     def close(self) -> None:
         """Have the producer end; it frees its leases on the way out."""
-        self.stop.set()
-        self.wake.set()
         with self._begun:
+            self.stop.set()
+            closing, self._closing = self._closing, []
             self._begun.notify_all()
+        self.wake.set()
         self.tokens.put(True)
+        for call in closing:
+            call()

@@ -26,9 +26,10 @@ from growcache.loading.plan import Window, visiting_order, window_samples
 from growcache.loading.reuse import Watch
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
+from growcache.loading.stopping import StoppedError
 from growcache.loading.timing import Timing
 from growcache.loading.waiting import wait_for_samples
-from growcache.loading.windows import OpenWindow, Piece, StoppedError, open_window
+from growcache.loading.windows import OpenWindow, Piece, open_window
 
 # What may end work that was begun ahead; where its result is not needed, nor is this.
 OUTSIDE = (StoppedError, GrowcacheError, OSError)

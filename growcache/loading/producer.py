@@ -36,7 +36,8 @@ from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
 from growcache.loading.state import LoaderState, Mark, rest_of
-from growcache.loading.windows import Piece, StoppedError, count_rows
+from growcache.loading.stopping import StoppedError
+from growcache.loading.windows import Piece, count_rows
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
@@ -136,6 +137,7 @@ class Producer:
             self._assembler = Assembler(
                 self._options, snapshot, self._framework, self._start.form, self._arena
             )
+            self._link.when_closed(self._assembler.cancel)
         sizes = {row.number: row.samples for row in snapshot.shards}
         facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds, sizes)
         identity = snapshot.view.identity

@@ -91,6 +91,10 @@ class Transform:
             self._crew.fill(rows, out, self.schema)
         return {name: self._column(name, values) for name, values in out.items()}
 
+    def cancel(self) -> None:
+        """Have `run` raise StoppedError, from any thread, in the middle of its rows."""
+        self._crew.cancel()
+
     def close(self) -> None:
         """End who calls the function."""
         self._crew.close()

@@ -19,10 +19,7 @@ from growcache.loading.plan import Order, Window, located
 from growcache.loading.ranks import stand_ins
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark
-
-
-class StoppedError(Exception):
-    """The walk was asked to end; no user sees it."""
+from growcache.loading.stopping import StoppedError
 
 
 @dataclass(slots=True)

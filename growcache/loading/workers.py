@@ -23,6 +23,7 @@ from growcache.loading.arena import Arena
 from growcache.loading.child import Child
 from growcache.loading.crews import Out, Rows
 from growcache.loading.shipping import Shipped
+from growcache.loading.stopping import StoppedError
 from growcache.schema import Schema
 
 CHUNKS = 4  # of a block per process: the last to finish is waited for
@@ -101,6 +102,7 @@ class Workers:
     def __init__(self, count: int, setup: Setup, arena: Arena) -> None:
         self._setup = setup
         self._arena = arena
+        self._cancelled = False
         self._workers = [self._started() for _ in range(count)]
 
     def results(self, rows: Rows) -> list[Any]:
@@ -140,18 +142,24 @@ class Workers:
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
         left = deque(_Chunk(a, min(a + step, rows)) for a in range(0, rows, step))
         while left or any(worker.chunks for worker in self._workers):
-            for worker in self._workers:
-                while left and len(worker.chunks) < AT_ONCE:
-                    worker.chunks.append(chunk := left.popleft())
-                    self._send(worker, work(worker, chunk))
+            self._hand_out(left, work)
             for worker in _speaking(self._workers):
                 self._answer(worker, take, left)
+
+    def _hand_out(self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], Work]) -> None:
+        """Give a chunk to each that has none before any gets another."""
+        for held in range(AT_ONCE):
+            for worker in self._workers:
+                if left and len(worker.chunks) <= held:
+                    worker.chunks.append(chunk := left.popleft())
+                    self._send(worker, work(worker, chunk))
 
     def _send(self, worker: _Worker, work: Work) -> None:
         try:
             self._arena.send(worker.child.wire, work, lend=False)
         except OSError:
-            return  # it died; what is received tells of that
+            # It died, or has half a message: either way the end is what is received next.
+            worker.child.wire.shut()
 
     def _answer(
         self, worker: _Worker, take: Callable[[_Chunk, Any], None], left: deque[_Chunk]
@@ -159,6 +167,7 @@ class Workers:
         try:
             answer = worker.child.wire.receive().head
         except EOFError:
+            self._go_on()
             left.extendleft(reversed(worker.chunks))
             self._replace(worker)
             return
@@ -180,16 +189,27 @@ class Workers:
             )
         _log.warning("a process of num_workers %s; another one takes its place", why)
         worker.child = self._started().child
+        self._go_on()  # who cancels meanwhile may have met its predecessor only
+
+    def _go_on(self) -> None:
+        if self._cancelled:
+            raise StoppedError
 
     def _started(self) -> _Worker:
-        child = Child("transform")
+        # At exit who uses them closes them; they end with this process in any case.
+        child = Child("transform", at_exit=False)
         child.send(self._setup)
         return _Worker(child)
 
+    def cancel(self) -> None:
+        """End the processes' work at once: nobody wants it any more."""
+        self._cancelled = True
+        for worker in self._workers:
+            worker.child.wire.shut()
+
     def close(self) -> None:
         """End the processes."""
-        for worker in self._workers:
-            worker.child.wire.shut()  # all at once; what they do is not wanted any more
+        self.cancel()  # all, before one is waited for
         for worker in self._workers:
             worker.child.close()
 

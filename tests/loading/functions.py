@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,19 @@ def failing(sample: Sample) -> Sample:
 def growing(sample: Sample) -> Sample:
     """Return other shapes for later shards."""
     return {"id": sample["id"], "x": np.zeros(1 + int(np.asarray(sample["id"])) // 6000)}
+
+
+class Lasting:
+    """Says that it was called, and does not return for a while."""
+
+    def __init__(self, fifo: str) -> None:
+        self.fifo = fifo
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Take longer than any test."""
+        with open(self.fifo, "w"):  # noqa: PTH123 - who opens it to read waits for that
+            time.sleep(300)
+        return {"id": sample["id"]}
 
 
 class Keeping:

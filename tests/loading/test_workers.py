@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pytest
 
 from growcache.errors import CacheError, ConfigError, FormatError
 from growcache.loading.calls import portable
+from growcache.loading.crews import MAX_THREADS, Call, Rows, Threads
 from growcache.loading.options import Gather
+from growcache.loading.stopping import StoppedError
 from growcache.numpy import EpochLoader
-from tests.filled import Filled
+from tests.filled import Filled, open_leases
 from tests.loading import functions
 from tests.loading.loaders import as_bytes
 from tests.loading.test_process import descriptors, memory_files
@@ -86,6 +89,52 @@ def test_both_processes_work_and_neither_is_the_trainer(cache: Filled) -> None:
         assert seen <= {child.pid for child in children()}
         assert len(seen) == 2
         assert os.getpid() not in seen
+
+
+def test_each_process_has_work_where_a_block_has_as_many_rows(cache: Filled) -> None:
+    with loader(cache, functions.where, batch_size=2) as made:
+        assert all(len(set(batch["pid"].tolist())) == 2 for batch in made)
+
+
+@BOTH
+def test_closing_waits_for_no_call_of_the_users_function(
+    cache: Filled, tmp_path: Path, gather: Gather, caplog: pytest.LogCaptureFixture
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    made, before = loader(cache, functions.Lasting(str(fifo)), gather=gather), children()
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(list, made)
+        with fifo.open():  # it is called
+            made.close()
+        assert children() == before
+        assert open_leases(cache.root) == []
+        with pytest.raises(RuntimeError, match="closed"):
+            read.result()
+    assert not caplog.text
+
+
+def test_threads_begin_no_row_once_they_are_cancelled() -> None:
+    called, cancelled = list[int](), threading.Event()
+
+    def cancel(sample: Any) -> Any:
+        called.append(sample["id"])
+        crew.cancel()
+        cancelled.set()
+        return sample
+
+    def wait(sample: Any) -> Any:
+        called.append(sample["id"])
+        cancelled.wait()
+        return sample
+
+    crew = Threads(Call(lambda sample: (wait if sample["id"] else cancel)(sample), 0))
+    try:
+        with pytest.raises(StoppedError):
+            crew.results(Rows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None))
+    finally:
+        crew.close()
+    assert len(called) <= MAX_THREADS
 
 
 def test_batches_that_are_kept_stay_as_they_were(cache: Filled) -> None:
@@ -224,6 +273,28 @@ def test_functions_of_a_script_need_no_guard(
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the script runs") == 1
     assert "[0, 0, 0, 0, 0, 0, 0, 0]" in done.stdout.replace("np.int64(0)", "0")
+
+
+ENDING = """
+    import sys, time
+    from growcache.numpy import EpochLoader
+
+    def slow(sample):
+        time.sleep(0.05)
+        return sample
+
+    loader = EpochLoader(sys.argv[1], batch_size=8, min_samples=1, transform=slow, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+"""
+
+
+def test_a_script_that_ends_in_an_epoch_starts_no_processes(cache: Filled) -> None:
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(ENDING), str(cache.root)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert open_leases(cache.root) == []
 
 
 def test_without_a_transform_no_process_starts(cache: Filled) -> None:
