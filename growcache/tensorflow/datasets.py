@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
@@ -16,12 +16,12 @@ from growcache.loading.maps import Verify
 from growcache.loading.options import LoaderOptions, names_of
 from growcache.loading.waiting import wait_for_samples
 from growcache.schema import Schema
+from growcache.tensorflow.feeds import Dataset, Feed
 from growcache.tensorflow.gathered import GatherFeed
 from growcache.tensorflow.native import NativeFeed
 from growcache.tensorflow.records import records_of
 from growcache.tensorflow.tensors import Form, Spec
 
-Dataset: TypeAlias = Any
 Reader: TypeAlias = Literal["native", "gather"]
 
 READERS: tuple[Reader, ...] = ("native", "gather")
@@ -48,8 +48,11 @@ def dataset(
     """Return batches from a growing cache; every iteration is a new epoch over what is there.
 
     The shards of an epoch are leased while TensorFlow needs them. The lease ends with the
-    iterator, or with its last reference. Keras keeps the length of the first epoch that it
-    sees, so give it ``endless``, or ``samples_per_epoch``.
+    iterator, or with its last reference. Two things outlast it: with ``samples_per_epoch``
+    the rest of the pass, for as long as there is this dataset or one made of it; with
+    ``reader="gather"`` the begin of the next epoch, which is let go where that has not come
+    after 5 seconds. Keras keeps the length of the first epoch that it sees, so give it
+    ``endless``, or ``samples_per_epoch``.
 
     Args:
         path: of the cache directory. It need not exist yet, but its samples must be known
@@ -76,17 +79,17 @@ def dataset(
             has no epochs of its own, so ``samples_per_epoch`` has no bearing on it.
         verify: check a shard before this process first reads it, or in every pass.
         reader: ``native``, TensorFlow's own code reads, shuffles and parses; or ``gather``,
-            growcache's, whose batches TensorFlow takes as they are in memory: faster, most
-            so for large samples, and for caches of any format. It needs Python once per
-            batch, so a training step in pure Python holds it up more.
+            growcache's, whose memory becomes TensorFlow's tensors: faster, most so for
+            large samples, and for caches of any format. It needs Python once per batch, so
+            a training step in pure Python holds it up more.
 
     Returns:
         A `tf.data.Dataset` of dicts of field name to tensor [batch, *shape], in the dtype
         of the schema; the batch dimension is static where every batch is full.
 
     Raises:
-        ConfigError: arguments that cannot be meant, or a cache of another format than
-            tfrecord.
+        ConfigError: arguments that cannot be meant, or ``reader="native"`` on a cache of
+            another format than tfrecord.
         FormatError: a field has a dtype that TensorFlow does not have.
         CacheError: the cache is complete without a sample.
     """
@@ -119,7 +122,7 @@ def dataset(
     schema = _schema(options, reader)
     form = Form.of(schema, options, names_of("as_tuple", as_tuple))
     runs_on = endless or samples_per_epoch is not None
-    feed: _Feed
+    feed: Feed
     if reader == "gather":
         feed = GatherFeed(options, form, runs_on=runs_on)
     else:
@@ -130,29 +133,13 @@ def dataset(
     return EpochDataset(made, feed, bare=reader == "gather" or (runs_on and not endless))
 
 
-class _Feed(Protocol):
-    """What makes the batches of a dataset."""
-
-    def pipeline(self) -> Dataset:
-        """Return the batches: of an epoch, or without end."""
-
-    def epochs(self) -> Dataset:
-        """Return epochs of ``samples_per_epoch``, which go on where the last one ended."""
-
-    def wait(self) -> None:
-        """Wait, in the calling thread, until the cache holds enough for the next epoch."""
-
-    def close(self) -> None:
-        """Let go of what no iterator holds."""
-
-
 class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
     """A `tf.data.Dataset` that waits for its cache in the thread that iterates it.
 
     TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
     """
 
-    def __init__(self, made: Dataset, feed: _Feed, *, bare: bool) -> None:
+    def __init__(self, made: Dataset, feed: Feed, *, bare: bool) -> None:
         """Take the pipeline.
 
         Args:

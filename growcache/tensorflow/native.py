@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from growcache.errors import CacheError
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import Checked, Pass, ShardStream, wait
+from growcache.loading.streams import Checked, Pass, ShardStream
 from growcache.seeding import derive
+from growcache.tensorflow.feeds import Dataset, Feed
 from growcache.tensorflow.live import end_with_the_interpreter
 from growcache.tensorflow.records import Records
 from growcache.tensorflow.tensors import Tensor, spec
-
-Dataset: TypeAlias = Any
 
 SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
 SHUFFLE_SAMPLES = 16_384
@@ -31,11 +30,11 @@ PREFETCH_BATCHES = 4
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
 
 
-class NativeFeed:
-    """Makes the pipeline, and answers what TensorFlow asks while it runs.
+class NativeFeed(Feed):
+    """Tells TensorFlow which shards to read, and hears what it delivered.
 
-    TensorFlow keeps it for as long as the process lives, so it holds nothing itself: what
-    an iteration holds is in its `ShardStream`, which its generator closes.
+    It holds nothing itself: what an iteration holds is in its `ShardStream`, which its
+    generator closes.
 
     Args:
         options: of the loader.
@@ -44,23 +43,13 @@ class NativeFeed:
     """
 
     def __init__(self, options: LoaderOptions, records: Records, *, runs_on: bool) -> None:
-        self._options = options
+        super().__init__(options, runs_on=runs_on)
         self._records = records
-        self._runs_on = runs_on
         self._checked = Checked()
         self._passes = itertools.count()
         self._names = itertools.count()
         self._streams: dict[int, ShardStream] = {}
-        self._begun = False
-        self._shares = self._waited = False  # one iterator for all epochs
         self._numbers: frozenset[int] | None = None
-
-    def wait(self) -> None:
-        """Wait, in the calling thread, until the cache holds enough for the next epoch."""
-        if self._shares and self._waited:  # the next epoch is under way
-            return
-        wait(self._options, 1 if self._waited else self._options.min_samples)
-        self._waited = True
 
     def close(self) -> None:
         """Nothing outlives an iteration."""
@@ -79,13 +68,6 @@ class NativeFeed:
         # The order is the same for the same seed and cache, unless the cache is waited for.
         options.deterministic = True
         return made.with_options(options)
-
-    def epochs(self) -> Dataset:
-        """Return the pipeline cut into epochs that go on where the last one ended."""
-        steps = self._options.steps_per_epoch
-        assert steps is not None
-        iterator, self._shares = iter(self.pipeline()), True
-        return tf.data.Dataset.range(steps).map(lambda _: iterator.get_next())
 
     def _batches(self, name: Tensor, buffer_samples: Tensor, seed: Tensor) -> Dataset:
         """Return the batches of one iteration (this is traced once)."""
@@ -155,7 +137,7 @@ class NativeFeed:
         self._streams[name] = stream
         end_with_the_interpreter(stream)
         try:
-            first = stream.begin(1 if self._begun else self._options.min_samples)
+            first = stream.begin(self._least_samples)
             self._begun = True
             if self._options.fixed:
                 self._refuse_change(first)

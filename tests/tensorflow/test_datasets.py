@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +31,9 @@ from tests.sampling.services import (
     wait_until,
     write_config,
 )
+from tests.tensorflow.conftest import ids, written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def make_cache(tmp_path: Path) -> Iterator[Callable[..., Filled]]:
-    made: list[Filled] = []
-
-    def make(*arguments: Any, name: str = "cache", **config: Any) -> Filled:
-        made.append(Filled(tmp_path / name, *arguments, **config))
-        return made[-1]
-
-    yield make
-    for filled in made:
-        filled.close()
-
-
-@pytest.fixture
-def cache(make_cache: Callable[..., Filled]) -> Filled:
-    return make_cache()
-
-
-def ids(batches: Iterable[Any]) -> list[int]:
-    return [int(i) for batch in batches for i in batch["id"].numpy()]
-
-
-def written(*numbers: int, samples: int = 10) -> list[int]:
-    return [1000 * number + row for number in numbers for row in range(samples)]
 
 
 # What an epoch is

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +19,22 @@ import growcache.tensorflow as gtf
 from growcache.errors import ConfigError
 from growcache.loading.buffers import RECYCLE_BYTES
 from growcache.schema import Sample
+from growcache.tensorflow import engines
 from tests.filled import Filled, open_leases
 from tests.ragged import ragged_cache
 from tests.sampling.services import wait_until
-from tests.test_tensorflow_ragged import KINDS
+from tests.tensorflow.conftest import ids, written
+from tests.tensorflow.test_ragged import KINDS
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def make_cache(tmp_path: Path) -> Iterator[Callable[..., Filled]]:
-    made: list[Filled] = []
-
-    def make(*arguments: Any, name: str = "cache", **config: Any) -> Filled:
-        made.append(Filled(tmp_path / name, *arguments, **config))
-        return made[-1]
-
-    yield make
-    for filled in made:
-        filled.close()
-
-
-@pytest.fixture
-def cache(make_cache: Callable[..., Filled]) -> Filled:
-    return make_cache()
 
 
 def gathered(cache: Filled, **arguments: Any) -> Any:
     return gtf.dataset(cache.root, **{"min_samples": 1, "reader": "gather", **arguments})
 
 
-def ids(batches: Iterable[Any]) -> list[int]:
-    return [int(i) for batch in batches for i in batch["id"].numpy()]
-
-
-def written(*numbers: int, samples: int = 10) -> list[int]:
-    return [1000 * number + row for number in numbers for row in range(samples)]
+def loader_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("growcache")]
 
 
 # What an epoch is
@@ -322,6 +303,25 @@ def test_an_epoch_counts_one_use_of_each_shard_and_the_dataset_lets_go(cache: Fi
     gc.collect()
     wait_until(lambda: not open_leases(cache.root), 10)
     assert set(cache.uses().values()) <= {2, 3}  # the third epoch was begun beforehand
+
+
+def test_what_is_ready_for_the_next_epoch_is_let_go_where_none_begins(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full cache waits with its evictions for the lease of what is ahead."""
+    cache.add(*range(6))
+    promptly = gathered(cache, batch_size=10)
+    orders = [ids(promptly) for _ in range(3)]
+    wait_until(lambda: len(open_leases(cache.root)) == 1, 10)  # of the epoch that is ahead
+    del promptly
+    gc.collect()
+    wait_until(lambda: not open_leases(cache.root), 10)
+    monkeypatch.setattr(engines, "IDLE_SECONDS", 0.05)
+    slowly = gathered(cache, batch_size=10)
+    for order in orders:
+        assert ids(slowly) == order
+        wait_until(lambda: not open_leases(cache.root), 10)
+        wait_until(lambda: not loader_threads(), 10)
 
 
 def test_an_iterator_outlives_its_dataset(cache: Filled) -> None:
