@@ -22,6 +22,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int, list[Bytes] | None], Bytes]
 
 PAGE = 4096
+ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begin so
 # Below this a fresh array is cheap, and holding on to a batch's labels must not keep a
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
@@ -62,15 +63,15 @@ class BufferPool:
         self._bases: list[Bytes] = []
 
     def take(self, nbytes: int | None = None) -> Bytes:
-        """Return uint8 [nbytes] that nobody else sees; its content is undefined."""
+        """Return uint8 [nbytes] that nobody else sees, aligned; its content is undefined."""
         if nbytes is None:
             nbytes = self.nbytes
         if nbytes < RECYCLE_BYTES:
-            return np.empty(nbytes, np.uint8)
+            return _view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT)
         if nbytes > self.nbytes:
             self.nbytes = nbytes + nbytes // HEADROOM
             self._bases.clear()  # those in use live and die with their views
-        return _view(self._free(), nbytes)
+        return _view(self._free(), nbytes, PAGE)
 
     def _free(self) -> Bytes:
         # The first free one, not the oldest: few buffers in use stay in the CPU's cache.
@@ -85,6 +86,6 @@ class BufferPool:
         return base
 
 
-def _view(base: Bytes, nbytes: int) -> Bytes:
-    start = -base.ctypes.data % PAGE
+def _view(base: Bytes, nbytes: int, alignment: int) -> Bytes:
+    start = -base.ctypes.data % alignment
     return base[start : start + nbytes]

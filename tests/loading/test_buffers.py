@@ -33,6 +33,12 @@ def test_a_dropped_buffer_is_taken_again() -> None:
     assert address(pool.take()) == where
 
 
+def test_small_memory_begins_where_tensorflow_need_not_copy_it() -> None:
+    held = [BufferPool(nbytes).take() for nbytes in range(1, 400, 7)]
+    assert [len(buffer) for buffer in held] == list(range(1, 400, 7))
+    assert not any(address(buffer) % 64 for buffer in held)
+
+
 # What users hold of a batch, by name; every one of them must keep the memory.
 HOLDERS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda b: b,
