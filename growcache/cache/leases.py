@@ -3,13 +3,15 @@
 A lease is a file that its reader holds with flock, so the kernel frees it when the reader
 dies. It has one byte per shard, which the reader moves on as its epoch does. It may name
 shards that are not there, with their digests: its *wishes* (`growcache.cache.wishes`).
-Where several ranks of a job read one snapshot, it says so, and whether its list is final.
+Where several ranks of a job read one snapshot, it says so.
 
     magic · u32 length of header · header (JSON) · stage · one state per shard
 
 The reader owns the file's content, the supervisor its removal. What makes the pair safe
 without a lock between them: the reader makes its lease visible, *then* reads the index
 again and drops what was retired; the evictor commits *retired*, *then* reads the leases.
+Until it has dropped that, a lease may name shards that are being deleted; then its reader
+*settles* it, and others may rely on what it holds.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ HEADERS_KEPT = 32  # they never change, and are looked at ten times a second
 # MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
 # so that a reader which dies and comes back needs it.
 HELD, MAPPED, READ, DROPPED, BEGUN = 0, 1, 2, 3, 4
-# The stage of a lease. SETTLED: open, and nothing is dropped from it any more.
+# The stage of a lease. SETTLED: open, and what was retired before it was seen is dropped.
+# It stands before the states: who finds it there reads states that were written before.
 _OPEN, _CLOSED, _SETTLED = b"\0", b"\1", b"\2"
 
 
@@ -170,7 +173,7 @@ class Lease:
         self._set([number], READ)
 
     def settle(self) -> None:
-        """Say that nothing will be dropped any more, so that others may copy the list."""
+        """Say that all it still holds is there, and stays: others may rely on that."""
         self._file.settle()
 
     def _set(self, numbers: Iterable[int], state: int) -> None:
@@ -281,7 +284,8 @@ class LeaseView:
         numbers: its shards, ascending.
         states: one of HELD, MAPPED, READ, DROPPED, BEGUN per shard.
         wishes: the digests of those that must come, or come back, by number.
-        settled: whether nothing will be dropped any more.
+        settled: whether all that it holds is there, as `growcache.loading.resume` proves; of
+            rank 0 of a job besides, whether the others may copy its list.
         ranks: what it says to other ranks of its job; None where it is of none.
     """
 

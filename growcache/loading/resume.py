@@ -145,12 +145,13 @@ def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
     try:
         # What is seen live from here on may not be deleted, even if it is retired.
         view = read_index(options.root, retired=True)
-        rows = _there(view, digests, options.root, lease.name)
+        rows = _there(view, digests, options.root)
         if attempt.missing == "refetch":
             view = _all_there(attempt, rest, digests, rows) or view
         if len(rows) < len(digests):
             lease.close()
             return None
+        lease.settle()
         found = sorted(rows.values(), key=lambda row: row.seq)
         layout = Layout(options.root)
         return Snapshot(layout, view, found, lease, job=options.job, verify=options.verify)
@@ -223,36 +224,37 @@ def _digests(rest: Rest) -> dict[int, str]:
     return {s.number: s.digest for s in rest.plan.shards if s.number in needed}
 
 
-def _there(
-    view: IndexView, digests: Mapping[int, str], root: Path, own: str = ""
-) -> dict[int, ShardRow]:
+def _there(view: IndexView, digests: Mapping[int, str], root: Path) -> dict[int, ShardRow]:
     """Return the shards of these digests that are live, or on their way out and held.
 
     Args:
         view: of the index; shards on their way out are found only if it tells of them.
         digests: by number.
         root: of the cache.
-        own: the name of the caller's own lease, which proves nothing.
     """
     live = {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
     going = {r.number: r for r in view.retired if digests.get(r.number) == r.digest}
     if not going:
         return live
-    held = _held(root, own)
+    held = _held(root)
     return live | {number: row for number, row in going.items() if number in held}
 
 
-def _held(root: Path, own: str) -> set[int]:
-    """Return the shards that others hold: whoever has a lease on one by now may keep it.
+def _held(root: Path) -> set[int]:
+    """Return the shards whose files are there, and stay while a lease of the caller names them.
 
-    They were live when their holder came, so their files are there yet; and whoever looks
-    for leases after the holder went finds the caller's.
+    They are those of settled leases. Who settles one has found each shard that it holds, since
+    the lease was visible, either live or held by a lease that was settled earlier; what came
+    between, it dropped. What was live then can only have been retired later, and whoever
+    retires reads the leases after that. So no evictor deletes the shard before the lease lets
+    it go; and who looks for leases after that finds the caller's, which was there already.
+
+    Other leases prove nothing: theirs may name shards that were retired, and found to be held
+    by nobody, before they came. The files of those go while the index still has them as
+    retired.
     """
-    held: set[int] = set()
-    for lease in read_leases(root):
-        if lease.open and lease.name != own:
-            held.update(set(protected(lease, resumable=False)) - lease.wishes.keys())
-    return held
+    leases = [lease for lease in read_leases(root) if lease.open and lease.settled]
+    return set().union(*(protected(lease, resumable=False) for lease in leases))
 
 
 def _hint(root: Path) -> str:

@@ -99,7 +99,7 @@ class Snapshot:
             verify: check a shard when this process first maps it, or before every use.
             only: digests by number of the shards to take; None for all. ``{row.number:
                 row.digest for row in snapshot.shards}`` takes what another snapshot has.
-            ranks: what the lease says to the other ranks of the job.
+            ranks: what the lease says to the other ranks of the job; it is not settled then.
             without: numbers of shards to leave out.
 
         Raises:
@@ -131,6 +131,8 @@ class Snapshot:
                     f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
                     f"cache {layout.root} any more; take what is there instead"
                 )
+            if ranks is None:  # else it says that others may copy the list, when it is final
+                lease.settle()
             return cls(layout, view, found, lease, job=job, verify=verify)
         except BaseException:
             lease.close()

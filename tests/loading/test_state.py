@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.leases import read_leases
+from growcache.cache.leases import Lease, read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import plan
+from growcache.loading import snapshot as snapshots
 from growcache.loading.loader import Loader
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
@@ -246,6 +247,58 @@ def test_what_is_on_its_way_out_is_there_while_another_holds_it(
     batches.close()
     other.close()
     cache.poll()  # the evictor: what nobody holds goes
+    assert begun + ids(rest) == whole
+
+
+@pytest.mark.mutant(
+    17, "growcache/loading/resume.py", "if lease.open and lease.settled]", "if lease.open]"
+)
+def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
+    cache: Any, loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it may name shards that the evictor found to be held by nobody."""
+    cache.add(*range(6))
+    _, state = first(loader(shuffle=False), 1)
+    resumed, live, looked = loader(shuffle=False), snapshots.live_numbers, []
+
+    class Late(Lease):
+        @classmethod
+        def create(cls, *arguments: Any, **keywords: Any) -> Lease:
+            cache.retire(3)  # its reader saw it live; the evictor reads the leases now
+            return Lease.create(*arguments, **keywords)
+
+    def live_numbers(root: Path) -> Any:
+        (lease,) = open_leases(root)
+        assert 3 in lease.holding()
+        with pytest.raises(CacheError, match=r"1 of the 6 shards"):
+            resumed.load_state_dict(state, missing="error")
+        looked.append(root)
+        return live(root)
+
+    monkeypatch.setattr(snapshots, "Lease", Late)
+    monkeypatch.setattr(snapshots, "live_numbers", live_numbers)
+    Snapshot.take(cache.root).close()
+    assert looked
+
+
+def test_a_loader_that_resumes_relies_on_another_that_did(cache: Any, loader: Any) -> None:
+    cache.add(*range(6))
+    whole, _ = first(loader(shuffle=False), 100)
+    begun, state = first(loader(shuffle=False), 1)
+    with Snapshot.take(cache.root):
+        cache.retire(1, 3, 4)
+        one = loader(shuffle=False)
+        one.load_state_dict(state, missing="error")
+        batches = iter(one)
+        assert begun + ids([next(batches)]) == whole[:10]
+    cache.poll()
+    other = loader(shuffle=False)
+    other.load_state_dict(one.state_dict(), missing="error")
+    rest = iter(other)
+    begun = whole[:10] + ids([next(rest)])
+    batches.close()
+    one.close()
+    cache.poll()
     assert begun + ids(rest) == whole
 
 
