@@ -11,8 +11,8 @@ from weakref import WeakSet
 class Listener(Protocol):
     """Who passes on to another process what it cannot know."""
 
-    def service_failed(self, root: Path, reason: str) -> None:
-        """Hear that the service on a cache, by its resolved path, has ended, and why."""
+    def service_changed(self, root: Path, reason: str | None) -> None:
+        """Hear why the service on a cache, by its resolved path, has ended; None: it began."""
 
 
 listeners: WeakSet[Listener] = WeakSet()
@@ -22,15 +22,23 @@ _reasons: dict[Path, str] = {}  # by the resolved path of the cache
 
 def begun(root: str | os.PathLike[str]) -> None:
     """Note that a service was started on the cache."""
-    _reasons.pop(Path(root).resolve(), None)
+    note(root, None)
 
 
 def failed(root: str | os.PathLike[str], reason: str) -> None:
     """Note that the service on the cache has ended, and why."""
+    note(root, reason)
+
+
+def note(root: str | os.PathLike[str], reason: str | None) -> None:
+    """Note why the service on the cache has ended; None: one was started anew."""
     resolved = Path(root).resolve()
-    _reasons[resolved] = reason
+    if reason is None:
+        _reasons.pop(resolved, None)
+    else:
+        _reasons[resolved] = reason
     for listener in list(listeners):
-        listener.service_failed(resolved, reason)
+        listener.service_changed(resolved, reason)
 
 
 def reason_of(root: str | os.PathLike[str]) -> str | None:

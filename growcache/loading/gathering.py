@@ -31,7 +31,7 @@ from growcache.loading.orders import (
     More,
     Order,
     Ready,
-    ServiceFailed,
+    ServiceChanged,
     Stop,
 )
 from growcache.loading.producer import Producer
@@ -64,8 +64,7 @@ def _serve(wire: Wire, order: Order) -> None:
     sys.argv = order.argv
     sys.setswitchinterval(SWITCH_SECONDS)
     _log_to(wire, order.level)
-    if order.failed is not None:
-        services.failed(order.options.root, order.failed)
+    services.note(order.options.root, order.failed)
     arena = Arena()
     outlet = _Outlet(wire, arena, order.wanted)
     listen(functools.partial(_follow, wire, arena, outlet.link, order))
@@ -132,8 +131,8 @@ def _follow(wire: Wire, arena: Arena, link: Link, order: Order) -> None:
             case Halt():
                 link.halt.set()
                 link.tokens.put(True)  # a block that waits for one is made already
-            case ServiceFailed(reason):
-                services.failed(order.options.root, reason)
+            case ServiceChanged(reason):
+                services.note(order.options.root, reason)
                 link.wake.set()
             case Stop():
                 link.close()

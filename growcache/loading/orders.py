@@ -76,13 +76,17 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceFailed:
-    """The service that the trainer started on the cache has ended."""
+class ServiceChanged:
+    """The service that the trainer started on the cache has ended, or one was started anew.
 
-    reason: str
+    Attributes:
+        reason: why it ended; None: there is a new one.
+    """
+
+    reason: str | None
 
 
-Command: TypeAlias = Order | Begin | More | EndPass | Halt | Stop | ServiceFailed
+Command: TypeAlias = Order | Begin | More | EndPass | Halt | Stop | ServiceChanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from growcache.loading.orders import (
     More,
     Order,
     Ready,
-    ServiceFailed,
+    ServiceChanged,
 )
 from growcache.loading.shipping import ship
 from growcache.loading.sources import CLOSED, Kind
@@ -62,8 +62,10 @@ class ProcessSource:
         self.delivered = Mark(-1, 0)
         self.skipped = 0
         self.broken = False
-        services.listeners.add(self)
         child.send(order)
+        services.listeners.add(self)  # the order comes first
+        if (reason := services.reason_of(self._root)) != order.failed:
+            self.service_changed(self._root, reason)
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
@@ -107,10 +109,10 @@ class ProcessSource:
         """Have it make no more blocks."""
         self._child.send(Halt())
 
-    def service_failed(self, root: Path, reason: str) -> None:
-        """Tell the process what it cannot know."""
-        if root == self._root:
-            self._child.send(ServiceFailed(reason))
+    def service_changed(self, root: Path, reason: str | None) -> None:
+        """Tell the process what it cannot know; a forked child tells nothing."""
+        if root == self._root and not self._child.closed:
+            self._child.send(ServiceChanged(reason))
 
     def close(self) -> None:
         """End it; twice is harmless."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,7 +25,13 @@ from growcache.cache import services
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import borrowed
+from growcache.loading.arena import Arena
+from growcache.loading.child import Child
+from growcache.loading.gathering import _follow
+from growcache.loading.links import Link
 from growcache.loading.loader import Loader
+from growcache.loading.orders import Order, ServiceChanged, Stop
+from growcache.loading.wire import Frame, Wire, pair
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS, as_bytes
@@ -323,6 +330,63 @@ def test_a_service_of_the_trainer_that_fails_ends_the_wait(
         timer.join()
         with pytest.raises(CacheError, match="the store is gone"):
             next(iter(made))  # told before it begins
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the process is told."""
+    sent: list[Any] = []
+    send = Child.send
+
+    def sending(child: Child, command: Any) -> None:
+        sent.append(command)
+        send(child, command)
+
+    monkeypatch.setattr(Child, "send", sending)
+    return sent
+
+
+def test_a_service_that_is_started_anew_is_told_as_well(large: Filled, told: list[Any]) -> None:
+    with loader(large) as made:
+        next(iter(made))
+        services.failed(large.root, "the store is gone")
+        services.begun(large.root)
+        news = [command for command in told if isinstance(command, ServiceChanged)]
+        assert news == [ServiceChanged("the store is gone"), ServiceChanged(None)]
+    services.failed(large.root, "nobody listens any more")
+    services.begun(large.root)
+    assert len([command for command in told if isinstance(command, ServiceChanged)]) == 2
+
+
+def test_the_process_is_told_of_what_happens_as_it_gets_its_order(
+    large: Filled, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Child.send
+
+    def sending(child: Child, command: Any) -> None:
+        if isinstance(command, Order):
+            services.failed(large.root, "the store is gone")
+        send(child, command)
+
+    monkeypatch.setattr(Child, "send", sending)
+    with loader(large) as made:
+        next(iter(made))
+    services.begun(large.root)
+    assert [type(command) for command in told[:2]] == [Order, ServiceChanged]
+
+
+def test_the_process_forgets_why_an_earlier_service_failed(tmp_path: Path) -> None:
+    ours, theirs = map(Wire, pair())
+    order = SimpleNamespace(options=SimpleNamespace(root=tmp_path))
+    reasons = []
+    for reason in ("the store is gone", None):
+        for command in (ServiceChanged(reason), Stop()):
+            ours.send(Frame(command))
+        _follow(theirs, Arena(), Link(0, lambda _: None), order)  # type: ignore[arg-type]
+        reasons.append(services.reason_of(tmp_path))
+    ours.close()
+    theirs.close()
+    assert reasons == ["the store is gone", None]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from growcache.cache.index import live_numbers
 from growcache.cache.leases import Lease, read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import plan
@@ -259,7 +260,7 @@ def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
     """Until then it may name shards that the evictor found to be held by nobody."""
     cache.add(*range(6))
     _, state = first(loader(shuffle=False), 1)
-    resumed, live, looked = loader(shuffle=False), snapshots.live_numbers, []
+    resumed, looked = loader(shuffle=False), []
 
     class Late(Lease):
         @classmethod
@@ -267,16 +268,16 @@ def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
             cache.retire(3)  # its reader saw it live; the evictor reads the leases now
             return Lease.create(*arguments, **keywords)
 
-    def live_numbers(root: Path) -> Any:
+    def looking(root: Path) -> Any:
         (lease,) = open_leases(root)
         assert 3 in lease.holding()
         with pytest.raises(CacheError, match=r"1 of the 6 shards"):
             resumed.load_state_dict(state, missing="error")
         looked.append(root)
-        return live(root)
+        return live_numbers(root)
 
     monkeypatch.setattr(snapshots, "Lease", Late)
-    monkeypatch.setattr(snapshots, "live_numbers", live_numbers)
+    monkeypatch.setattr(snapshots, "live_numbers", looking)
     Snapshot.take(cache.root).close()
     assert looked
 
