@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from growcache.cache.formats.mapping import map_shared
+from growcache.loading import forks
 from growcache.loading.buffers import Bytes
 from growcache.loading.orders import Stop
 from growcache.loading.wire import Frame, Wire
@@ -69,9 +69,7 @@ class Borrowed:
         self._lock = lock
         self._bases: dict[int, Bytes] = {}
         self._once: set[int] = set()
-        self._lent: set[int] = set()
-        self._spoiled: set[int] = set()
-        _borrowed.add(self)
+        self._lent: dict[int, object] = {}  # and the moment
 
     def receive(self, wire: Wire) -> Any:
         """Return the next item; its arrays lie in shared memory, and may be written to.
@@ -89,6 +87,7 @@ class Borrowed:
         item = pickle.loads(frame.body, buffers=buffers)
         for number in gone:
             del self._bases[number]
+            self._lent.pop(number, None)
         return item
 
     def _map(self, frame: Frame) -> None:
@@ -109,34 +108,20 @@ class Borrowed:
 
     def _note(self, used: set[int]) -> None:
         """Note what was lent now; what is used once is forgotten, and lives with its views."""
-        once = self._once & used
+        once, now = self._once & used, forks.moment()
         self._once -= once
-        self._lent |= used - once
+        for number in used - once:
+            self._lent.setdefault(number, now)
         for number in once:
             del self._bases[number]
 
     def take_back(self) -> tuple[list[int], list[int]]:
-        """Return what nobody here refers to any more: (free, spoiled) numbers, each once."""
+        """Return what nobody here refers to any more: (free, spoiled) numbers, each once.
+
+        What is spoiled may not be filled again, for a child that was forked may see it.
+        """
         unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
-        self._lent.difference_update(unused)
-        if not self._spoiled:
-            return unused, []
-        spoiled = [n for n in unused if n in self._spoiled]
-        self._spoiled.difference_update(spoiled)
-        return [n for n in unused if n not in spoiled], spoiled
-
-    def spoil(self) -> None:
-        """Have nothing filled again that is referred to now."""
-        self._spoiled |= self._lent
-
-
-_borrowed: weakref.WeakSet[Borrowed] = weakref.WeakSet()
-
-
-def _spoil_before_fork() -> None:
-    # The child would see in its batches what is filled in later.
-    for borrowed in list(_borrowed):
-        borrowed.spoil()
-
-
-os.register_at_fork(before=_spoil_before_fork)
+        free, spoiled = list[int](), list[int]()
+        for number in unused:
+            (spoiled if forks.since(self._lent.pop(number)) else free).append(number)
+        return free, spoiled

@@ -3,17 +3,20 @@
 Fresh memory costs a quarter to a third of a gather in page faults, so buffers go round;
 but a user may hold a batch for as long as they like. A buffer is therefore taken again
 only when nobody else refers to its base array: every view, tensor or DLPack capsule of
-it keeps a reference.
+it keeps a reference. Those of a forked child are not seen here.
 """
 
 from __future__ import annotations
 
+import bisect
 import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from growcache.loading import forks
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -27,6 +30,7 @@ ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begi
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
 HEADROOM = 8  # where sizes vary, an eighth more is allocated than was asked for
+MOST_ROOM = 4  # times what is asked for: what has more is kept for what needs it
 
 
 def allocate_here(nbytes: int, kept: list[Bytes] | None) -> Bytes:
@@ -43,47 +47,65 @@ _UNSHARED = _references([allocate_here(0, None)], 0)
 
 
 class BufferPool:
-    """Equal page-aligned buffers, owned by one thread.
+    """Page-aligned buffers, owned by one thread.
 
-    Where more is asked for than they hold, larger ones take their place. All are as large
-    as the largest was: pages that nobody touches cost nothing.
+    Each is as large as what it was made for, so that one batch that is far larger than the
+    others makes one large buffer: shared and page-locked memory is all there, touched or not.
+
+    After a fork all are made anew. The child would see in its batches what is filled into
+    shared memory later; private memory would be copied, page by page, as it is written to.
 
     Args:
-        nbytes: of each; more where `take` asks for it.
-        keep: how many free ones are kept for reuse.
+        nbytes: what `take` gives if it is not told.
+        keep: how many are kept for reuse.
         allocate: makes them.
     """
 
     def __init__(
         self, nbytes: int = 0, keep: int = 12, allocate: Allocate = allocate_here
     ) -> None:
-        self.nbytes = nbytes
+        self._nbytes = nbytes
         self._allocate = allocate
         self._keep = keep
-        self._bases: list[Bytes] = []
+        self._bases: list[Bytes] = []  # the smallest first
+        self._begun = forks.moment()
 
     def take(self, nbytes: int | None = None) -> Bytes:
         """Return uint8 [nbytes] that nobody else sees, aligned; its content is undefined."""
         if nbytes is None:
-            nbytes = self.nbytes
+            nbytes = self._nbytes
         if nbytes < RECYCLE_BYTES:
             return _view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT)
-        if nbytes > self.nbytes:
-            self.nbytes = nbytes + nbytes // HEADROOM
-            self._bases.clear()  # those in use live and die with their views
-        return _view(self._free(), nbytes, PAGE)
+        return _view(self._free(nbytes), nbytes, PAGE)
 
-    def _free(self) -> Bytes:
-        # The first free one, not the oldest: few buffers in use stay in the CPU's cache.
-        for i in range(len(self._bases)):
-            if _references(self._bases, i) == _UNSHARED:
-                return self._bases[i]
-        # Beyond `keep` the user is collecting batches: those live and die with their views.
-        kept = self._bases if len(self._bases) < self._keep else None
-        base = self._allocate(self.nbytes, kept)
-        if kept is not None:
-            kept.append(base)
+    def _free(self, nbytes: int) -> Bytes:
+        bases = self._bases
+        free = [i for i in range(len(bases)) if _references(bases, i) == _UNSHARED]
+        if forks.since(self._begun):  # asked now, for what was in use until now may be seen
+            self._begun = forks.moment()
+            bases.clear()  # those in use live and die with their views
+            free.clear()
+        # The first that fits, not the oldest: few buffers in use stay in the CPU's cache.
+        for i in free:
+            if nbytes <= _room(bases[i]) <= MOST_ROOM * nbytes:
+                return bases[i]
+        if free and (_room(bases[free[0]]) < nbytes or len(bases) >= self._keep):
+            del bases[free[0]]
+        return self._made(nbytes)
+
+    def _made(self, nbytes: int) -> Bytes:
+        if len(self._bases) >= self._keep:
+            # The user is collecting batches: those live and die with their views.
+            return self._allocate(nbytes, None)
+        size = nbytes if nbytes == self._nbytes else nbytes + nbytes // HEADROOM
+        base = self._allocate(size, self._bases)
+        bisect.insort(self._bases, base, key=len)
         return base
+
+
+def _room(base: Bytes) -> int:
+    address: int = base.__array_interface__["data"][0]
+    return len(base) - -address % PAGE
 
 
 def _view(base: Bytes, nbytes: int, alignment: int) -> Bytes:

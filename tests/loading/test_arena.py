@@ -198,6 +198,20 @@ def test_larger_buffers_replace_smaller_ones_on_both_sides(ends: Ends) -> None:
     assert memory_files() <= before + 4  # two maps of each
 
 
+def resident() -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.partition("RssShmem:")[2].split()[0])
+
+
+def test_a_small_batch_after_a_large_one_takes_little_memory() -> None:
+    pool = BufferPool(allocate=Arena().allocate)
+    large = pool.take(64 * SIZE)
+    before = resident()
+    small = pool.take(4 * SIZE)
+    assert 4 * SIZE <= resident() - before < 8 * SIZE
+    del large, small
+
+
 def test_maps_and_descriptors_go_with_both_sides() -> None:
     gc.collect()
     before = memory_files(), descriptors()

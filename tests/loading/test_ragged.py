@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.formats.mapped import RaggedColumn
-from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
+from growcache.loading.buffers import RECYCLE_BYTES, BufferPool, Bytes, allocate_here
 from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY
 from growcache.loading.gather import Gatherer
@@ -263,6 +264,34 @@ def test_memory_goes_round_where_sizes_vary() -> None:
         seen.add(buffer.ctypes.data)
         del buffer
     assert len(seen) <= 3
+
+
+def test_a_batch_far_larger_than_the_others_makes_one_large_buffer() -> None:
+    made: list[int] = []
+
+    def allocate(nbytes: int, kept: list[Bytes] | None) -> Bytes:
+        made.append(nbytes)
+        return allocate_here(nbytes, kept)
+
+    pool = BufferPool(allocate=allocate)
+    ahead = deque(pool.take(RECYCLE_BYTES) for _ in range(3))
+    for step in range(100):
+        ahead.popleft()
+        ahead.append(pool.take(RECYCLE_BYTES * (50 if step % 10 == 5 else 1)))
+    assert sorted(nbytes // RECYCLE_BYTES for nbytes in made) == [1, 1, 1, 1, 56]
+
+
+def test_larger_ones_take_the_places_of_what_does_not_suffice_any_more() -> None:
+    pool, made = BufferPool(keep=4), set[int]()
+    held = [pool.take(RECYCLE_BYTES * size) for size in (1, 40, 2, 3)]
+    held.clear()
+    for _ in range(3):
+        held.append(pool.take(RECYCLE_BYTES * 4))
+        made.add(held[-1].ctypes.data)
+    assert len(made) == 3
+    held.clear()
+    for _ in range(20):
+        assert pool.take(RECYCLE_BYTES * 4).ctypes.data in made
 
 
 def test_values_of_users_are_copied() -> None:
