@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -70,9 +69,7 @@ class Child:
 
     def speaks(self) -> bool:
         """Whether there is something to be received."""
-        poll = select.poll()
-        poll.register(self.wire.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return self.wire.has_come(0)
 
     def why(self) -> str:
         """Return how it ended; it is known to have."""

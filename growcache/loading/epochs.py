@@ -57,7 +57,7 @@ class Engine:
         self._skipped = 0  # by producers that were replaced
         # Ends a producer that was left: it keeps its leases until the next one has some.
         self._leaving: Callable[[], object] | None = None
-        self._chooser = Chooser(options.gather, possible=self._starter.may_choose)
+        self._chooser = self._new_chooser()
         self._batches_received = 0
         self._revived = False  # since a block was received
 
@@ -150,9 +150,7 @@ class Engine:
 
     def _running(self) -> Source:
         if self._pid != os.getpid():  # a fork copies no threads, and no children
-            self._source, self._pid = None, os.getpid()
-            if self._finalizer is not None:
-                self._finalizer.detach()
+            self._forked()
         if self._loaded is not None:  # broken off before the first batch: once more
             self.close()
         if self._source is not None and self._source.broken:
@@ -162,6 +160,15 @@ class Engine:
         if self._source is None:
             return self._start()
         return self._source
+
+    def _forked(self) -> None:
+        self._source, self._leaving, self._pid = None, None, os.getpid()
+        self._chooser = self._new_chooser()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def _new_chooser(self) -> Chooser:
+        return Chooser(self._options.gather, possible=self._starter.may_choose)
 
     def _start(self) -> Source:
         start = self._loaded or LoaderState(

@@ -122,6 +122,27 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 EVERY_DAY = {("passes, large rows", True), ("a given length, small rows", False)}
 
 
+def test_a_child_that_is_forked_while_the_process_starts_reads_on_its_own(
+    make_cache: Callable[..., Filled], eager: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache(shape=(130, 128))
+    cache.add(*range(12))
+    with EpochLoader(cache.root, batch_size=7, min_samples=1) as loader:
+        while not gatherers():
+            next(iter(loader))
+        assert loader.report.gather == "thread"
+        child = os.fork()
+        if child == 0:
+            found = 0
+            try:
+                found = sum(1 for _ in loader)
+                loader.close()
+            finally:
+                os._exit(0 if found == 17 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert sum(1 for _ in loader) == 17
+
+
 @pytest.mark.parametrize(
     ("case", "stays"),
     [
