@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -202,16 +202,21 @@ class Walk:
 
     def close(self) -> None:
         """Free the leases."""
-        self._leave_pass()
-        if self._letting_go is not None:
-            self._letting_go.result()
-        self._close_left()
-        if self._next_pass is not None:
-            # Where it failed, it came to hold nothing.
-            with suppress(*OUTSIDE):
-                begun = self._next_pass.result()
-                begun.first.close()
-                begun.snapshot.close()
+        with ExitStack() as steps:  # the last one first; each, whatever becomes of the others
+            steps.callback(self._drop_next)
+            steps.callback(self._close_left)
+            steps.callback(self._join_letting_go)
+            steps.callback(self._leave_pass)
+
+    def _drop_next(self) -> None:
+        if self._next_pass is None:
+            return
+        try:
+            begun = self._next_pass.result()
+        except OUTSIDE:
+            return  # it came to hold nothing
+        with closing(begun.snapshot):
+            begun.first.close()
 
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
@@ -230,6 +235,14 @@ class Walk:
 
     def _leave_pass(self) -> None:
         """End the pass; its lease stays until all was delivered, or the next one is taken."""
+        try:
+            self._leave_windows()
+        finally:
+            if self._pass is not None:
+                self._left.append(self._pass)
+            self._pass, self._taken = None, []
+
+    def _leave_windows(self) -> None:
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
             with suppress(*OUTSIDE):  # nothing of it is needed any more
                 self._through.append(self._next_window.result())
@@ -237,25 +250,25 @@ class Walk:
             self._through.append(self._window)
         self._next_window = self._window = None
         self._close_through()
-        if self._pass is not None:
-            self._left.append(self._pass)
-            self._pass = None
-        self._taken = []
 
     def _close_through(self) -> None:
         """Close windows in a thread, for to forget the pages of shards takes a while."""
         through, self._through = self._through, []
         if not through:
             return
-        if self._letting_go is not None:
-            self._letting_go.result()
+        self._join_letting_go()
         for window in through:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
         self._letting_go = Ahead(lambda: _close_all(through), "let-go")
 
+    def _join_letting_go(self) -> None:
+        if self._letting_go is not None:
+            self._letting_go.result()
+
     def _close_left(self) -> None:
-        for begun in list(self._left):
-            begun.snapshot.close()
+        with ExitStack() as closed:
+            for begun in list(self._left):
+                closed.callback(begun.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
         ready, left = self.ready, self._left_rows()

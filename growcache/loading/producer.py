@@ -11,7 +11,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 
@@ -90,29 +90,34 @@ class Producer:
     def run(self) -> None:
         """Produce; any error goes to the consumer."""
         link = self._link
+        with ExitStack() as opened:  # each is closed, whatever becomes of the others
+            try:
+                self._produce(opened)
+            except StoppedError:
+                pass
+            except HaltedError:
+                link.put(Halted(self._book.state))
+                link.stop.wait()  # who goes on has leases of its own by then
+            except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
+                link.put(Failure(error))
+
+    def _produce(self, opened: ExitStack) -> None:
+        opened.callback(self._close_assembler)
         if self._framework.prepare is not None:
             self._framework.prepare()
-        walk = self._walk()
+        walk = opened.enter_context(closing(self._walk()))
         walk.position = self._position
-        try:
-            for epoch in itertools.count(self._start.epoch):
-                walk.ready = functools.partial(link.wait_begun, epoch)
-                walk.passed_over = functools.partial(self._abandoned, epoch)
-                self._book.begin_epoch(epoch)
-                self._epoch(epoch, walk)
-                self._book.end_epoch(epoch)
-                link.put(EpochEnd(epoch))
-        except StoppedError:
-            pass
-        except HaltedError:
-            link.put(Halted(self._book.state))
-            link.stop.wait()  # who goes on has leases of its own by then
-        except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-            link.put(Failure(error))
-        finally:
-            walk.close()
-            if self._assembler is not None:
-                self._assembler.close()
+        for epoch in itertools.count(self._start.epoch):
+            walk.ready = functools.partial(self._link.wait_begun, epoch)
+            walk.passed_over = functools.partial(self._abandoned, epoch)
+            self._book.begin_epoch(epoch)
+            self._epoch(epoch, walk)
+            self._book.end_epoch(epoch)
+            self._link.put(EpochEnd(epoch))
+
+    def _close_assembler(self) -> None:
+        if self._assembler is not None:
+            self._assembler.close()
 
     def _walk(self) -> Walk:
         start, options, link = self._start, self._options, self._link

@@ -17,10 +17,12 @@ import pytest
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import plan
+from growcache.loading import passes, plan
 from growcache.loading.blocks import Batch
 from growcache.loading.epochs import Engine
+from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.options import LoaderOptions
+from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
 from tests.filled import open_leases
 
@@ -247,6 +249,39 @@ def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
             assert len(open_leases(cache.root)) <= 2
     loader.close()
     assert not any(lease.open for lease in read_leases(cache.root))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("where", ["before the walk", "as it begins"])
+def test_an_error_before_the_first_block_reaches_the_loop(
+    cache: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cache.add(0)
+    framework = Framework(prepare=fail) if where == "before the walk" else NUMPY
+    monkeypatch.setattr(passes, "Ahead", fail)
+    loader = Engine(LoaderOptions(cache.root, batch_size=8, min_samples=1), framework)
+    with pytest.raises(RuntimeError, match="new thread"):
+        next(loader.epoch())
+    assert threads() == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_leases_and_threads_end_though_letting_go_of_memory_fails(
+    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(window: OpenWindow) -> None:
+        raise OSError("no file can be opened")
+
+    cache.add(*range(4))
+    monkeypatch.setattr(OpenWindow, "close", fail)
+    loader = engine(cache, transform=lambda sample: sample, samples_per_epoch=8)
+    with pytest.raises(OSError, match="no file"):
+        list(itertools.chain.from_iterable(loader.epoch() for _ in range(100)))
+    assert open_leases(cache.root) == []
+    assert threads() == []
 
 
 def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:

@@ -164,3 +164,9 @@ def test_a_cold_file_is_in_memory_piece_by_piece(
     np.testing.assert_array_equal(np.concatenate(found), content)
     assert len(found) == 6
     assert read_ahead_bytes(path) >= 0
+
+
+def test_a_file_that_cannot_be_opened_stays_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(b"")
+    forget(tmp_path / "gone")
+    forget(tmp_path / "shard" / "in no folder")

@@ -184,8 +184,11 @@ def let_go(memory: Bytes) -> None:
 
 
 def forget(path: Path) -> None:
-    """Let a file leave the page cache, but for what others have mapped; it may be gone."""
-    with suppress(FileNotFoundError):
+    """Let a file leave the page cache, but for what others have mapped.
+
+    It may be gone, or not be opened: this is advice, and what it is about was read already.
+    """
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
