@@ -1,221 +1,362 @@
-"""What growcache.tensorflow adds to TensorFlow's own readers, and its gap between epochs.
+"""What growcache.tensorflow delivers, against a pipeline of tf.data written by hand.
 
-The peer is what one would write by hand over the same files, in the same process, with
-the same shuffle buffer: interleave of TFRecordDataset, shuffle, batch, one parse_example.
-It knows nothing of leases, digest_of or a cache that changes.
+Both readers, native and gather, and the peer read the same shards; that they deliver the
+same samples is checked first. The peer is the best form known of what one would write:
+interleave of TFRecordDataset, shuffle, batch, one parse_example per batch, prefetch; it has
+the shuffle buffer of the native reader, and knows nothing of leases or of a cache that
+changes.
+
+Each has a process of its own, for TensorFlow changes how memory is allocated in all of a
+process once that uses Python's generators, which growcache does. They take turns, one alone
+is at work at a time, and what is timed begins behind a few batches that are not. "With the
+start" alone counts from `iter`, of a dataset that was iterated before.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import itertools
+import json
 import os
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-import tensorflow as tf
 
-import growcache.tensorflow as gtf
 from benchmarks.measure import median, parser, report, verdict
-from growcache.schema import Sample
+from growcache.schema import Sample, Schema
 from tests.filled import Filled
 
 BATCH = 64
-SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "256 KiB float32": ("<f4", (256, 256)),
-    "3 KiB uint8": ("|u1", (32, 32, 3)),
+LEAD_IN = 8  # batches, more than TensorFlow has ready
+TIMED_BYTES = 400_000_000
+MOST_STEPS = {"steady": 1000, "started": 1000, "fit": 200}  # Keras takes a millisecond for each
+READERS = ("by hand", "native", "gather")
+SHUFFLE_BYTES, SHUFFLE_SAMPLES = 64_000_000, 16_384
+SHORTEST, LONGEST = 20, 200  # rows of 1 KiB in a ragged sample
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Samples of one kind: x and a label y."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of x, on average."""
+        sizes = [(SHORTEST + LONGEST) // 2 if size is None else size for size in self.shape]
+        return int(np.prod(sizes)) * np.dtype(self.dtype).itemsize
+
+
+KINDS = {
+    "256 KiB float32": Kind("float32", (256, 256)),
+    "3 KiB uint8": Kind("uint8", (32, 32, 3)),
+    "20-200 KiB ragged": Kind("float32", (None, 256)),
 }
 
 
-def fill(root: Path, name: str, total_bytes: int, shards: int) -> int:
-    """Make a cache of random samples; returns how many it holds."""
-    dtype, shape = SHAPES[name]
-    random = np.random.default_rng(0)
+def fill(root: Path, kind: Kind, total_bytes: int, shards: int) -> int:
+    """Make a cache of random samples, labelled 0, 1, …; returns how many."""
+    rng = np.random.default_rng(0)
 
     def sample(label: int) -> Sample:
-        values = random.integers(0, 100, shape, np.uint8).astype(dtype)
+        rows = int(rng.integers(SHORTEST, LONGEST + 1))
+        shape = [rows if size is None else size for size in kind.shape]
+        values = rng.integers(0, 100, shape, np.uint8).astype(kind.dtype)
         return {"x": values, "y": np.array(label, "<i8")}
 
-    with Filled(root, sample, max_bytes=10 * total_bytes) as cache:
-        each = total_bytes // shards // cache.schema.nbytes
+    schema = Schema.declared({"x": [kind.dtype, *kind.shape], "y": ["int64"]})
+    each = total_bytes // shards // kind.sample_bytes
+    with Filled(root, sample, schema=schema, max_bytes=10 * total_bytes) as cache:
         for number in range(shards):
-            cache.add_samples(number, [sample(i) for i in range(each)])
-    return each * shards
+            first = number * each
+            cache.add_samples(number, [sample(first + i) for i in range(each)])
+    return shards * each
 
 
-def stock(root: Path, name: str, *, endless: bool = False) -> Any:
-    """The pipeline that one would write by hand, with the settings of growcache's.
+# What one writes by hand
 
-    Endless, it repeats the files, so that it has no gap either.
-    """
-    dtype, shape = SHAPES[name]
+
+def by_hand(root: Path, kind: Kind, *, endless: bool) -> Any:
+    """Return the peer's pipeline; endless, it repeats the files, so it has no gap either."""
+    import tensorflow as tf
+
     features = {key: tf.io.FixedLenFeature([], tf.string) for key in ("x", "y")}
-    sample_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    buffer = min(gtf.SHUFFLE_SAMPLES, gtf.SHUFFLE_BYTES // sample_bytes)
+    row = [size for size in kind.shape if size is not None]
 
     def parse(records: Any) -> Any:
         parsed = tf.io.parse_example(records, features)
-        x = tf.reshape(tf.io.decode_raw(parsed["x"], np.dtype(dtype).name), (-1, *shape))
-        return {"x": x, "y": tf.reshape(tf.io.decode_raw(parsed["y"], tf.int64), [-1])}
+        y = tf.reshape(tf.io.decode_raw(parsed["y"], tf.int64), [-1])
+        if None not in kind.shape:
+            x = tf.io.decode_raw(parsed["x"], kind.dtype)
+            return {"x": tf.reshape(x, (-1, *row)), "y": y}
+        values = tf.io.decode_raw(tf.strings.reduce_join(parsed["x"]), kind.dtype)
+        nbytes = int(np.prod(row)) * np.dtype(kind.dtype).itemsize
+        lengths = tf.strings.length(parsed["x"]) // nbytes
+        x = tf.RaggedTensor.from_row_lengths(
+            tf.reshape(values, (-1, *row)), lengths, validate=False
+        )
+        return {"x": x, "y": y}
 
     files = sorted(str(path) for path in (root / "shards").glob("*.tfrecord"))
     shards = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files))
-    if endless:
-        shards = shards.repeat()
     return (
-        shards.interleave(
+        (shards.repeat() if endless else shards)
+        .interleave(
             tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=tf.data.AUTOTUNE
         )
-        .shuffle(buffer)
-        .batch(BATCH, drop_remainder=True)
+        .shuffle(min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // kind.sample_bytes))
+        .batch(BATCH, drop_remainder=endless)
         .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(4)
     )
 
 
-def touch(batch: Any) -> None:
-    """Read a value, so that nothing can be left out."""
-    float(batch["x"][(0,) * len(batch["x"].shape)].numpy())
+# What each process does
 
 
-def steady(dataset: Any, steps: int) -> Callable[[], tuple[float, float]]:
-    """Return a function that gives (wall, CPU) seconds of so many batches.
+class Feed:
+    """One reader in its process."""
 
-    On a busy machine the CPU, which is of all threads, says more than the wall.
-    """
-    iterator = iter(dataset)
-    for _ in range(8):
-        touch(next(iterator))
+    def __init__(self, reader: str) -> None:
+        self._reader = reader
+        self._endless: dict[str, Any] = {}
+        self._models: dict[str, Any] = {}
 
-    def seconds() -> tuple[float, float]:
-        began, busy = time.perf_counter(), time.process_time()
-        for _ in range(steps):
+    def dataset(self, root: Path, name: str, *, endless: bool) -> Any:
+        """Return the batches of an epoch, or without end."""
+        if self._reader == "by hand":
+            return by_hand(root, KINDS[name], endless=endless)
+        import growcache.tensorflow as gtf
+
+        reader: Any = self._reader
+        return gtf.dataset(
+            root,
+            batch_size=BATCH,
+            min_samples=1,
+            drop_last=False,
+            endless=endless,
+            reader=reader,
+        )
+
+    def samples(self, root: Path, name: str) -> list[tuple[int, int]]:
+        """Return each sample's label and checksum, by label."""
+        found: list[tuple[int, int]] = []
+        for batch in self.dataset(root, name, endless=False):
+            sums = [zlib.crc32(value.data) for value in values_of(batch["x"])]
+            found += zip(batch["y"].numpy().tolist(), sums, strict=True)
+        return sorted(found)
+
+    def steady(self, root: Path, name: str, steps: int) -> tuple[float, float]:
+        """Return (wall, CPU) seconds of so many batches of an iterator that is under way."""
+        dataset = self._endless.get(name)
+        if dataset is None:
+            dataset = self._endless[name] = self.dataset(root, name, endless=True)
+        iterator = iter(dataset)
+        for _ in range(LEAD_IN):
             touch(next(iterator))
-        return time.perf_counter() - began, time.process_time() - busy
+        with timed() as took:
+            for _ in range(steps):
+                touch(next(iterator))
+        return took[0], took[1]
 
-    return seconds
+    def started(self, root: Path, name: str, steps: int) -> tuple[float, float]:
+        """Return (wall, CPU) seconds of so many batches, the iterator's start included."""
+        dataset = self._endless[name]
+        with timed() as took:
+            iterator = iter(dataset)
+            for _ in range(steps):
+                touch(next(iterator))
+        return took[0], took[1]
 
+    def fit(self, root: Path, name: str, steps: int) -> tuple[float, float]:
+        """Return (wall, CPU) seconds of so many steps of `model.fit` that is under way."""
+        import tensorflow as tf
 
-def gaps_between(epochs: Iterator[Iterator[Any]]) -> list[float]:
-    """Return how long each epoch but the first took to give its first batch."""
-    gaps = []
-    for number, epoch in enumerate(epochs):
-        began = time.perf_counter()
-        for place, batch in enumerate(epoch):
-            if place == 0 and number:
-                gaps.append(time.perf_counter() - began)
-            touch(batch)
-            began = time.perf_counter()
-    return gaps
+        took: list[float] = []
 
+        class Times(tf.keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                took.append(time.perf_counter())
+                took.append(time.process_time())
 
-def waits(dataset: Any, steps: int, work_seconds: float) -> list[float]:
-    """Return how long each step waited for its batch beside a step that takes a while."""
-    iterator, found = iter(dataset), []
-    for _ in range(8):
-        touch(next(iterator))
-    for _ in range(steps):
-        time.sleep(work_seconds)
-        began = time.perf_counter()
-        touch(next(iterator))
-        found.append(time.perf_counter() - began)
-    return found
-
-
-def count_microseconds(root: Path) -> float:
-    """Return what Python does per batch: the count of where its samples came from."""
-    from growcache.loading.options import LoaderOptions
-    from growcache.loading.streams import Checked, ShardStream
-
-    options = LoaderOptions(path=root, batch_size=BATCH, min_samples=1)
-    stream = ShardStream(options, lambda: 0, Checked(), endless=False)
-    stream.begin(1)
-    tokens = [token for _, token, _ in stream.shards()][:4]
-    came_from = np.random.default_rng(0).choice(tokens, BATCH)
-    took = []
-    for _ in range(1000):
-        began = time.perf_counter()
-        stream.delivered(came_from)
-        took.append(time.perf_counter() - began)
-    stream.close()
-    return statistics.median(took) * 1e6
+        model = self._models.get(name) or self._models.setdefault(name, _model())
+        model.fit(
+            self._endless[name],
+            steps_per_epoch=steps,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=[Times()],
+        )
+        return time.perf_counter() - took[2], time.process_time() - took[3]
 
 
-def measure(name: str, root: Path, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Return the rows of one kind of sample."""
-    samples = fill(root, name, 2**26 if quick else 2**29, 4 if quick else 16)
-    dtype, shape = SHAPES[name]
-    mb = int(np.prod(shape)) * np.dtype(dtype).itemsize * BATCH / 1e6
-    steps = max(100, samples // BATCH)
-    ours = steady(gtf.dataset(root, batch_size=BATCH, min_samples=1, endless=True), steps)
-    theirs = steady(stock(root, name, endless=True), steps)
-    pairs = [(ours(), theirs()) for _ in range(rounds)]
-    ratio = median([b / a for (a, _), (b, _) in pairs])
-    rows = [
-        {
-            "samples": name,
-            "measure": "endless ÷ stock, speed",
-            "growcache": f"{steps * mb / median([a for (a, _), _ in pairs]):,.0f} MB/s",
-            "stock": f"{steps * mb / median([b for _, (b, _) in pairs]):,.0f} MB/s",
-            "value": ratio,
-            "goal": verdict(ratio, 0.9, at_most=False),
-        },
-        {
-            "samples": name,
-            "measure": "CPU per batch, ms; stock ÷ endless",
-            "growcache": f"{1e3 * median([a for (_, a), _ in pairs]) / steps:.2f}",
-            "stock": f"{1e3 * median([b for _, (_, b) in pairs]) / steps:.2f}",
-            "value": median([b / a for (_, a), (_, b) in pairs]),
-        },
-    ]
-    epoch = gtf.dataset(root, batch_size=BATCH, min_samples=1)
-    hand = stock(root, name)
-    ordinary = gaps_between(iter(epoch) for _ in range(rounds + 1))
-    by_hand = gaps_between(iter(hand) for _ in range(rounds + 1))
-    rows.append(
-        {
-            "samples": name,
-            "measure": "gap of ordinary iteration, ms",
-            "growcache": f"{1e3 * median(ordinary):.0f}",
-            "stock": f"{1e3 * median(by_hand):.0f}",
-        }
-    )
-    work = 3 * mb / 2500  # a step that takes thrice as long as the reading of its batch
-    endless = gtf.dataset(root, batch_size=BATCH, min_samples=1, endless=True)
-    stepwise = waits(endless, 3 * samples // BATCH, work)
-    rows.append(
-        {
-            "samples": name,
-            "measure": "worst wait over 3 passes of endless, ms",
-            "growcache": f"{1e3 * max(stepwise):.1f} (median {1e3 * median(stepwise):.2f})",
-        }
-    )
-    python = count_microseconds(root)
-    rows.append(
-        {
-            "samples": name,
-            "measure": "Python per batch, µs",
-            "value": python,
-            "goal": verdict(python, 100, at_most=True),
-        }
-    )
-    return rows
+def _model() -> Any:
+    """Return a model whose step costs next to nothing."""
+    import tensorflow as tf
+
+    class Glance(tf.keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x = data["x"]
+            x = x.values if isinstance(x, tf.RaggedTensor) else x
+            return {"seen": tf.cast(tf.reshape(x[:1], [-1])[0], tf.float32)}
+
+    made = Glance()
+    made.compile(jit_compile=False)
+    return made
 
 
-def main() -> None:
-    given = parser(__doc__).parse_args()
+def values_of(batch: Any) -> list[Any]:
+    """Return the single values of a tensor, ragged or not, as contiguous arrays."""
+    if not hasattr(batch, "row_splits"):
+        return list(batch.numpy())
+    values, splits = batch.values.numpy(), batch.row_splits.numpy().tolist()
+    return [values[start:stop] for start, stop in itertools.pairwise(splits)]
+
+
+def touch(batch: Any) -> None:
+    """Read a value of each tensor, so that nothing can be left out."""
+    for value in batch.values():
+        memoryview(value.values if hasattr(value, "values") else value).cast("B")[-1]
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[list[float]]:
+    """Give (wall, CPU of all threads) seconds, once it is over."""
+    took: list[float] = []
+    began, busy = time.perf_counter(), time.process_time()
+    yield took
+    took += [time.perf_counter() - began, time.process_time() - busy]
+
+
+def serve(reader: str) -> None:
+    """Answer what the measuring process asks, one line of JSON each."""
+    feed = Feed(reader)
+    calls: dict[str, Callable[..., Any]] = {
+        "samples": feed.samples,
+        "steady": feed.steady,
+        "started": feed.started,
+        "fit": feed.fit,
+    }
+    for line in sys.stdin:
+        what, root, *rest = json.loads(line)
+        found = calls[what](Path(root), *rest)
+        print(json.dumps(found), flush=True)
+
+
+# The process that measures
+
+
+class Peer:
+    """A reader's process."""
+
+    def __init__(self, reader: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.tensorflow_feed", "--serve", reader]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, what: str, root: Path, *arguments: Any) -> Any:
+        """Return what the process answers."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        asked = json.dumps([what, os.fspath(root), *arguments])
+        print(asked, file=self._child.stdin, flush=True)
+        answer = self._child.stdout.readline()
+        if not answer:
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace")
+            sys.exit(f"{self._child.args!r} ended at {asked}:\n{said[-2000:]}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(60)
+        self._said.close()
+
+
+GOALS = {"native": 1.0, "gather": 3.0}
+MEASURES = {"eager": "steady", "with the start": "started", "model.fit": "fit"}
+
+
+def check(peers: dict[str, Peer], root: Path, name: str, samples: int) -> None:
+    """Check that all readers deliver each sample once, and the same."""
+    found = {reader: peer.ask("samples", root, name) for reader, peer in peers.items()}
+    labels = [label for label, _ in found["by hand"]]
+    assert labels == list(range(samples)), f"{name}: not every sample once"
+    assert all(other == found["by hand"] for other in found.values()), f"{name}: they differ"
+
+
+def measure(
+    peers: dict[str, Peer], name: str, root: Path, rounds: int, quick: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one kind of sample."""
+    kind = KINDS[name]
+    samples = fill(root, kind, 2**25 if quick else 2**28, 4 if quick else 16)
+    check(peers, root, name, samples)
+    batch_bytes = kind.sample_bytes * BATCH
+    for what, asked in MEASURES.items():
+        steps = 16 if quick else min(MOST_STEPS[asked], TIMED_BYTES // batch_bytes)
+        took: dict[str, list[tuple[float, float]]] = {reader: [] for reader in peers}
+        for _ in range(rounds):
+            for reader, peer in peers.items():
+                took[reader].append(tuple(peer.ask(asked, root, name, steps)))
+        for reader, times in took.items():
+            speeds = [b / a for (a, _), (b, _) in zip(times, took["by hand"], strict=True)]
+            row = {
+                "samples": name,
+                "measure": what,
+                "reader": reader,
+                "MB/s": round(steps * batch_bytes / 1e6 / median([wall for wall, _ in times])),
+                "CPU ms a batch": median([1e3 * cpu / steps for _, cpu in times]),
+                "÷ by hand": median(speeds),
+            }
+            if reader in GOALS:
+                row["goal"] = verdict(median(speeds), GOALS[reader], at_most=False)
+            yield row
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", choices=list(KINDS), help="samples of one kind")
+    arguments.add_argument("--serve", choices=READERS, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.serve:
+        serve(given.serve)
+        return 0
     rounds = given.rounds or (2 if given.quick else 5)
     rows: list[dict[str, Any]] = []
-    for name in SHAPES:
-        with tempfile.TemporaryDirectory(dir=given.directory) as folder:
-            rows += measure(name, Path(folder) / "cache", rounds, given.quick)
-    report("TensorFlow feed", rows, given.json)
+    for name in [given.only] if given.only else KINDS:
+        peers = {reader: Peer(reader) for reader in READERS}
+        try:
+            with tempfile.TemporaryDirectory(dir=given.directory, prefix="feed-") as folder:
+                rows += measure(peers, name, Path(folder) / "cache", rounds, given.quick)
+        finally:
+            for peer in peers.values():
+                peer.close()
+    report(f"TensorFlow feeds, batches of {BATCH}", rows, given.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
