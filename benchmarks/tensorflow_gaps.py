@@ -11,6 +11,7 @@ dataset that does nothing is given beside it.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -180,6 +181,8 @@ def measure(folder: Path, reader: Any, switches: int, rebuilt: int) -> Iterator[
                 reader=reader,
             )
             yield row(reader, what, epoch_gaps(cache, dataset, times))
+            del dataset
+            gc.collect()  # datasets refer to themselves, and what they hold would go on
 
 
 def main() -> int:
