@@ -12,6 +12,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,8 @@ from growcache.loading.framework import Bytes  # noqa: E402
 from growcache.loading.options import LoaderOptions  # noqa: E402
 from growcache.numpy import EpochLoader as NumpyLoader  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
-from growcache.torch.devices import Mark, Sender, mapped, tensors_of  # noqa: E402
+from growcache.torch.devices import Sender, mapped, tensors_of  # noqa: E402
+from growcache.torch.lanes import Mark  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
 
@@ -58,6 +60,7 @@ class LateLane:
     Attributes:
         done: copies that happened.
         locked: buffers that are page-locked: their addresses.
+        entered: threads that may do something with it.
     """
 
     def __init__(self) -> None:
@@ -65,13 +68,19 @@ class LateLane:
         self.done = 0
         self.locked: list[int] = []
         self.arrived: list[Tensor] = []
+        self.entered: set[int] = set()
         self._turn = threading.Lock()  # the loop's thread awaits copies, and so does the other
 
+    def enter(self) -> None:
+        self.entered.add(threading.get_ident())
+
     def lock(self, buffer: Bytes) -> None:
+        assert threading.get_ident() in self.entered
         weakref.finalize(buffer, self.locked.remove, buffer.ctypes.data)
         self.locked.append(buffer.ctypes.data)
 
     def copy(self, tensor: Tensor) -> Tensor:
+        assert threading.get_ident() in self.entered
         there: Tensor = torch.full_like(tensor, -1)
         # As for a GPU: an address, which keeps no memory from being used again.
         address = np.ndarray(tensor.shape, tensor.numpy().dtype, memory_of(tensor))
@@ -144,6 +153,49 @@ def test_what_arrives_is_what_was_said_to_the_stream(cache: Filled, late: Late) 
     assert len(batches) == 5
     expected = [tensor for batch in batches for tensor in batch.values()]
     assert list(map(id, late.lane.arrived)) == list(map(id, expected))
+
+
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_a_thread_enters_before_it_calls_batch_transform(tmp_path: Path, gather: Any) -> None:
+    """With samples so small that nothing is locked before; the loop's thread stays out."""
+    lane = LateLane()
+    sender = Sender(lambda: lane)
+    called: list[int] = []
+
+    def look(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert threading.get_ident() in lane.entered
+        called.append(threading.get_ident())
+        return batch
+
+    with Filled(tmp_path / "small", full_of((4,))) as small:
+        small.add(0)
+        options = LoaderOptions(
+            path=small.root, batch_size=5, min_samples=1, gather=gather, batch_transform=look
+        )
+        lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+        with closing(Engine(options, lent)) as engine:
+            assert len(list(Late(engine, sender, lane).epoch())) == 2
+    assert lane.entered == set(called) != {threading.get_ident()}
+
+
+class Broken(LateLane):
+    """Does not lock anything."""
+
+    def lock(self, buffer: Bytes) -> None:
+        raise OSError("the driver is gone")
+
+
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_an_error_of_the_way_reaches_the_loop(cache: Filled, gather: Any) -> None:
+    cache.add(0)
+    sender = Sender(Broken)
+    options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather=gather)
+    lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+    with closing(Engine(options, lent)) as engine:
+        sender.begin()
+        for _ in range(2):
+            with pytest.raises(OSError, match="the driver is gone"):
+                next(engine.epoch(pause_seconds=5))
 
 
 class Watching(LateLane):

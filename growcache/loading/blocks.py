@@ -253,7 +253,9 @@ class Cutter:
         return block
 
     def cut_now(self, block: Block) -> Block:
-        """Make the block's batches."""
+        """Make the block's batches; in a thread that makes nothing else."""
+        if self._carrier is not None:
+            self._carrier.enter()
         block.batches = _popping(deque(self.cut(block).batches))
         return block
 

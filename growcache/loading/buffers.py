@@ -9,6 +9,7 @@ it keeps a reference. Those of a forked child are not seen here.
 from __future__ import annotations
 
 import bisect
+import mmap
 import sys
 from collections.abc import Callable
 from typing import TypeAlias
@@ -36,6 +37,12 @@ MOST_ROOM = 4  # times what is asked for: what has more is kept for what needs i
 def allocate_here(nbytes: int, kept: list[Bytes] | None) -> Bytes:
     """Return memory of this process alone: the `Allocate` of everyday."""
     return np.empty(nbytes + PAGE, np.uint8)
+
+
+def allocate_pages(nbytes: int) -> Bytes:
+    """Return memory of this process alone, in pages that nothing else lies in."""
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.uint8)
 
 
 def _references(bases: list[Bytes], i: int) -> int:

@@ -74,6 +74,12 @@ class Carrier(Protocol):
     def begin(self) -> None:
         """Get ready for an epoch; called by the loop's thread."""
 
+    def enter(self) -> None:
+        """Get the calling thread ready, which makes batches; more than once is harmless.
+
+        What it computes on a device from now on is done before the next batch is there.
+        """
+
     def lock(self, buffer: Bytes) -> None:
         """Make memory that batches come to again and again one that they are quickly sent from."""
 

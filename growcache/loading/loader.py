@@ -106,10 +106,11 @@ class Loader:
             verify: ``first`` checks a shard when this process first maps it, ``always`` in
                 every pass.
             device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
-                loader alone has any. They are copied there beside the loop, from page-locked
-                memory, after ``batch_transform``; about 64 MB, and at least two batches, wait
-                there. ``"cuda"`` is the device that is current in the loop's thread when it
-                first iterates. None leaves them in memory.
+                loader alone has any. They are copied there beside the loop, after
+                ``batch_transform``; large columns that it hands on as they are come from
+                page-locked memory. About 64 MB, and at least two batches, wait there.
+                ``"cuda"`` is the device that is current in the loop's thread when it first
+                iterates. None leaves them in memory.
 
         Raises:
             ConfigError: arguments that cannot be meant.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Integers
+from growcache.torch.libraries import call_loaded
 
 # Rows with fewer elements are copied by memcpy, those with more through a tensor iterator
 # that is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
@@ -72,12 +70,4 @@ def copy_in_this_thread_alone() -> None:
     this changes nothing for others; `torch.set_num_threads` would.
     """
     torch.get_num_threads()  # torch sets the number when a thread first asks for it
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for path in sorted(set(re.findall(r"(/\S*/lib(?:gomp|iomp5|omp)\b\S*)", maps))):
-        try:
-            ctypes.CDLL(path).omp_set_num_threads(1)
-        except (OSError, AttributeError):
-            continue
+    call_loaded("gomp|iomp5|omp", "omp_set_num_threads", 1)

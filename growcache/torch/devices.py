@@ -1,67 +1,36 @@
 """Batches on a device: sent there beside the loop, from memory that is page-locked.
 
 The thread that makes batches begins the copies, in a stream of its own, and puts a mark
-behind them. The loop's thread lets its own stream wait for that mark, which costs the
-process nothing. Two kinds of memory must not be used again too early:
+behind them. What the user's `batch_transform` computes on the device is in that stream, too.
+The loop's thread lets its own stream wait for the mark, which costs the process nothing.
+Two kinds of memory must not be used again too early:
 
 - what is copied *from*: the buffers of the gather go round as soon as nobody refers to
   them, so they are referred to until the mark was passed;
 - what is copied *to*: it belongs to the stream that copies, and the user's stream may
   still compute with what the user has let go of. The stream is told (``record_stream``).
-
-The buffers are page-locked where they are (``cudaHostRegister``) instead of allocated by
-CUDA: so they are the same with and without a device, and memory that is shared with
-another process can be locked as well.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from growcache.errors import ConfigError
-from growcache.loading.buffers import allocate_here
+from growcache.loading.buffers import allocate_here, allocate_pages
 from growcache.loading.framework import Bytes
+from growcache.torch.cuda import CudaLane
+from growcache.torch.lanes import Lane, Mark, PlainLane
 
 # Copies begun and not awaited. The bus is faster than the gather, so it is the first that
 # is awaited, and long done.
 MOST_UNDER_WAY = 8
-
-PORTABLE = 1  # cudaHostRegisterPortable: locked for every device
-
-_log = logging.getLogger(__name__)
-
-
-class Mark(Protocol):
-    """A place in a stream."""
-
-    def query(self) -> bool:
-        """Return whether the stream has passed it."""
-
-    def synchronize(self) -> None:
-        """Return when the stream has passed it."""
-
-
-class Lane(Protocol):
-    """A way to a device: all that is done with it."""
-
-    def lock(self, buffer: Bytes) -> None:
-        """Page-lock a buffer for as long as it lives."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor there, behind all copies before."""
-
-    def mark(self) -> Mark:
-        """Return a mark behind all copies that were begun."""
-
-    def arrive(self, mark: Mark, tensors: list[torch.Tensor]) -> None:
-        """Let what the calling thread computes from now on come behind the mark."""
 
 
 class Sent(NamedTuple):
@@ -86,14 +55,22 @@ class Sender:
     def __init__(self, lane: Callable[[], Lane]) -> None:
         self._make = lane
         self._lane: Lane | None = None
+        self._pid = os.getpid()
+        self._entered = threading.local()
         self._under_way: deque[Sent] = deque()
         self._turn = threading.Lock()  # one thread takes over from another one
-        weakref.finalize(self, _wait_for, self._under_way)
+        weakref.finalize(self, _wait_for, self._under_way, self._pid)
 
     def begin(self) -> None:
-        """Make the way, if there is none yet."""
-        if self._lane is None:
+        """Make the way, if there is none yet; that of the process that forked is none."""
+        if self._lane is None or self._pid != os.getpid():
             self._lane = self._make()
+
+    def enter(self) -> None:
+        """Have the calling thread, one of the loader's own, work on the device."""
+        if not hasattr(self._entered, "done"):
+            self._way.enter()
+            self._entered.done = True
 
     @property
     def _way(self) -> Lane:
@@ -102,17 +79,20 @@ class Sender:
 
     def lock(self, buffer: Bytes) -> None:
         """Page-lock memory for as long as the array lives."""
+        self.enter()
         self._way.lock(buffer)
 
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
         """Return memory for batches; what is used again and again is page-locked."""
-        buffer = allocate_here(nbytes, kept)
-        if kept is not None:
-            self.lock(buffer)
+        if kept is None:
+            return allocate_here(nbytes, kept)
+        buffer = allocate_pages(nbytes)
+        self.lock(buffer)
         return buffer
 
     def send(self, batch: Any) -> Sent:
         """Begin to copy the tensors of a batch: of dicts, lists and tuples, however nested."""
+        self.enter()
         with self._turn:
             while self._under_way and self._under_way[0].mark.query():
                 self._under_way.popleft()
@@ -130,9 +110,9 @@ class Sender:
         return sent.batch
 
 
-def _wait_for(under_way: deque[Sent]) -> None:
-    """Wait for all copies: then the memory they come from may go."""
-    while under_way:
+def _wait_for(under_way: deque[Sent], pid: int) -> None:
+    """Wait for all copies: then the memory they come from may go. A fork has its own."""
+    while under_way and pid == os.getpid():
         under_way[0].mark.synchronize()
         under_way.popleft()  # only now: it is what keeps the memory
 
@@ -161,87 +141,6 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
     elif isinstance(batch, dict | list | tuple):
         for value in batch.values() if isinstance(batch, dict) else batch:
             yield from tensors_of(value)
-
-
-class Passed:
-    """The mark of copies that are done when they return."""
-
-    def query(self) -> bool:
-        """Say so."""
-        return True
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-
-class PlainLane:
-    """Copies that are awaited where they are begun: any device but those of CUDA.
-
-    Args:
-        device: where to.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def lock(self, buffer: Bytes) -> None:
-        """Leave the buffer as it is."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor there."""
-        return tensor.to(self._device)
-
-    def mark(self) -> Mark:
-        """Return a mark that was passed."""
-        return Passed()
-
-    def arrive(self, mark: Mark, tensors: list[torch.Tensor]) -> None:
-        """Do nothing: they are there."""
-
-
-class CudaLane:
-    """Copies in a stream of their own.
-
-    Args:
-        device: where to; without an index the one that is current in this thread. Threads
-            have their own: in one that makes batches it would always be the first.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        found: int | None = device.index  # its type says that there always is one
-        self._device = torch.device(
-            "cuda", torch.cuda.current_device() if found is None else found
-        )
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-
-    def lock(self, buffer: Bytes) -> None:
-        """Page-lock a buffer until it is freed; without, copies are slower, not wrong."""
-        where, runtime = buffer.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = int(runtime.cudaHostRegister(where, buffer.nbytes, PORTABLE))
-        if error:
-            _log.warning(
-                "%d bytes cannot be page-locked (CUDA error %d); copies to %s are slower",
-                *(buffer.nbytes, error, self._device),
-            )
-            return
-        weakref.finalize(buffer, runtime.cudaHostUnregister, where).atexit = False
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor there."""
-        with torch.cuda.stream(self._stream):
-            return tensor.to(self._device, non_blocking=True)
-
-    def mark(self) -> Mark:
-        """Return an event behind the copies."""
-        mark: Mark = self._stream.record_event()
-        return mark
-
-    def arrive(self, mark: Mark, tensors: list[torch.Tensor]) -> None:
-        """Let the current stream wait for the event, and keep the tensors' memory for it."""
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(mark)  # type: ignore[arg-type]
-        for tensor in tensors:
-            tensor.record_stream(stream)
 
 
 def sender_to(device: Any) -> Sender | None:
@@ -275,8 +174,12 @@ def _device(device: Any) -> torch.device:
 
 
 def _refuse_absent(device: torch.device) -> None:
-    """Refuse a GPU that is not there; this starts no context, so one may fork afterwards."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """Refuse a GPU that is not there.
+
+    Only the count is asked for, which the driver's library for monitoring (NVML) knows without
+    CUDA being initialized, so one may fork afterwards. `torch.cuda.is_available` initializes it.
+    """
+    count = torch.cuda.device_count()
     if count > (device.index or 0):
         return
     there = f"there are {count}" if count else "it finds no GPU"
