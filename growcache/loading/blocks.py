@@ -18,6 +18,7 @@ from growcache.loading.columns import Places
 from growcache.loading.crews import Crew, arguments_of
 from growcache.loading.framework import Booleans, Framework
 from growcache.loading.gather import Column, Gatherer, batches_per_block
+from growcache.loading.losses import Losses
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ragged import Ragged, Styler
 from growcache.loading.ranks import VALID
@@ -25,7 +26,7 @@ from growcache.loading.shipping import ship
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Form, Mark
 from growcache.loading.transforms import Transform
-from growcache.loading.windows import Piece, count_rows, marks_after
+from growcache.loading.windows import Piece, count_rows, mark_after, places_after
 from growcache.loading.workers import Setup, Workers
 from growcache.schema import Array, Origin, Schema
 
@@ -50,6 +51,7 @@ class Block:
         counts: how many rows are of which shard.
         nbytes: of the arrays that the batches are cut of.
         marks: where the loader stands after each batch.
+        lost: planned rows that could not be read, behind the batch before and up to each.
         form: of the batches.
         batches: what is delivered, once a `Cutter` has cut it. Who delivers one keeps none
             of it, for its memory is wanted again as soon as the user lets go of it.
@@ -62,6 +64,7 @@ class Block:
     counts: dict[int, int]
     nbytes: int
     marks: list[Mark]
+    lost: list[int]
     form: Form
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
@@ -111,6 +114,7 @@ class Assembler:
 
     Attributes:
         rows: of a full block.
+        losses: tells what was lost.
 
     Raises:
         ConfigError: the schema has no such field.
@@ -140,6 +144,7 @@ class Assembler:
             if options.transform
             else None
         )
+        self.losses = Losses()
         self._walked: list[Piece] = []
         self._valid: list[Booleans] = []
         self._drawn: list[Drawn] = []
@@ -162,6 +167,7 @@ class Assembler:
         for piece in pieces:
             window, start, stop = piece
             rows = window.part(start, stop)
+            self.losses.note(piece, self._gatherer.filled)
             self._gatherer.add(rows)
             self._drawn.append((window.numbers, rows.places))
             if self._options.marks_valid:
@@ -188,9 +194,11 @@ class Assembler:
         size = self._options.batch_size
         ends = [min(start + size, rows) for start in range(0, rows, size)]
         step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
-        marks = marks_after(
+        last = places_after(
             self._walked, [min(step * n, walked) for n in range(1, len(ends) + 1)]
         )
+        marks = [mark_after(place) for place in last]
+        lost = self.losses.before(last, size)
         valid = self._valid
         self._begin()
         if self._transform is not None:
@@ -199,7 +207,10 @@ class Assembler:
             columns = {**columns, VALID: np.concatenate(valid)}
         parts = [self._part(name, column, ends) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
-        return Block(epoch, rows, parts, drawn, count_of(drawn), nbytes, marks, self._form())
+        counts = count_of(drawn)
+        return Block(
+            epoch, rows, parts, drawn, counts, nbytes, marks, lost=lost, form=self._form()
+        )
 
     def _part(self, name: str, column: Column, ends: list[int]) -> Part:
         if not isinstance(column, Ragged):
@@ -214,6 +225,7 @@ class Assembler:
     def discard(self) -> None:
         """Begin another block instead of this one."""
         self._gatherer.finish()
+        self.losses.discard()
         self._begin()
 
     def _begin(self) -> None:

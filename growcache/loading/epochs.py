@@ -54,7 +54,6 @@ class Engine:
         self._tally = Tally(options.root)
         self._counted_pass: int | None = None  # the one begun last, and
         self._delivered_pass: int | None = None  # that of the latest batch
-        self._skipped = 0  # by producers that were replaced
         # Ends a producer that was left: it keeps its leases until the next one has some.
         self._leaving: Callable[[], object] | None = None
         self._chooser = self._new_chooser()
@@ -91,6 +90,7 @@ class Engine:
                 yield from self._batches(item, turn)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
+                self._tally.skip(item.lost)
                 self._end_epoch(number)
                 return
 
@@ -104,8 +104,9 @@ class Engine:
     def report(self) -> Report:
         """What was delivered so far."""
         source = self._source
-        report = self._tally.report(self._skipped + (source.skipped if source else 0))
-        return replace(report, gather=source.kind if source else self._chooser.kind)
+        return replace(
+            self._tally.report(), gather=source.kind if source else self._chooser.kind
+        )
 
     @property
     def state(self) -> LoaderState:
@@ -138,7 +139,7 @@ class Engine:
 
     def close(self) -> None:
         """End what makes batches, and free the leases; the next epoch starts anew."""
-        self._turn, self._skipped = object(), 0
+        self._turn = object()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -194,7 +195,6 @@ class Engine:
         Raises:
             CacheError: it died once more, or other ranks follow it.
         """
-        skipped = self._source.skipped if self._source else 0
         self._let_go()
         if self._options.gather == "auto":
             self._chooser.give_up()
@@ -210,7 +210,7 @@ class Engine:
             "the gather process %s; %s goes on behind the batch delivered last",
             *(died.why, "a thread" if self._options.gather == "auto" else "another one"),
         )
-        self._revived, self._skipped = True, self._skipped + skipped
+        self._revived = True
         self._begin_at(self._behind_delivered(), number)
 
     def _behind_delivered(self) -> LoaderState:
@@ -272,8 +272,6 @@ class Engine:
         following = self._chooser.crossed() or self._starter.thread(
             state, self._missing, wanted
         )
-        assert self._source is not None
-        self._skipped += self._source.skipped
         self._leaving = self._finalizer
         self._adopt(following)
 
@@ -295,12 +293,13 @@ class Engine:
         rows, size = block.rows, self._options.batch_size
         delivered = 0
         try:
-            for mark in block.marks:
+            for mark, lost in zip(block.marks, block.lost, strict=True):
                 if turn is not self._turn:  # it would move what the loader says of itself
                     raise RuntimeError(CLOSED)
                 delivered = min(delivered + size, rows)
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
+                self._tally.skip(lost)
                 yield self._cut(block)
         finally:
             whole = delivered == rows

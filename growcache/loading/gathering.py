@@ -49,7 +49,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
     wire = Wire(socket.socket(fileno=int(sys.argv[2])))
     try:
-        wire.send(message((Ready(), 0)))
+        wire.send(message(Ready()))
         order = wire.receive().head
     except (EOFError, OSError):
         return
@@ -108,7 +108,7 @@ class _Outlet:
         if isinstance(item, Failure):
             item = Failure(portable(item.error, "the gather process"))
         try:
-            self._arena.send(self._wire, (item, self.link.skipped))
+            self._arena.send(self._wire, item)
         except OSError:
             # Told to stop, or to be told in a moment; where the trainer is gone, this ends. It
             # ends as well where but half of a message went, and the trainer is told.
@@ -149,7 +149,7 @@ class _Sender(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         said = Logged(record.name, record.levelno, record.getMessage())
         try:
-            self._wire.send(message((said, 0)))
+            self._wire.send(message(said))
         except OSError:
             return  # nobody is there to hear it
 

@@ -60,9 +60,15 @@ def _begun(
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """All blocks of an epoch have come."""
+    """All blocks of an epoch have come.
+
+    Attributes:
+        epoch: that is over.
+        lost: planned rows behind its last batch that could not be read.
+    """
 
     epoch: int
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,6 @@ class Link:
             made any more.
         delivered: where the consumer stands.
         by_block: whether that is told with each block only, when it begins.
-        skipped: samples of corrupt shards.
         making: (seconds, CPU seconds) that blocks took, without any wait for others.
     """
 
@@ -126,7 +131,6 @@ class Link:
         self.wake = threading.Event()
         self.halt = threading.Event()
         self.wanted = wanted
-        self.skipped = 0
         self.making = (0.0, 0.0)
         self._begun = threading.Condition()
         self._closing: list[Callable[[], None]] = []

@@ -77,7 +77,7 @@ class Walk:
         on_pass: called when a pass begins.
 
     Attributes:
-        skipped: samples of corrupt shards, so far.
+        lost: planned rows before where it stands that could not be read.
         ready: waits until the next snapshot may be taken; earlier it would only be older.
         passed_over: whether the rows that are taken now are not read.
         position: where the consumer stands, or further on.
@@ -114,7 +114,7 @@ class Walk:
         self._left: deque[OpenPass] = deque()
         self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
         self._letting_go: Ahead[None] | None = None
-        self.skipped = 0
+        self.lost = 0
         self.ready: Callable[[], None] = _at_once
         self.passed_over: Callable[[], bool] = _never
         self.position: Callable[[], Mark] = _beyond
@@ -168,7 +168,7 @@ class Walk:
             stop = min(self._cursor + rows, len(self._window))
             pieces.append(Piece(self._window, self._cursor, stop))
             rows -= stop - self._cursor
-            self._cursor = stop
+            self._cursor, self.lost = stop, self._window.lost_until(stop - 1)
         return pieces
 
     def _has_rows(self) -> bool:
@@ -176,8 +176,10 @@ class Walk:
         while True:
             if self._stop.is_set():
                 raise StoppedError
-            if self._window is not None and self._cursor < len(self._window):
-                return True
+            if self._window is not None:
+                if self._cursor < len(self._window):
+                    return True
+                self.lost = self._window.lost_before + self._window.lost
             if self._next_window is None:
                 return False
             self._enter(self._next_window.result())
@@ -225,7 +227,7 @@ class Walk:
         self._window, self._cursor, self._next_window = window, 0, None
         self._undelivered.append((window.plan, window.snapshot))
         self._taken.append(window.plan)
-        self.skipped += window.skipped
+        window.lost_before = self.lost
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
             plan = begun.windows[index]

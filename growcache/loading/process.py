@@ -60,7 +60,6 @@ class ProcessSource:
         self._borrowed = Borrowed(lock)
         self._root = order.options.root.resolve()
         self.delivered = Mark(-1, 0)
-        self.skipped = 0
         self.broken = False
         child.send(order)
         services.listeners.add(self)  # the order comes first
@@ -77,7 +76,7 @@ class ProcessSource:
             return None
         try:
             while True:
-                item = self._next()
+                item = self._borrowed.receive(self._child.wire)
                 if isinstance(item, Logged):
                     logging.getLogger(item.name).log(item.level, "%s", item.message)
                 elif not isinstance(item, Ready):
@@ -90,12 +89,6 @@ class ProcessSource:
         except BaseException:
             self.broken = True  # half a message may have been read
             raise
-
-    def _next(self) -> Item | Logged | Ready:
-        item: Item | Logged | Ready
-        item, skipped = self._borrowed.receive(self._child.wire)
-        self.skipped = max(self.skipped, skipped)
-        return item
 
     def more(self) -> None:
         """Say that a block was received."""

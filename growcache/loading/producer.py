@@ -113,7 +113,7 @@ class Producer:
             self._book.begin_epoch(epoch)
             self._epoch(epoch, walk)
             self._book.end_epoch(epoch)
-            self._link.put(EpochEnd(epoch))
+            self._link.put(EpochEnd(epoch, self._lost_behind(walk)))
 
     def _close_assembler(self) -> None:
         if self._assembler is not None:
@@ -243,8 +243,10 @@ class Producer:
         with self._timed():
             self._assembler.add(mine + padding, pieces)
         walk.read(pieces)
-        walk.skipped += sum(map(_standing_in, mine))
-        self._link.skipped = walk.skipped
+
+    def _lost_behind(self, walk: Walk) -> int:
+        """Return how many rows were lost behind the last block, or were passed over with others."""
+        return self._assembler.losses.until(walk.lost) if self._assembler else 0
 
     def _put(self, epoch: int, walk: Walk) -> None:
         assert self._assembler is not None
@@ -315,10 +317,3 @@ def _padding(piece: Piece, deal: Deal) -> list[Piece]:
         return []
     last = np.full(deal.padding, piece.stop - 1)
     return [Piece(piece.window.chosen(last, padding=True), 0, deal.padding)]
-
-
-def _standing_in(piece: Piece) -> int:
-    """Count rows that stand in for samples of corrupt shards."""
-    window, start, stop = piece
-    valid = window.valid
-    return 0 if valid is None else stop - start - int(valid[start:stop].sum())

@@ -48,11 +48,6 @@ class RelayedSource:
         self._link.delivered = mark
 
     @property
-    def skipped(self) -> int:
-        """Samples of corrupt shards, so far."""
-        return self._source.skipped
-
-    @property
     def broken(self) -> bool:
         """Whether nothing more can be received."""
         return self._source.broken

@@ -41,7 +41,7 @@ class Report:
         ess_samples: effective sample size (Σu)²/Σu² of the uses u.
         age_seconds_mean: since the samples of the latest snapshot were drawn.
         age_seconds_max: of the oldest of them.
-        skipped: samples of corrupt shards, never delivered.
+        skipped: samples of corrupt shards that the loader went past, never delivered.
         wait_seconds: that the latest epoch's consumer waited for batches.
         limited_by: what set the pace: ``training``, ``loading`` or ``cache`` (waiting for
             samples).
@@ -104,7 +104,7 @@ class Tally:
         self._delivered: dict[int, int] = {}
         self._keys: set[str] = set()
         self._keys_of: set[int] = set()
-        self._total = self._distinct = 0
+        self._total = self._distinct = self._skipped = 0
         self._turn = (0, 0, 0)  # delivered, distinct and cached when the turnover began
         self._recent: float | None = None
         self._warned = False
@@ -129,6 +129,10 @@ class Tally:
         self._sizes.update(facts.sizes)
         if self._passes == 1:
             self._turn = (0, 0, sum(facts.sizes.values()))
+
+    def skip(self, lost: int) -> None:
+        """Count planned samples that could not be read."""
+        self._skipped += lost
 
     def waited(self, seconds: float) -> None:
         """Count time in which the consumer had no batch."""
@@ -168,7 +172,7 @@ class Tally:
                 self._recent,
             )
 
-    def report(self, skipped: int) -> Report:
+    def report(self) -> Report:
         """Return the counts as of now."""
         if self._facts is None:
             return Report(wait_seconds=self._waited)
@@ -198,7 +202,7 @@ class Tally:
             ess_samples=float((sizes * uses).sum()) ** 2 / squares if squares else 0.0,
             age_seconds_mean=mean,
             age_seconds_max=oldest,
-            skipped=skipped,
+            skipped=self._skipped,
             wait_seconds=self._waited,
             limited_by=self._limit(),
         )

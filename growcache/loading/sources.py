@@ -50,10 +50,6 @@ class Source(Protocol):
     def making(self) -> tuple[float, float]:
         """(seconds, CPU seconds) that blocks took here, without any wait for others."""
 
-    @property
-    def skipped(self) -> int:
-        """Samples of corrupt shards, so far."""
-
     def begin(self, epoch: int) -> None:
         """Begin an epoch; what belongs to earlier ones is not wanted any more."""
 
@@ -111,11 +107,6 @@ class ThreadSource:
     @delivered.setter
     def delivered(self, mark: Mark) -> None:
         self._link.delivered = mark
-
-    @property
-    def skipped(self) -> int:
-        """Samples of corrupt shards, so far."""
-        return self._link.skipped
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,9 +35,11 @@ class OpenWindow:
         order: [n], the sample of each row, numbered shard after shard.
         offsets: [n], where each row stands in the window as planned; None where all do that
             come behind the first so many.
-        skipped: samples of shards that cannot be read.
+        lost: planned rows that are not there, for their shards cannot be read.
+        lost_before: rows that the walk lost before it came here.
         corrupt: these shards.
         valid: bool [n], false where another row stands in; None where none does.
+        padding: whether its rows stand in for none, and only fill a batch.
         begun: those of its shards whose use was counted.
         rows: [n], where the values of each row lie; None until it is sure which rows there are.
     """
@@ -49,9 +51,11 @@ class OpenWindow:
     starts: Order
     order: Order
     offsets: Order | None = None
-    skipped: int = 0
+    lost: int = 0
+    lost_before: int = 0
     corrupt: tuple[int, ...] = ()
     valid: Booleans | None = None
+    padding: bool = False
     begun: set[int] = field(default_factory=set)
     rows: Rows | None = None
 
@@ -80,6 +84,13 @@ class OpenWindow:
             return self.plan.first + int(self.offsets[row])
         return self.plan.first + len(self.plan) - len(self) + row
 
+    def lost_until(self, row: int) -> int:
+        """Return how many rows the walk has lost when it is through with one of these."""
+        if self.offsets is None or not self.lost:
+            return self.lost_before
+        first = len(self.plan) - len(self) - self.lost
+        return self.lost_before + int(self.offsets[row]) - first - row
+
     def close(self) -> None:
         """Let go of the maps: no more rows will be copied."""
         self.shards.close()
@@ -102,6 +113,7 @@ class OpenWindow:
             order=self.order[chosen],
             offsets=offsets,
             valid=np.zeros(len(chosen), np.bool_) if padding else valid,
+            padding=padding,
             rows=None if self.rows is None else self.rows.chosen(chosen),
         )
 
@@ -119,21 +131,30 @@ def count_rows(pieces: Sequence[Piece]) -> int:
     return sum(stop - start for _, start, stop in pieces)
 
 
-def marks_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Mark]:
-    """Return where a walk stands that has gone through so many rows of the pieces.
+# A row of a window.
+Place: TypeAlias = tuple[OpenWindow, int]
+
+
+def places_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Place]:
+    """Return the last row that a walk took which has gone through so many of the pieces.
 
     Args:
         pieces: as `Walk.take` returned them.
         rows: ascending numbers of rows, each at least 1 and at most as many as there are.
     """
-    marks: list[Mark] = []
+    places: list[Place] = []
     ends = list(accumulate(stop - start for _, start, stop in pieces))
     for n in rows:
-        place = bisect_left(ends, n)
-        window, _, stop = pieces[place]
-        position = window.position(stop - 1 - (ends[place] - n)) + 1
-        marks.append(Mark(window.plan.pass_number, position, window.corrupt))
-    return marks
+        piece = bisect_left(ends, n)
+        window, _, stop = pieces[piece]
+        places.append((window, stop - 1 - (ends[piece] - n)))
+    return places
+
+
+def mark_after(place: Place) -> Mark:
+    """Return where a walk stands behind a row."""
+    window, row = place
+    return Mark(window.plan.pass_number, window.position(row) + 1, window.corrupt)
 
 
 def open_window(
@@ -219,7 +240,7 @@ def _without_lost(
         window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
     else:
         kept = window.chosen(np.flatnonzero(wanted & there))
-        window = replace(kept, skipped=int(lost.sum()))
+        window = replace(kept, lost=int(lost.sum()))
     return replace(window, corrupt=corrupt)
 
 
