@@ -29,11 +29,10 @@ import numpy as np
 from growcache.cache.formats.mapping import map_shared
 from growcache.loading.borrowed import NewBuffer, Place
 from growcache.loading.buffers import PAGE, Bytes
-from growcache.loading.wire import Frame, Wire
+from growcache.loading.wire import MOST_DESCRIPTORS, Frame, Wire
 from growcache.schema import Array
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-MOST_DESCRIPTORS = 64  # in one message; the kernel takes 253
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class _Made:
         recycled: whether it is filled again.
         base: its array.
         descriptor: until all for whom it is have mapped it.
-        strangers: how many of these have not.
+        readers: how many these are.
         told: who wants to hear of its end.
         known: who has mapped it.
     """
@@ -58,9 +57,20 @@ class _Made:
     recycled: bool
     base: weakref.ref[Bytes]
     descriptor: int | None
-    strangers: int
+    readers: int
     told: set[Wire] = field(default_factory=set)
     known: set[Wire] = field(default_factory=set)
+
+    def close(self) -> None:
+        """Close the descriptor; nobody else maps it."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def settle(self) -> None:
+        """Close the descriptor if all have mapped it."""
+        if len(self.known) >= self.readers:
+            self.close()
 
 
 class _Register:
@@ -71,20 +81,27 @@ class _Register:
         self._addresses: list[int] = []  # ascending
         self.gone: list[_Made] = []
         self._turn = threading.RLock()  # the collector may end a base wherever a thread is
+        self._pid = os.getpid()
 
     def add(self, made: _Made, base: Bytes) -> None:
         with self._turn:
             self._made[made.address] = made
             bisect.insort(self._addresses, made.address)
-        weakref.finalize(base, self._end, made.address).atexit = False
+        weakref.finalize(base, self._end, made).atexit = False
 
-    def _end(self, address: int) -> None:
+    def _end(self, made: _Made) -> None:
+        made.close()
+        if self._pid != os.getpid():  # a forked child fills nothing, and may wait for ever
+            return
         with self._turn:
-            made = self._made.pop(address)
-            self._addresses.remove(address)
-        if made.descriptor is not None:
-            os.close(made.descriptor)
+            del self._made[made.address]
+            self._addresses.remove(made.address)
         self.gone.append(made)
+
+    def all(self) -> list[_Made]:
+        """Return those that live."""
+        with self._turn:
+            return list(self._made.values())
 
     def find(self, memory: memoryview) -> tuple[_Made | None, Place | None]:
         """Return the buffer that a piece of memory lies in, and where."""
@@ -131,7 +148,7 @@ class Arena:
 
     def reaches(self, wire: Wire, array: Array) -> bool:
         """Whether an array lies in memory that the other side has mapped, or can map."""
-        made, _ = self._register.find(array.reshape(-1).view(np.uint8).data)
+        made, _ = self._register.find(_memory(array))
         return made is not None and (wire in made.known or made.descriptor is not None)
 
     def send(self, wire: Wire, item: Any, *, lend: bool = True) -> None:
@@ -176,8 +193,24 @@ class Arena:
                 self._gone.setdefault(wire, []).append(made.number)
 
     def forget(self, wire: Wire) -> None:
-        """Note that the other side is gone."""
+        """Note that the other side is gone; another one may take its place."""
+        self._note_gone()
         self._gone.pop(wire, None)
+        for made in self._register.all():
+            made.known.discard(wire)
+            made.told.discard(wire)
+
+    def filled(self, wires: Sequence[Wire], array: Array) -> None:
+        """Note that these have done their part of an array, and will not ask for it later.
+
+        What goes round is for whoever comes next; what is used once may keep no descriptor, for
+        its user may collect any number.
+        """
+        made, _ = self._register.find(_memory(array))
+        if made is None or made.recycled:
+            return
+        made.readers -= sum(wire not in made.known for wire in wires)
+        made.settle()
 
     def _introduce(self, wire: Wire, new: Sequence[_Made], *, lend: bool) -> None:
         for i in range(0, len(new), MOST_DESCRIPTORS):
@@ -187,12 +220,9 @@ class Arena:
             wire.send(Frame(buffers, b"", [_open(m) for m in some]))
             for made, buffer in zip(some, buffers, strict=True):
                 made.known.add(wire)
-                made.strangers -= 1
                 if buffer.kept:
                     made.told.add(wire)
-                if not made.strangers:
-                    os.close(_open(made))
-                    made.descriptor = None
+                made.settle()
 
     def returned(self, free: Sequence[int], spoiled: Sequence[int]) -> None:
         """Take buffers back.
@@ -219,6 +249,10 @@ class Arena:
 def _open(made: _Made) -> int:
     assert made.descriptor is not None
     return made.descriptor
+
+
+def _memory(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _address(array: Bytes) -> int:

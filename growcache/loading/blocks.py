@@ -16,7 +16,7 @@ from growcache.loading.buffers import Allocate
 from growcache.loading.calls import blamed
 from growcache.loading.columns import Places
 from growcache.loading.crews import Crew, arguments_of
-from growcache.loading.framework import Booleans, Framework
+from growcache.loading.framework import Booleans, Bytes, Carrier, Framework
 from growcache.loading.gather import Column, Gatherer, batches_per_block
 from growcache.loading.losses import Losses
 from growcache.loading.options import LoaderOptions
@@ -99,7 +99,19 @@ def _crew(
     readable = functools.partial(shared.allocate, readers=count)
     # What they fill is delivered; where that is to another process, it maps it, too.
     writable = functools.partial(shared.allocate, readers=count + (arena is not None))
+    if framework.carrier is not None:
+        writable = functools.partial(_locked, writable, framework.carrier)
     return Workers(count, setup, shared), readable, writable
+
+
+def _locked(
+    allocate: Allocate, carrier: Carrier, nbytes: int, kept: list[Bytes] | None
+) -> Bytes:
+    """Return memory that batches are quickly sent from, if they come to it again and again."""
+    base = allocate(nbytes, kept)
+    if kept is not None:
+        carrier.lock(base)
+    return base
 
 
 class Assembler:

@@ -131,6 +131,10 @@ class Workers:
                 out[name][chunk.start : chunk.stop] = value
 
         self._run(len(rows), work, take)
+        wires = [worker.child.wire for worker in self._workers]
+        for values in out.values():
+            if isinstance(values, np.ndarray):
+                self._arena.filled(wires, values)
 
     def _run(
         self,

@@ -49,6 +49,11 @@ def growing(sample: Sample) -> Sample:
     return {"id": sample["id"], "x": np.zeros(1 + int(np.asarray(sample["id"])) // 6000)}
 
 
+def same(sample: Sample) -> Sample:
+    """Return what comes."""
+    return dict(sample)
+
+
 class Lasting:
     """Says that it was called, and does not return for a while."""
 

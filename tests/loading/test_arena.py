@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +247,61 @@ def test_what_a_forked_child_sees_is_not_filled_again(ends: Ends) -> None:
     assert spoiled[1] not in {inode for _, inode in others}
     for descriptor in (*ready, *go):
         os.close(descriptor)
+
+
+def test_who_takes_the_place_of_one_that_died_is_no_other_reader() -> None:
+    arena, before = Arena(), descriptors()
+    first, second, third = (pair() for _ in range(3))
+    out = [Wire(ours) for ours, _ in (first, second, third)]
+    memory = arena.allocate(SIZE, [], readers=2)
+    arena.send(out[0], memory, lend=False)
+    arena.forget(out[0])
+    arena.send(out[2], memory, lend=False)
+    assert arena.reaches(out[1], memory)
+    arena.send(out[1], memory, lend=False)
+    for wire in out:
+        wire.close()
+    for _, theirs in (first, second, third):
+        theirs.close()
+    assert descriptors() == before
+    del memory
+    arena.forget(out[1])
+    assert set(arena._gone) == {out[2]}
+
+
+def test_what_is_used_once_keeps_no_descriptor_when_it_is_filled(ends: Ends) -> None:
+    allocate = functools.partial(ends.arena.allocate, readers=2)
+    once, again = allocate(SIZE, None), allocate(SIZE, [])
+    before = descriptors()
+    for array in (once, again, np.empty(SIZE, np.uint8)):
+        ends.arena.filled([ends.out, ends.into], array)
+    assert descriptors() == before - 1
+    assert not ends.arena.reaches(ends.out, once)
+    assert ends.arena.reaches(ends.out, again)
+
+
+def test_a_forked_child_lets_go_of_memory_whatever_another_thread_did() -> None:
+    arena = Arena()
+    held = [arena.allocate(SIZE, None)]
+    taken, end = threading.Event(), threading.Event()
+
+    def take_turn() -> None:
+        with arena._register._turn:
+            taken.set()
+            end.wait(30)
+
+    thread = threading.Thread(target=take_turn)
+    thread.start()
+    assert taken.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        held.clear()
+        os._exit(0)
+    end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_small_arrays_and_other_values_travel_in_the_message(ends: Ends) -> None:

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import psutil
 import pytest
 
 from growcache.errors import CacheError, ConfigError, FormatError
+from growcache.loading.buffers import Bytes, allocate_here
 from growcache.loading.calls import portable
 from growcache.loading.crews import MAX_THREADS, Call, Rows, Threads
-from growcache.loading.options import Gather
+from growcache.loading.epochs import Engine
+from growcache.loading.framework import NUMPY
+from growcache.loading.options import Gather, LoaderOptions
 from growcache.loading.stopping import StoppedError
 from growcache.numpy import EpochLoader
 from tests.filled import Filled, open_leases
@@ -147,6 +151,67 @@ def test_batches_that_are_kept_stay_as_they_were(cache: Filled) -> None:
             pass
         for i, batch in enumerate(kept):
             np.testing.assert_array_equal(batch["large"], copies[i] * (i % 2))
+
+
+def test_batches_that_are_kept_hold_no_descriptors(cache: Filled) -> None:
+    with loader(cache, functions.augment, batch_size=1) as made:
+        batches = iter(made)
+        kept = [next(batches) for _ in range(30)]
+        before = descriptors()
+        kept += batches
+        assert len(kept) == 80
+        assert descriptors() < before + 20  # an index may be open for a moment
+
+
+class Locking:
+    """A carrier that leaves batches where they are, and looks where that is.
+
+    Attributes:
+        locked: where memory is that was locked.
+        sent: where batches were.
+    """
+
+    def __init__(self) -> None:
+        self.locked: list[int] = []
+        self.sent: list[int] = []
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def enter(self) -> None:
+        """Do nothing."""
+
+    def lock(self, buffer: Bytes) -> None:
+        self.locked.append(buffer.ctypes.data)
+
+    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
+        return allocate_here(nbytes, kept)
+
+    def send(self, batch: Any) -> Any:
+        self.sent.append(batch["large"].ctypes.data)
+        return batch
+
+    def receive(self, sent: Any) -> Any:
+        return sent
+
+
+def test_what_is_sent_to_a_device_lies_in_memory_that_was_locked(cache: Filled) -> None:
+    carrier = Locking()
+    options = LoaderOptions(
+        path=cache.root,
+        batch_size=7,
+        min_samples=1,
+        transform=functions.augment,
+        num_workers=1,
+        gather="thread",
+    )
+    engine = Engine(options, replace(NUMPY, carrier=carrier, allocate=carrier.allocate))
+    try:
+        assert sum(1 for _ in engine.epoch()) == 11
+    finally:
+        engine.close()
+    assert len(carrier.sent) == 11
+    assert set(carrier.sent) <= set(carrier.locked)
 
 
 def test_the_function_may_keep_samples(cache: Filled) -> None:
