@@ -251,7 +251,7 @@ class Assembler:
             self._transform.cancel()
 
     def close(self) -> None:
-        """End the threads of the transform."""
+        """End who calls the transform."""
         if self._transform is not None:
             self._transform.close()
 

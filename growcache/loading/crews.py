@@ -16,7 +16,7 @@ from growcache.errors import ConfigError, FormatError
 from growcache.loading.calls import blamed
 from growcache.loading.gather import Column
 from growcache.loading.ragged import Ragged
-from growcache.loading.shipping import Shipped
+from growcache.loading.shipping import Function, Shipped
 from growcache.loading.stopping import StoppedError
 from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Out: TypeAlias = Mapping[str, Array | list[Any]]
 
 
-def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
+def arguments_of(function: Function) -> frozenset[str]:
     """Return which of ``rng`` and ``origin`` the function takes beside the sample.
 
     Raises:

@@ -122,8 +122,7 @@ def _follow(wire: Wire, arena: Arena, link: Link, order: Order) -> None:
         match wire.receive().head:
             case More(delivered, free, spoiled):
                 arena.returned(free, spoiled)
-                link.delivered = delivered
-                link.tokens.put(True)
+                link.more(delivered)
             case Begin(epoch):
                 link.begin(epoch)
             case EndPass(pass_number):

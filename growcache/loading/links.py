@@ -141,6 +141,14 @@ class Link:
         for _ in range(blocks):
             self.tokens.put(True)
 
+    def more(self, delivered: Mark) -> None:
+        """Say, for the consumer, that a block was received, and how far the loop was then.
+
+        That its pass is over is said at once, so the two may come in either order.
+        """
+        self.delivered = max(self.delivered, delivered)
+        self.tokens.put(True)
+
     def end_pass(self, pass_number: int) -> None:
         """Say, for the consumer, that a pass is over, and its lease wanted no more."""
         self.delivered = Mark(pass_number + 1, 0)

@@ -54,7 +54,7 @@ class Loader:
         verify: Verify = "first",
         device: Any = None,
     ) -> None:
-        """Take the arguments; threads start with the first iteration.
+        """Take the arguments; threads and processes start with the first iteration.
 
         Args:
             path: of the cache directory; it need not exist yet.
@@ -68,12 +68,12 @@ class Loader:
             drop_last: leave a last, smaller batch out.
             fixed: wait until the cache is complete; then every epoch is one pass in order,
                 and its last batch is kept. For validation.
-            transform: ``function(sample, rng, origin)``, called at every delivery, in
-                threads; arguments but the first go by name and may be left out. ``sample``
-                is a dict of arrays of its own (and of bytes and str, as cached), ``rng`` a
-                generator from (seed, pass, position), ``origin`` the sample's
-                `growcache.Origin`. It returns a dict of arrays of equal shapes; bytes, str,
-                and fields named as a ragged one of the cache may differ.
+            transform: ``function(sample, rng, origin)``, called at every delivery, in threads
+                or in the processes of ``num_workers``; arguments but the first go by name and
+                may be left out. ``sample`` is a dict of arrays of its own (and of bytes and
+                str, as cached), ``rng`` a generator from (seed, pass, position), ``origin``
+                the sample's `growcache.Origin`. It returns a dict of arrays of equal shapes;
+                bytes, str, and fields named as a ragged one of the cache may differ.
             batch_transform: ``function(batch)``, called with each batch, a dict, before
                 ``as_tuple``, in the thread that makes batches, so that the loop does not
                 wait for it. What it returns is delivered.
@@ -290,7 +290,7 @@ class Loader:
         self._loaded = loaded, missing
 
     def close(self) -> None:
-        """End the threads and free the snapshots; a later iteration starts anew."""
+        """End threads and processes, and free the snapshots; a later iteration starts anew."""
         self._engine.close()
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from growcache.loading.crews import arguments_of
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.ranks import ALONE, Deal, Ranks, deal
-from growcache.loading.shipping import ship
+from growcache.loading.shipping import Function, ship
 from growcache.schema import Schema
 
 # Where batches are put together.
@@ -61,7 +61,7 @@ class LoaderOptions:
     shuffle: bool = True
     drop_last: bool = True
     fixed: bool = False
-    transform: Callable[..., Any] | None = None
+    transform: Function | None = None
     batch_transform: Callable[[Any], Any] | None = None
     fields: tuple[str, ...] | None = None
     ragged: RaggedStyle = "offsets"

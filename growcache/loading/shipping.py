@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from growcache.errors import ConfigError
 
@@ -32,12 +32,12 @@ class Shipped:
         function: Callable[..., Any] = pickle.loads(self.code)
         return function
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it, here."""
-        return self.load()(*arguments, **named)
+
+# The user's function where it may be on its way: nobody calls it there.
+Function: TypeAlias = Callable[..., Any] | Shipped
 
 
-def ship(function: Callable[..., Any], takes: frozenset[str]) -> Shipped:
+def ship(function: Function, takes: frozenset[str]) -> Shipped:
     """Return the function as it travels.
 
     Raises:

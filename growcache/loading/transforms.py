@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.crews import Call, Crew, Rows, Threads, arguments_of, other_fields, store
 from growcache.loading.gather import Column, typed
 from growcache.loading.ragged import of_values
+from growcache.loading.shipping import Function, Shipped
 from growcache.schema import Array, Field, Origin, Schema
 
 
@@ -39,7 +40,7 @@ class Transform:
 
     def __init__(
         self,
-        function: Callable[..., Mapping[str, Any]],
+        function: Function,
         seed: int,
         rows: int,
         cached: Schema,
@@ -49,7 +50,10 @@ class Transform:
         allocate_ragged: Allocate = allocate_here,
     ) -> None:
         self._takes = arguments_of(function)
-        self._crew = crew or Threads(Call(function, seed))
+        if crew is None:
+            assert not isinstance(function, Shipped)  # it goes where processes call it
+            crew = Threads(Call(function, seed))
+        self._crew = crew
         self._rows = rows
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
         self._before = {field.name: field.shape for field in before.fields} if before else {}

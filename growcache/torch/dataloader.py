@@ -179,7 +179,7 @@ class EpochDataLoader(DataLoader[Any]):
         self.loader.load_state_dict(state, missing)
 
     def close(self) -> None:
-        """End the threads and free the snapshots; a later iteration starts anew."""
+        """End threads and processes, and free the snapshots; a later iteration starts anew."""
         self.loader.close()
 
     def __repr__(self) -> str:

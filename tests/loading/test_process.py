@@ -31,6 +31,7 @@ from growcache.loading.gathering import _follow
 from growcache.loading.links import Link
 from growcache.loading.loader import Loader
 from growcache.loading.orders import Order, ServiceChanged, Stop
+from growcache.loading.state import Mark
 from growcache.loading.wire import Frame, Wire, pair
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -430,6 +431,15 @@ def test_a_forked_child_reads_on_its_own(large: Filled) -> None:
         assert rest == 16 + 17
         for descriptor in go:
             os.close(descriptor)
+
+
+def test_that_a_pass_is_over_stands_whatever_is_told_of_it_later() -> None:
+    link = Link(0, lambda item: None)
+    link.end_pass(3)
+    link.more(Mark(3, 80))
+    assert link.delivered == Mark(4, 0)
+    link.more(Mark(4, 7))
+    assert link.delivered == Mark(4, 7)
 
 
 def test_ranks_of_a_job_share_a_snapshot(large: Filled) -> None:
