@@ -120,9 +120,10 @@ def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once
         assert [shards(loader) for _ in range(2)] == [{0, 1}] * 2
         cache.add(2)
         found = [shards(loader) for _ in range(4)]
-        # A snapshot may have been taken before the shard came, when all was used up.
+        # A snapshot may have been taken before the shard came, when all was used up, or as it did.
         found = found[found[0] == {0, 1} :]
-        assert found[:3] == [{2}, {2}, {0, 1, 2}]
+        assert found[0] in ({2}, {0, 1, 2})
+        assert found[1:3] == [{2}, {0, 1, 2}]
     assert sum("goes on with them" in text for text in caplog.messages) == 1
     with EpochLoader(cache.root, batch_size=5, min_samples=1, job="other") as loader:
         assert shards(loader) == {0, 1, 2}
