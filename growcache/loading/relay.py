@@ -6,18 +6,14 @@ there they are sent on to a device.
 
 from __future__ import annotations
 
-import queue
-import threading
-
 from growcache.loading.blocks import Block, Cutter
-from growcache.loading.child import JOIN_SECONDS
-from growcache.loading.links import Died, Failure, Halted, Item, Link
+from growcache.loading.links import Died, Failure, Halted
 from growcache.loading.process import ProcessSource
-from growcache.loading.sources import CLOSED, Kind, received
-from growcache.loading.state import LoaderState, Mark
+from growcache.loading.sources import Kind, Queued
+from growcache.loading.state import LoaderState
 
 
-class RelayedSource:
+class RelayedSource(Queued):
     """A producer in a gather process, whose blocks a thread cuts ahead of the consumer.
 
     Args:
@@ -31,21 +27,10 @@ class RelayedSource:
     making = (0.0, 0.0)
 
     def __init__(self, source: ProcessSource, wanted: int, cutter: Cutter) -> None:
+        super().__init__(wanted)
         self._source = source
         self._cutter = cutter
-        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._link = Link(wanted, self._items.put)
-        self._thread = threading.Thread(target=self._run, name="growcache-loader", daemon=True)
-        self._thread.start()
-
-    @property
-    def delivered(self) -> Mark:
-        """Where the consumer stands."""
-        return self._link.delivered
-
-    @delivered.setter
-    def delivered(self, mark: Mark) -> None:
-        self._link.delivered = mark
+        self._begin_thread(self._run)
 
     @property
     def broken(self) -> bool:
@@ -56,14 +41,6 @@ class RelayedSource:
         """Begin an epoch."""
         self._link.begin(epoch)
         self._source.begin(epoch)
-
-    def receive(self, seconds: float | None = None) -> Item | None:
-        """Return what comes next, None where it takes longer."""
-        return received(self._items, seconds)
-
-    def more(self) -> None:
-        """Say that a block was received."""
-        self._link.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
         """Say that a pass is over."""
@@ -77,9 +54,7 @@ class RelayedSource:
         """End it; twice is harmless."""
         self._link.close()
         self._source.close()
-        self._items.put(Failure(RuntimeError(CLOSED)))
-        if self._thread is not threading.current_thread():
-            self._thread.join(JOIN_SECONDS)
+        self._end_thread()
 
     def _run(self) -> None:
         try:

@@ -18,14 +18,6 @@ Kind: TypeAlias = Literal["thread", "process"]
 CLOSED = "this epoch is over: the loader was closed, or iterated anew meanwhile"
 
 
-def received(items: queue.SimpleQueue[Item], seconds: float | None) -> Item | None:
-    """Return the next item; None where none comes for so long."""
-    try:
-        return items.get(timeout=seconds)
-    except queue.Empty:
-        return None
-
-
 class Source(Protocol):
     """A producer as the consumer sees it; used by the consumer's thread, but for `close`.
 
@@ -69,7 +61,51 @@ class Source(Protocol):
         """End it, from any thread; it frees its leases on the way out."""
 
 
-class ThreadSource:
+class Queued:
+    """What a thread of this process puts, and the consumer receives.
+
+    Args:
+        wanted: the epoch that begins now.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._link = Link(wanted, self._items.put)
+        self._thread: threading.Thread | None = None
+
+    def _begin_thread(self, run: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
+        self._thread.start()
+
+    def _end_thread(self) -> None:
+        """Wake the consumer, and wait for the thread, which was told to end."""
+        self._items.put(Failure(RuntimeError(CLOSED)))
+        # The collector may run this in the very thread that it is to end.
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    @property
+    def delivered(self) -> Mark:
+        """Where the consumer stands."""
+        return self._link.delivered
+
+    @delivered.setter
+    def delivered(self, mark: Mark) -> None:
+        self._link.delivered = mark
+
+    def receive(self, seconds: float | None = None) -> Item | None:
+        """Return what comes next, None where it takes longer."""
+        try:
+            return self._items.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def more(self) -> None:
+        """Say that a block was received."""
+        self._link.tokens.put(True)
+
+
+class ThreadSource(Queued):
     """A producer in a thread of this process.
 
     Args:
@@ -81,13 +117,11 @@ class ThreadSource:
     broken = False
 
     def __init__(self, wanted: int, make: Callable[[Link], Producer]) -> None:
-        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._link = Link(wanted, self._put)
+        super().__init__(wanted)
+        self._link.put = self._put
         self.halted: LoaderState | None = None
         self._pid = os.getpid()
-        run = make(self._link).run
-        self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
-        self._thread.start()
+        self._begin_thread(make(self._link).run)
 
     def _put(self, item: Item) -> None:
         if isinstance(item, Halted):
@@ -99,26 +133,9 @@ class ThreadSource:
         """(seconds, CPU seconds) that blocks took."""
         return self._link.making
 
-    @property
-    def delivered(self) -> Mark:
-        """Where the consumer stands."""
-        return self._link.delivered
-
-    @delivered.setter
-    def delivered(self, mark: Mark) -> None:
-        self._link.delivered = mark
-
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
         self._link.begin(epoch)
-
-    def receive(self, seconds: float | None = None) -> Item | None:
-        """Return what comes next, None where it takes longer."""
-        return received(self._items, seconds)
-
-    def more(self) -> None:
-        """Say that a block was received."""
-        self._link.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
         """Say that a pass is over."""
@@ -134,7 +151,4 @@ class ThreadSource:
         if self._pid != os.getpid():  # a forked child has no such thread
             return
         self._link.close()
-        self._items.put(Failure(RuntimeError(CLOSED)))
-        # The collector may run this in the very thread that it is to end.
-        if self._thread is not threading.current_thread():
-            self._thread.join(JOIN_SECONDS)
+        self._end_thread()
