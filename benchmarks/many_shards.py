@@ -48,8 +48,8 @@ def own_bytes() -> int:
 
 def look(root: Path, batches: int) -> dict[str, float]:
     """Return the figures of one process."""
+    from growcache.loading.opening import plan_snapshot
     from growcache.loading.options import LoaderOptions
-    from growcache.loading.passes import plan_snapshot
     from growcache.loading.snapshot import Snapshot
     from growcache.torch import EpochLoader
 

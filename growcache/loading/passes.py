@@ -14,53 +14,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from growcache.errors import CacheError, ConfigError, GrowcacheError
+from growcache.errors import GrowcacheError
 from growcache.loading.ahead import Ahead
 from growcache.loading.following import Company
+from growcache.loading.opening import Opener, OpenPass
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Window, visiting_order, window_samples
+from growcache.loading.plan import Window
 from growcache.loading.reuse import Watch
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import Mark, PassPlan, PlannedShard, Rest
+from growcache.loading.state import Mark, PassPlan, Rest
 from growcache.loading.stopping import StoppedError
 from growcache.loading.timing import Timing
-from growcache.loading.waiting import wait_for_samples
-from growcache.loading.windows import OpenWindow, Piece, open_window
+from growcache.loading.windows import OpenWindow, Piece
 
 # What may end work that was begun ahead; where its result is not needed, nor is this.
 OUTSIDE = (StoppedError, GrowcacheError, OSError)
-
-
-@dataclass(slots=True)
-class OpenPass:
-    """A pass with the window in which it begins, ready to be walked.
-
-    Attributes:
-        snapshot: of the cache.
-        plan: what its order depends on.
-        windows: all of it.
-        start: the position in which it begins: not 0 where it was resumed.
-        unreadable: shards that were found corrupt before it was resumed.
-        waited_seconds: until the cache held enough.
-        first: the window in which it begins.
-    """
-
-    snapshot: Snapshot
-    plan: PassPlan
-    windows: tuple[Window, ...]
-    start: int
-    unreadable: frozenset[int]
-    waited_seconds: float
-    first: OpenWindow = field(init=False)
-
-    @property
-    def number(self) -> int:
-        """Number of the pass."""
-        return self.plan.number
 
 
 class Walk:
@@ -94,16 +65,14 @@ class Walk:
         on_pass: Callable[[OpenPass], None],
     ) -> None:
         self._options = options
-        self._ranks = ranks
-        self._watch = Watch(wake, stop.is_set, self._hold, self._own)
+        watch = Watch(wake, stop.is_set, self._hold, self._own)
+        self._opener = Opener(options, ranks, watch, stop, wake)
         self._holding = False
         self._turn = threading.Event()  # the next pass is there, or waits for samples
         self._stop = stop
         self._wake = wake
         self._on_pass = on_pass
-        self._fixed_numbers: tuple[int, ...] | None = None
         self._timing = Timing()
-        self._waited = 0.0  # for samples, by the latest preparation
         self._hurry = True
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
@@ -123,7 +92,7 @@ class Walk:
         if resume is None:
             self._begin_pass_ahead(first_pass, options.min_samples)
         else:
-            self._open_ahead(lambda: self._resumed(resume))
+            self._open_ahead(lambda: self._opener.resume(resume))
 
     def next_pass(self, *, hurry: bool = True) -> PassPlan:
         """End the pass, wherever it stands, and enter the next one; return its plan.
@@ -231,7 +200,7 @@ class Walk:
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
             plan = begun.windows[index]
-            self._next_window = Ahead(lambda: self._open(begun, plan), "window")
+            self._next_window = Ahead(lambda: self._opener.window(begun, plan), "window")
         else:
             self._begin_pass_ahead(begun.number + 1, 1)
 
@@ -280,9 +249,9 @@ class Walk:
             self._close_left()  # or there were three leases
             self._timing.wait(left, self._stop.wait, time.monotonic)
             before, began = left(), time.monotonic()
-            begun = self._open_pass(number, min_samples)
+            begun = self._opener.open(number, min_samples)
             seconds = time.monotonic() - began
-            self._timing.learn(seconds, before - left(), seconds - self._waited)
+            self._timing.learn(seconds, before - left(), seconds - self._opener.waited)
             return begun
 
         self._open_ahead(prepare)
@@ -333,112 +302,10 @@ class Walk:
             return {}
         return {running.snapshot.lease.name: [n for plan in taken for n in plan.numbers]}
 
-    def _open_pass(self, number: int, min_samples: int) -> OpenPass:
-        began = time.monotonic()
-        while True:
-            snapshot = self._take(number, min_samples)
-            waited = time.monotonic() - began
-            plan = plan_snapshot(self._options, snapshot, number)
-            if len(plan) >= self._options.least_samples:
-                self._settle(snapshot)
-                windows = plan.windows(self._options)
-                return self._begun(OpenPass(snapshot, plan, windows, 0, frozenset(), waited))
-            snapshot.close()  # all of it was evicted between two looks
-
-    def _settle(self, snapshot: Snapshot) -> None:
-        try:
-            self._ranks.settle(snapshot, self._watch)
-        except BaseException:
-            snapshot.close()
-            raise
-
-    def _resumed(self, resume: Callable[[], tuple[Snapshot, Rest] | None]) -> OpenPass:
-        began = time.monotonic()
-        found = resume()
-        if found is None:
-            raise StoppedError
-        snapshot, rest = found
-        waited = time.monotonic() - began
-        if self._options.fixed:
-            self._fixed_numbers = tuple(sorted(shard.number for shard in rest.plan.shards))
-        unreadable = frozenset(rest.mark.corrupt)
-        start = rest.mark.position
-        return self._begun(
-            OpenPass(snapshot, rest.plan, rest.windows, start, unreadable, waited)
-        )
-
-    def _begun(self, begun: OpenPass) -> OpenPass:
-        try:
-            index = next(w.index for w in begun.windows if begun.start < w.first + len(w))
-            begun.first = self._open(begun, begun.windows[index])
-        except BaseException:
-            begun.snapshot.close()
-            raise
-        return begun
-
-    def _take(self, number: int, min_samples: int) -> Snapshot:
-        options, ranks = self._options, self._ranks
-        began = time.monotonic()
-        view = wait_for_samples(
-            options.root,
-            max(min_samples, options.least_samples),
-            complete=options.fixed,
-            wake=self._wake,
-            stopped=lambda: self._stop.is_set() or ranks.offers(number),
-        )
-        self._waited = time.monotonic() - began
-        if self._stop.is_set():
-            raise StoppedError
-        if view.totals.samples < options.least_samples and not ranks.offers(number):
-            raise ConfigError(
-                f"all {view.totals.samples} samples of {options.root} are less than one batch "
-                f"of {options.least_samples}; use a smaller batch_size or drop_last=False"
-            )
-        snapshot = ranks.take(number, self._watch)
-        if snapshot is None:
-            raise StoppedError
-        return self._pinned(snapshot) if options.fixed else snapshot
-
-    def _pinned(self, snapshot: Snapshot) -> Snapshot:
-        numbers = tuple(sorted(row.number for row in snapshot.shards))
-        if self._fixed_numbers is None:
-            self._fixed_numbers = numbers
-        elif numbers != self._fixed_numbers:
-            snapshot.close()
-            raise CacheError(
-                f"the shards of {self._options.root} changed under a fixed loader; give it a "
-                "cache with eviction: none"
-            )
-        return snapshot
-
-    def _open(self, begun: OpenPass, plan: Window) -> OpenWindow:
-        return open_window(
-            self._options,
-            begun.snapshot,
-            plan,
-            start=begun.start,
-            unreadable=begun.unreadable,
-            stopped=self._stop.is_set,
-        )
-
 
 def _close_all(windows: list[OpenWindow]) -> None:
     for window in windows:
         window.close()
-
-
-def plan_snapshot(options: LoaderOptions, snapshot: Snapshot, number: int) -> PassPlan:
-    """Return the plan of the pass of that number over all of a snapshot."""
-    order = visiting_order(
-        [(row.number, row.samples) for row in snapshot.shards],
-        seed=options.seed,
-        pass_number=number,
-        shuffle=options.shuffles,
-    )
-    digests = {row.number: row.digest for row in snapshot.shards}
-    shards = tuple(PlannedShard(n, samples, digests[n]) for n, samples in order)
-    shard_samples = len(snapshot) / max(1, len(shards))
-    return PassPlan(number, shards, window_samples(snapshot.sample_bytes, shard_samples))
 
 
 def _end(window: Window) -> tuple[int, int]:

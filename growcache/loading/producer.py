@@ -30,8 +30,9 @@ from growcache.loading.links import (
     Link,
     PassBegun,
 )
+from growcache.loading.opening import OpenPass
 from growcache.loading.options import LoaderOptions
-from growcache.loading.passes import OpenPass, Walk
+from growcache.loading.passes import Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
