@@ -26,7 +26,7 @@ from benchmarks.peers.cost import cpu_seconds, ticks_alone
 from benchmarks.peers.environments import PINNED, TORCH
 from benchmarks.peers.goals import Goal, goals
 from benchmarks.peers.loops import Limits, one_round
-from benchmarks.peers.page import IDLE, measured, number, written
+from benchmarks.peers.page import IDLE, PAGE, STEPS, TRIED, measured, number, settings, written
 from benchmarks.peers.picture import svg
 from benchmarks.peers.proof import digest, expected, joined, repeated, summed
 from benchmarks.peers.results import Results
@@ -250,6 +250,26 @@ def test_every_environment_pins_every_version_and_the_same_torch(path: Path) -> 
     names = {line.partition("==")[0] for line in lines}
     assert used
     assert all(set(c.packages) <= names for c in used)
+
+
+PAGE_TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_was_written_by_the_program() -> None:
+    parts = {"settings": settings()}
+    assert written(PAGE_TEXT, parts) == PAGE_TEXT, "run python -m benchmarks.peers --page"
+    heads = [head for head, _ in tables(PAGE_TEXT)]
+    assert heads.count(list(IDLE)) == heads.count(list(STEPS)) == heads.count(list(TRIED)) > 0
+
+
+def test_every_verdict_on_the_page_is_that_of_its_figure() -> None:
+    (verdicts,) = [rows for head, rows in tables(PAGE_TEXT) if head[-1] == "goal"]
+    for row in verdicts:
+        found = re.fullmatch(r"(met|MISSED) \((≤|≥) ([\d.]+)\)", row[-1])
+        assert found is not None, row
+        value, bound = float(row[-2].replace(",", "")), float(found[3])
+        met = value <= bound if found[2] == "≤" else value >= bound
+        assert (found[1] == "met") == met or value == pytest.approx(bound, rel=0.01)
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:

@@ -55,13 +55,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     with tempfile.TemporaryDirectory(dir=given.directory, prefix="peers-") as scratch:
         results = given.results or Path(scratch) / "results"
+        writes = given.page or not (given.quick or given.only or given.contestants)
+        if writes and not PAGE.exists():
+            sys.exit(f"{PAGE} is not there: its text is kept in the repository")
         if not given.page:
             measure(given, Path(scratch), results)
         found = {case: r for case in FULL if (r := Results.read(results, case)).rounds}
         tell(found)
         if given.json is not None:
             given.json.write_text(json.dumps(summary(found), indent=1) + "\n", encoding="utf-8")
-        if given.page or not (given.quick or given.only or given.contestants):
+        if writes:
             write_page(found)
             draw(found)
             print(f"wrote {PAGE} and {TARGET}")
@@ -76,7 +79,7 @@ def measure(given: Namespace, scratch: Path, results: Path) -> None:
     rounds = given.rounds if given.rounds is not None else DEFAULT_ROUNDS
     plan = Plan(rounds)
     if given.quick:
-        plan = Plan(given.rounds or QUICK_ROUNDS, 0.1, 0.05, 0.1)
+        plan = Plan(given.rounds or QUICK_ROUNDS, 0.1, 0.05, 1, 0.1)
     for name in given.only or FULL:
         case = quick(FULL[name]) if given.quick else FULL[name]
         folder = (given.directory if given.keep and given.directory else scratch) / name

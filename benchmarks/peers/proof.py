@@ -11,13 +11,33 @@ from benchmarks.peers.cases import Case
 
 # A batch as arrays: x [n, *shape] and y [n], or values, offsets [n + 1] and y [n].
 Batch = tuple[Array, ...]
-WORD = 8  # bytes that are looked at in three places of each sample
-_ODD = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
+WORD = 8  # bytes that are looked at in three places of each sample, besides all of them
+_ODD = [
+    np.uint64(n)
+    for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+]
 _LAST = np.uint64(0x27D4EB2F165667C5)
 
 
 def words(batch: Batch) -> Array:
-    """Return the first, middle and last bytes of each sample, uint64 [n, 3]."""
+    """Return the first, middle and last bytes of each sample and all of them, uint64 [n, 4].
+
+    Those in three places tell where bytes stand, and the exclusive or of all of them whether
+    they are there.
+    """
+    return np.concatenate((_places(batch), _together(batch)[:, None]), axis=1)
+
+
+def _together(batch: Batch) -> Array:
+    if len(batch) == 2:
+        rows = batch[0].reshape(len(batch[1]), -1).view(np.uint64)
+        together: Array = np.bitwise_xor.reduce(rows, axis=1)
+        return together
+    values, offsets, _ = batch
+    return np.bitwise_xor.reduceat(values.view(np.uint8), offsets[:-1]).astype(np.uint64)
+
+
+def _places(batch: Batch) -> Array:
     if len(batch) == 2:
         rows = batch[0].reshape(len(batch[1]), -1).view(np.uint8)
         middle = rows.shape[1] // 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Round = dict[str, Any]
-Key = tuple[str, str]  # contestant, name of its setting
+NEAR = 0.3
 
 
 @dataclass(slots=True)
@@ -58,6 +58,23 @@ class Results:
             return statistics.median(rank(t) for t in tried if t["setting"] == setting)
 
         return max(sorted(settings), key=quality, default=None)
+
+    def undecided(self, contestant: str, setting: str, loop: str, trials: int) -> bool:
+        """Whether a setting that had so many trials may yet turn out to be the best.
+
+        It may if it was never tried, or lost no more than `NEAR` of the best, and there is
+        another that may as well.
+        """
+        tried = [t for t in self.trials if (t["contestant"], t["loop"]) == (contestant, loop)]
+        ranks: dict[str, list[float]] = {}
+        for trial in tried:
+            ranks.setdefault(trial["setting"], []).append(rank(trial))
+        if setting not in ranks:
+            return True
+        medians = {name: statistics.median(found) for name, found in ranks.items()}
+        best = max(medians.values())
+        near = {name for name, found in medians.items() if found >= best - NEAR * abs(best)}
+        return len(ranks[setting]) <= trials and setting in near and len(near) > 1
 
     def rounds_of(self, contestant: str, loop: str) -> list[Round]:
         """Return the rounds of a contestant in its best setting."""

@@ -76,6 +76,17 @@ CONTESTANTS = {
             limit=True,
         ),
         Contestant(
+            "memcpy_hot",
+            "memcpy, one buffer",
+            OWN,
+            WHOLE,
+            ("numpy",),
+            "the same into a single buffer, which stays in the CPU's cache: what a loader can "
+            "reach that makes a batch in the loop's own thread, only when it is asked for, in "
+            "the memory of the one before; nothing that has a batch ready beforehand can",
+            limit=True,
+        ),
+        Contestant(
             "take",
             "one take",
             OWN,

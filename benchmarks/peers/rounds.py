@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ class Plan:
     rounds: int
     seconds: float = 0.8
     trial_seconds: float = 0.25
+    trials: int = 3
     lead_seconds: float = 2.0
 
 
@@ -115,31 +117,25 @@ class Match:
         return found
 
     def try_settings(self, plan: Plan) -> None:
-        """Try every setting of every contestant that was not tried yet, in both loops."""
-        for loop in ("idle", "steps"):
+        """Try every setting of every contestant in both loops, those that are near again."""
+        limits = {
+            "seconds": plan.trial_seconds,
+            "lead_seconds": min(1.0, plan.lead_seconds),
+        }
+        for trial, loop in itertools.product(range(plan.trials), ("idle", "steps")):
             for name, child in list(self.children.items()):
                 for setting in child.contestant.settings:
-                    if not self._tried(name, setting, loop):
-                        limits = {
-                            "seconds": plan.trial_seconds,
-                            "lead_seconds": min(1.0, plan.lead_seconds),
-                        }
-                        self._play(self.results.trials, name, setting, loop, limits, 0)
-
-    def _tried(self, name: str, setting: str, loop: str) -> bool:
-        key = (name, setting, loop)
-        return any(
-            (t["contestant"], t["setting"], t["loop"]) == key for t in self.results.trials
-        )
+                    if self.results.undecided(name, setting, loop, trial):
+                        self._play(self.results.trials, name, setting, loop, limits, trial)
 
     def play(self, plan: Plan) -> None:
-        """Run the rounds, contestants in turns."""
+        """Run the rounds, contestants in turns; each round begins with another one."""
         begin = 1 + max((r["round"] for r in self.results.rounds), default=-1)
         for number in range(begin, begin + plan.rounds):
             for loop in LOOPS:
                 lead = None if loop == "idle" and number == begin else plan.lead_seconds
                 limits = {"seconds": plan.seconds, "lead_seconds": lead}
-                for name in list(self.children):
+                for name in rotated(list(self.children), number):
                     setting = self.results.best(name, loop)
                     if setting is not None:
                         self._play(self.results.rounds, name, setting, loop, limits, number)
@@ -194,6 +190,16 @@ class Match:
         print(f"  OUT: {name}: {why}", flush=True)
         self.results.failures[name] = why
         self.children.pop(name).close()
+
+
+def rotated(names: list[str], number: int) -> list[str]:
+    """Return the names, from another one on.
+
+    >>> rotated(["a", "b", "c"], 4)
+    ['b', 'c', 'a']
+    """
+    first = number % len(names) if names else 0
+    return names[first:] + names[:first]
 
 
 FAILED = object()

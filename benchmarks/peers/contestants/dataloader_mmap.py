@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.noise import Array
 from benchmarks.peers.cases import Case
-from benchmarks.peers.contestants.torch_loader import collated, loader_of, same, tensors
+from benchmarks.peers.contestants.torch_loader import collated, loader_of, room, same
 
 
 def write(case: Case, folder: Path) -> None:
@@ -63,7 +63,9 @@ class Batches(Rows):
     def __getitems__(self, rows: list[int]) -> tuple[torch.Tensor, ...]:
         x, y, *offsets = self._opened()
         if not offsets:
-            return tensors(x[rows], y[rows])
+            batch = room(len(rows) * x[0].size, self._case).reshape(-1, *x.shape[1:])
+            np.take(x, rows, axis=0, out=batch.numpy(), mode="clip")
+            return batch, torch.from_numpy(y[rows])
         begins, ends = offsets[0][rows], offsets[0][1:][rows]
         values = [x[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
         return collated(values, y[rows], self._case)

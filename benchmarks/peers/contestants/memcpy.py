@@ -29,10 +29,10 @@ def write(case: Case, folder: Path) -> None:
 
 
 @functools.cache
-def buffers(case: Case) -> list[Array]:
+def buffers(case: Case, count: int) -> list[Array]:
     """Return room for batches of the largest samples, all its pages in memory."""
     most = max(value.nbytes for value in kept(case))
-    return [np.ones(BATCH * most, np.uint8) for _ in range(ROTATED)]
+    return [np.ones(BATCH * most, np.uint8) for _ in range(count)]
 
 
 def orders(case: Case, epoch: int) -> Iterator[Array]:
@@ -41,11 +41,12 @@ def orders(case: Case, epoch: int) -> Iterator[Array]:
     return iter(order.reshape(-1, BATCH))
 
 
-def _copied(case: Case, epoch: int) -> Iterator[Any]:
+def copied(case: Case, epoch: int, count: int) -> Iterator[Any]:
+    """Yield the batches of an epoch, in so many buffers in turns."""
     rows = kept(case)
-    rotated = [buffer.view(case.dtype) for buffer in buffers(case)]
+    rotated = [buffer.view(case.dtype) for buffer in buffers(case, count)]
     for k, order in enumerate(orders(case, epoch)):
-        out = rotated[k % ROTATED]
+        out = rotated[k % count]
         if case.shape is not None:
             x = out[: BATCH * rows[0].size].reshape(BATCH, *case.shape)
             for i, row in enumerate(order.tolist()):
@@ -63,5 +64,5 @@ def _copied(case: Case, epoch: int) -> Iterator[Any]:
 
 @contextmanager
 def opened(case: Case, folder: Path) -> Iterator[Epochs]:
-    buffers(case)
-    yield Epochs(lambda epoch: _copied(case, epoch))
+    buffers(case, ROTATED)
+    yield Epochs(lambda epoch: copied(case, epoch, ROTATED))
