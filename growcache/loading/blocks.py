@@ -142,7 +142,8 @@ class Assembler:
     ) -> None:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
-        self.rows = options.batch_size * batches_per_block(nbytes, options.batch_size)
+        batch, transformed = options.batch_size, options.transform is not None
+        self.rows = batch * batches_per_block(nbytes, batch, transformed=transformed)
         crew, readable, writable = _crew(options, framework, arena)
         self._gatherer = Gatherer(schema, self.rows, replace(framework, allocate=readable))
         self._options = options

@@ -30,6 +30,8 @@ ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begi
 # Below this a fresh array is cheap, and holding on to a batch's labels must not keep a
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
+KEPT_BYTES = 400_000_000
+LEAST_KEPT = 6  # one is filled, two wait, the loop holds one or two
 HEADROOM = 8  # where sizes vary, an eighth more is allocated than was asked for
 MOST_ROOM = 4  # times what is asked for: what has more is kept for what needs it
 
@@ -53,6 +55,15 @@ def _references(bases: list[Bytes], i: int) -> int:
 _UNSHARED = _references([allocate_here(0, None)], 0)
 
 
+def kept_of(nbytes: int, most: int) -> int:
+    """Return how many buffers of a size are kept.
+
+    >>> kept_of(8_000_000, 12), kept_of(72_000_000, 12), kept_of(72_000_000, 4)
+    (12, 6, 4)
+    """
+    return min(most, max(LEAST_KEPT, KEPT_BYTES // max(1, nbytes)))
+
+
 class BufferPool:
     """Page-aligned buffers, owned by one thread.
 
@@ -64,7 +75,7 @@ class BufferPool:
 
     Args:
         nbytes: what `take` gives if it is not told.
-        keep: how many are kept for reuse.
+        keep: how many are kept for reuse; of large ones fewer, see `kept_of`.
         allocate: makes them.
     """
 
@@ -96,12 +107,14 @@ class BufferPool:
         for i in free:
             if nbytes <= _room(bases[i]) <= MOST_ROOM * nbytes:
                 return bases[i]
-        if free and (_room(bases[free[0]]) < nbytes or len(bases) >= self._keep):
+        if free and (
+            _room(bases[free[0]]) < nbytes or len(bases) >= kept_of(nbytes, self._keep)
+        ):
             del bases[free[0]]
         return self._made(nbytes)
 
     def _made(self, nbytes: int) -> Bytes:
-        if len(self._bases) >= self._keep:
+        if len(self._bases) >= kept_of(nbytes, self._keep):
             # The user is collecting batches: those live and die with their views.
             return self._allocate(nbytes, None)
         size = nbytes if nbytes == self._nbytes else nbytes + nbytes // HEADROOM

@@ -17,7 +17,7 @@ import pytest
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import passes, plan
+from growcache.loading import gather, passes, plan
 from growcache.loading.blocks import Batch
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Framework
@@ -294,8 +294,11 @@ def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:
     assert uses.count([0, 1, 2, 3, 4]) >= 3
 
 
-def test_what_was_not_delivered_is_no_use(make_cache: Any, engine: MakeEngine) -> None:
-    cache = make_cache(shape=(130, 128))  # one batch a block
+def test_what_was_not_delivered_is_no_use(
+    make_cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    cache = make_cache(shape=(130, 128))
     cache.add(0, samples=400)
     cache.add(1, samples=400)
     loader = engine(cache, shuffle=False)
@@ -320,6 +323,7 @@ def test_a_window_that_fails_when_nobody_wants_it_leaves_no_lease(
 ) -> None:
     """The next window is mapped ahead; the loader is closed before it is entered."""
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
     cache = make_cache(shape=(130, 128))
     cache.add(*range(8))
     mapped, failed = itertools.count(1), threading.Event()

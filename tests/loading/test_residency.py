@@ -22,7 +22,7 @@ from growcache.cache.formats.mapping import (
     read_ahead_bytes,
 )
 from growcache.errors import CorruptShardError
-from growcache.loading import plan, snapshot
+from growcache.loading import gather, plan, snapshot
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import Framework, take_rows
 from growcache.loading.options import LoaderOptions
@@ -94,6 +94,7 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
     monkeypatch.setattr(snapshot, "available_bytes", lambda: 0)
     for path in (cache.root / "shards").rglob("*"):
         if path.is_file():

@@ -18,7 +18,7 @@ from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import MAPPED, READ, LeaseView, RankNote, read_leases
 from growcache.config import CacheConfig, load_config
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import plan, reuse
+from growcache.loading import gather, plan, reuse
 from growcache.loading.passes import Walk
 from growcache.loading.reuse import limit_of, used_up
 from growcache.loading.windows import Piece
@@ -188,6 +188,7 @@ def test_what_an_epoch_that_was_broken_off_did_not_read_is_not_used(
     on_max_reuse: str,
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)  # four windows
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
     cache = make_cache(shape=(130, 128), max_reuse=1, on_max_reuse=on_max_reuse)
     cache.add(*range(16))
     cache.complete()
