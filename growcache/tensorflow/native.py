@@ -19,6 +19,7 @@ from growcache.loading.streams import Checked, Pass, ShardStream
 from growcache.seeding import derive
 from growcache.tensorflow.feeds import Dataset, Feed
 from growcache.tensorflow.live import end_with_the_interpreter
+from growcache.tensorflow.memory import keep_freed_memory
 from growcache.tensorflow.records import Records
 from growcache.tensorflow.tensors import Tensor, spec
 
@@ -127,6 +128,7 @@ class NativeFeed(Feed):
     # What TensorFlow's threads call
 
     def _iterate(self) -> Iterator[tuple[int, int, int]]:
+        keep_freed_memory()
         stream = ShardStream(
             self._options,
             lambda: next(self._passes),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import mmap
+import resource
 import subprocess
 import sys
 import threading
@@ -361,6 +363,26 @@ def test_no_shard_disappears_under_an_iterator(cache: Filled) -> None:
     first = next(iterator)
     cache.cache.evict(range(8))
     assert sorted(ids([first, *iterator])) == written(*range(8))
+
+
+# Memory
+
+
+def test_large_tensors_are_made_of_memory_that_was_used_before(
+    make_cache: Callable[..., Filled],
+) -> None:
+    """TensorFlow has it mapped and cleared each time once a generator was used."""
+    floats, batches = 2**16, 16
+    cache = make_cache(lambda name: {"id": np.array(name), "x": np.full(floats, name, "<f4")})
+    cache.add(0, 1, samples=32)
+    iterator = iter(gtf.dataset(cache.root, batch_size=8, min_samples=1, endless=True))
+    for _ in range(batches):
+        next(iterator)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(batches):
+        next(iterator)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < batches * 8 * 4 * floats // mmap.PAGESIZE  # it was twice as many
 
 
 # Endless
