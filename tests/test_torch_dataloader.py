@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -106,6 +107,20 @@ def test_the_dataset_is_the_samples_of_an_epoch(loader: Any) -> None:
     rows = list(train.dataset)
     assert len(rows) == len(train.dataset) == 29
     assert len({int(row.batch["id"][row.row]) for row in rows}) == 29
+
+
+def test_the_rows_of_the_rest_of_an_epoch(loader: Any) -> None:
+    """Of one that is gone on with, its last batch smaller, and of one behind a broken one."""
+    options = {"samples_per_epoch": 29, "drop_last": False}
+    one, other = loader(**options), loader(**options)
+    batches = iter(one)
+    next(batches)
+    other.load_state_dict(one.state_dict())
+    rest = list(other.dataset)
+    assert len(rest) == 21
+    assert [int(row.batch["id"][row.row]) for row in rest] == list(chain(*ids(batches)))
+    next(iter(other.dataset))
+    assert len(list(other.dataset)) == 29
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -51,10 +50,10 @@ class Rows(IterableDataset[Row]):
             raise ConfigError(
                 "expected no worker processes, for the batches come ready; leave num_workers 0"
             )
-        size, left = self.loader.options.batch_size, len(self)
+        size, samples = self.loader.options.batch_size, len(self)
         for batch in self.loader:
-            rows = min(size, left) or size
-            left -= rows
+            # By the step, for this may be the rest of an epoch.
+            rows = min(size, samples - (self.loader.step - 1) * size)
             yield from (Row(batch, row) for row in range(rows))
             del batch
 
@@ -188,12 +187,7 @@ class EpochDataLoader(DataLoader[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
