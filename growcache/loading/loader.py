@@ -107,7 +107,8 @@ class Loader:
             device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
                 loader alone has any. They are copied there beside the loop, after
                 ``batch_transform``; large columns that it hands on as they are come from
-                page-locked memory. About 64 MB, and at least two batches, wait there.
+                page-locked memory. Up to 220 MB, or three batches if those are more, wait
+                there.
                 ``"cuda"`` is the device that is current in the loop's thread when it first
                 iterates. None leaves them in memory.
 

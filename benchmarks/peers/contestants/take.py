@@ -45,7 +45,7 @@ def _joined(case: Case, epoch: int) -> Iterator[Any]:
     for k, order in enumerate(orders(case, epoch)):
         values = [rows[row] for row in order.tolist()]
         offsets = np.cumsum([0, *map(len, values)])
-        out = buffers(case)[k % ROTATED][: offsets[-1]]
+        out = buffers(case, ROTATED)[k % ROTATED][: offsets[-1]]
         np.concatenate(values, out=out)
         yield tensors(out, offsets, order)
 
