@@ -192,6 +192,22 @@ def test_what_the_making_thread_computes_is_in_the_stream_of_copies(gpus: Cuda) 
     assert tensor.kept_for is loop
 
 
+def test_copies_are_before_the_mark_wherever_the_function_left_its_thread(gpus: Cuda) -> None:
+    """A `batch_transform` with a stream of its own need not go back from it."""
+    sender = Sender(lambda: CudaLane(torch.device("cuda", 1)))
+    sender.begin()
+    tensors = [travelling(), travelling()]
+
+    def make() -> None:
+        for tensor in tensors:
+            sender.send(tensor)
+            gpus.set_stream(Stream(gpus, torch.device("cuda", 0)))
+
+    elsewhere(make)
+    assert tensors[0].copied_in is tensors[1].copied_in
+    assert gpus.asked == [("copy", 1), ("query", 1), ("copy", 1)]
+
+
 def test_memory_that_cannot_be_locked_is_said_once(
     gpus: Cuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,7 +28,7 @@ from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool  # noqa: E402
 from growcache.loading.epochs import Engine  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
-from growcache.loading.options import LoaderOptions  # noqa: E402
+from growcache.loading.options import Gather, LoaderOptions  # noqa: E402
 from growcache.numpy import EpochLoader as NumpyLoader  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch.devices import Sender, mapped, tensors_of  # noqa: E402
@@ -69,6 +69,7 @@ class LateLane:
         self.locked: list[int] = []
         self.arrived: list[Tensor] = []
         self.entered: set[int] = set()
+        self._mapped: list[Any] = []  # so that what comes too late reads something else
         self._turn = threading.Lock()  # the loop's thread awaits copies, and so does the other
 
     def enter(self) -> None:
@@ -78,6 +79,7 @@ class LateLane:
         assert threading.get_ident() in self.entered
         weakref.finalize(buffer, self.locked.remove, buffer.ctypes.data)
         self.locked.append(buffer.ctypes.data)
+        self._mapped.append(buffer.base)
 
     def copy(self, tensor: Tensor) -> Tensor:
         assert threading.get_ident() in self.entered
@@ -145,6 +147,30 @@ def test_no_buffer_is_used_again_before_it_was_copied(cache: Filled, late: Late)
     addresses = {source.data_ptr() for source, _ in late.lane.begun if source.ndim == 2}
     assert len(addresses) < 240  # of 480 batches: they did go round
     assert 0 < len(late.lane.locked) == len(set(late.lane.locked)) <= 12
+
+
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_a_copy_of_batch_transform_is_of_memory_that_stays(
+    cache: Filled, gather: Gather
+) -> None:
+    """It returns what is on its way, and nothing refers any more to what that comes from."""
+    cache.add(*range(20), samples=4)
+    lane = LateLane()
+    sender = Sender(lambda: lane)
+
+    def there(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        batch["x"] = lane.copy(batch["x"])
+        return batch
+
+    options = LoaderOptions(
+        path=cache.root, batch_size=2, min_samples=1, gather=gather, batch_transform=there
+    )
+    lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+    with closing(Engine(options, lent)) as engine:
+        for _ in range(12):
+            for batch in Late(engine, sender, lane).epoch():
+                expected = batch["id"][:, None].expand_as(batch["x"]).float()
+                assert torch.equal(batch["x"], expected)
 
 
 def test_what_arrives_is_what_was_said_to_the_stream(cache: Filled, late: Late) -> None:
@@ -225,6 +251,30 @@ def test_memory_does_not_go_before_it_was_copied() -> None:
     assert lane.kept == [True] * 12
     assert [int(there[-1]) for _, there in lane.begun] == list(range(12))
     assert not any(found() for found in lane.memory)
+
+
+class Lost(LateMark):
+    """The device has failed, and says so to whoever asks."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nAdvice follows.")
+
+
+def test_a_device_that_failed_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop was told; behind it a finalizer would raise where nobody hears it."""
+    lane = LateLane()
+    lane.mark = lambda: Lost(lane, len(lane.begun))  # type: ignore[method-assign]
+    sender = Sender(lambda: lane)
+    sender.begin()
+    memory = [torch.ones(1000) for _ in range(3)]
+    there = [weakref.ref(tensor) for tensor in memory]
+    for tensor in memory:
+        sender.send(tensor)
+    memory.clear()
+    del tensor, sender
+    assert [found() for found in there] == [None] * 3
+    (record,) = caplog.records
+    assert record.getMessage().endswith("CUDA error: device-side assert triggered")
 
 
 def test_few_copies_are_under_way(cache: Filled) -> None:

@@ -297,7 +297,7 @@ class Cutter:
                 arrays[part[0]] = part[1][start:stop]
         batch = {name: self._delivered(name, value) for name, value in arrays.items()}
         made = self._transformed(batch)
-        return made if self._carrier is None else self._carrier.send(made)
+        return made if self._carrier is None else self._carrier.send(made, arrays)
 
     def _transformed(self, batch: Batch) -> Any:
         if self._function is None:

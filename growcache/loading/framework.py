@@ -86,10 +86,11 @@ class Carrier(Protocol):
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
         """Return memory for batches: an `Allocate`."""
 
-    def send(self, batch: Any) -> Any:
+    def send(self, batch: Any, origin: object = None) -> Any:
         """Begin to bring a batch there; called by threads that make batches.
 
-        What the batch refers to stays as it is until it has arrived.
+        What the batch refers to stays as it is until it has arrived, and so does what the
+        origin refers to, which it was made of: the user's function may have begun copies.
         """
 
     def receive(self, sent: Any) -> Any:

@@ -13,6 +13,7 @@ Two kinds of memory must not be used again too early:
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -31,6 +32,8 @@ from growcache.torch.lanes import Lane, Mark, PlainLane
 # Copies begun and not awaited. The bus is faster than the gather, so it is the first that
 # is awaited, and long done.
 MOST_UNDER_WAY = 8
+
+_log = logging.getLogger(__name__)
 
 
 class Sent(NamedTuple):
@@ -56,7 +59,6 @@ class Sender:
         self._make = lane
         self._lane: Lane | None = None
         self._pid = os.getpid()
-        self._entered = threading.local()
         self._under_way: deque[Sent] = deque()
         self._turn = threading.Lock()  # one thread takes over from another one
         weakref.finalize(self, _wait_for, self._under_way, self._pid)
@@ -67,10 +69,11 @@ class Sender:
             self._lane = self._make()
 
     def enter(self) -> None:
-        """Have the calling thread, one of the loader's own, work on the device."""
-        if not hasattr(self._entered, "done"):
-            self._way.enter()
-            self._entered.done = True
+        """Have the calling thread, one of the loader's own, work on the device.
+
+        Every time anew, for a `batch_transform` may have left it elsewhere.
+        """
+        self._way.enter()
 
     @property
     def _way(self) -> Lane:
@@ -90,8 +93,13 @@ class Sender:
         self.lock(buffer)
         return buffer
 
-    def send(self, batch: Any) -> Sent:
-        """Begin to copy the tensors of a batch: of dicts, lists and tuples, however nested."""
+    def send(self, batch: Any, origin: object = None) -> Sent:
+        """Begin to copy the tensors of a batch: of dicts, lists and tuples, however nested.
+
+        Args:
+            batch: to be sent.
+            origin: what it was made of, in this thread: copies of that may be under way too.
+        """
         self.enter()
         with self._turn:
             while self._under_way and self._under_way[0].mark.query():
@@ -101,7 +109,7 @@ class Sender:
                 self._under_way.popleft()
             there = mapped(self._way.copy, batch)
             mark = self._way.mark()
-            self._under_way.append(Sent(batch, mark))
+            self._under_way.append(Sent((batch, origin), mark))
         return Sent(there, mark)
 
     def receive(self, sent: Sent) -> Any:
@@ -111,10 +119,18 @@ class Sender:
 
 
 def _wait_for(under_way: deque[Sent], pid: int) -> None:
-    """Wait for all copies: then the memory they come from may go. A fork has its own."""
-    while under_way and pid == os.getpid():
-        under_way[0].mark.synchronize()
-        under_way.popleft()  # only now: it is what keeps the memory
+    """Wait for all copies: then the memory they come from may go. A fork has its own.
+
+    A device that failed copies nothing any more. It tells whoever works with it, which a
+    finalizer cannot.
+    """
+    try:
+        while under_way and pid == os.getpid():
+            under_way[0].mark.synchronize()
+            under_way.popleft()  # only now: it is what keeps the memory
+    except RuntimeError as error:
+        under_way.clear()
+        _log.warning("copies are not awaited any more: %s", str(error).partition("\n")[0])
 
 
 def mapped(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
