@@ -1,12 +1,11 @@
 r"""Train on a cache that grows, and validate on one that never changes.
 
     python examples/validation_split.py \
-        --train-url 's3://bucket/subject-0*/*.npy' \
-        --validation-url 's3://bucket/subject-1*/*.npy'
+        --url 's3://bucket/recordings/**/*.npy' --group '(?P<group>sub-[0-9]+)'
 
-The two URLs share no object. Split by whatever must not be in both, such as the subject, not
-by file, or the validation loss is too good to be true. Each object is one .npy array, and a
-sample; the task, to predict a sample's mean, needs no labels.
+The group is whatever must not be in both, such as the subject: split by file, and the validation
+loss is too good to be true. Each object is one .npy array, and a sample; the task, to predict
+a sample's mean, needs no labels.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from growcache.torch import EpochLoader
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train and validate, with a cache for each.")
-    parser.add_argument("--train-url", required=True, help="objects, with globs")
-    parser.add_argument("--validation-url", required=True, help="other objects")
+    parser.add_argument("--url", required=True, help="objects, with globs")
+    parser.add_argument("--group", help="regular expression with (?P<group>…)")
+    parser.add_argument("--validation-share", type=float, default=0.2)
     parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
     parser.add_argument("--max-bytes", default="1GB", help="what each cache may take there")
@@ -36,20 +36,20 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    def config(url: str, **cache: Any) -> dict[str, Any]:
-        source: dict[str, Any] = {"url": url, "format": "npy"}
+    share = arguments.validation_share
+    fractions = {"train": 1 - share, "validation": share}
+
+    def config(use: str, **cache: Any) -> dict[str, Any]:
+        source: dict[str, Any] = {"url": arguments.url, "format": "npy"}
+        split = {"group": arguments.group, "fractions": fractions, "use": use}
+        cache |= {"path": arguments.cache / use, "max_bytes": arguments.max_bytes}
         if arguments.endpoint_url:
             source["storage_options"] = {"endpoint_url": arguments.endpoint_url}
-        return {"source": source, "cache": {"max_bytes": arguments.max_bytes, **cache}}
+        return {"source": source, "split": split, "cache": cache}
 
-    growing = config(arguments.train_url, path=arguments.cache / "train")
+    growing = config("train")
     # So many samples, drawn at random once (the seed says which), and nothing evicted.
-    fixed = config(
-        arguments.validation_url,
-        path=arguments.cache / "validation",
-        eviction="none",
-        max_samples=arguments.validation_samples,
-    )
+    fixed = config("validation", eviction="none", max_samples=arguments.validation_samples)
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(1))
     with (
         growcache.serve(growing),

@@ -53,7 +53,6 @@ class Planned(NamedTuple):
 # What this version cannot honour yet. Refusing it by name beats both ignoring it and calling
 # it a typing error.
 PLANNED = {
-    "split": Planned("splits into train and test"),
     "source.fields": Planned("several objects joined into one sample"),
     "source.labels": Planned("label files"),
     "source.on_missing": Planned("label files", "error"),
@@ -85,6 +84,47 @@ class SourceConfig(_Model):
         if not value or not all(value):
             raise ValueError("name at least one URL")
         return value
+
+
+class SplitConfig(_Model):
+    """Which share of the objects is drawn from: a subset, by a hash of an object's group.
+
+    The seed is one of its own, so that caches of one split that draw in other orders have no
+    group in common all the same.
+    """
+
+    group: str | None = None
+    fractions: dict[str, Annotated[float, Field(gt=0, le=1)]]
+    use: str
+    seed: int = 0
+
+    @field_validator("group")
+    @classmethod
+    def _names_the_group(cls, value: str | None) -> str | None:
+        try:
+            if value is None or "group" in re.compile(value).groupindex:
+                return value
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        raise ValueError("expected (?P<group>…) around what tells groups apart")
+
+    @field_validator("fractions")
+    @classmethod
+    def _of_the_whole(cls, value: dict[str, float]) -> dict[str, float]:
+        if not value or (total := sum(value.values())) > 1 + 1e-9:
+            raise ValueError(
+                f"expected shares of 1, found {total:g} in all" if value else "name a subset"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _uses_one(self) -> SplitConfig:
+        if self.use not in self.fractions:
+            known = ", ".join(self.fractions)
+            raise ValueError(
+                f"use: expected one of the fractions ({known}), found {self.use!r}"
+            )
+        return self
 
 
 SchemaWish: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, then dimensions
@@ -207,6 +247,7 @@ class Config(_Model):
     """The whole configuration; see `load_config`."""
 
     source: SourceConfig
+    split: SplitConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
     cache: CacheConfig = CacheConfig()
 

@@ -136,3 +136,22 @@ def test_what_is_planned_may_be_written_down_as_its_default() -> None:
         if key:
             values.setdefault(section, {})[key] = planned.default
     assert load_config({**values, "split": None}) == load_config({"source": {"url": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ({"fractions": {"a": 0.5, "b": 0.6}, "use": "a"}, "shares of 1, found 1.1 in all"),
+        ({"fractions": {"a": 0.5}, "use": "b"}, r"use: expected one of the fractions \(a\)"),
+        ({"fractions": {}, "use": "b"}, "name a subset"),
+        ({"fractions": {"a": 1}, "use": "a", "group": "sub-[0-9]+"}, r"expected \(\?P<group>"),
+        (
+            {"fractions": {"a": 1}, "use": "a", "group": "(?P<group>"},
+            "not a regular expression",
+        ),
+        ({"fractions": {"a": 1}}, "split.use is missing"),
+    ],
+)
+def test_a_split_that_cannot_be_meant(split: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config({"source": {"url": "x"}, "split": split})

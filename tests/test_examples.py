@@ -203,19 +203,20 @@ def test_user_function(bucket: Bucket, tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_validation_split(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    for subject in range(4):
-        arrays(tmp_path / f"subject-{subject}", count=40)
-    urls = [f"{tmp_path}/{subjects}/*.npy" for subjects in ("subject-[0-2]", "subject-3")]
-    more = ["--cache", str(tmp_path / "cache"), "--validation-samples", "24", *SMALL]
-    more += ["--train-url", urls[0], "--validation-url", urls[1], "--batch-size", "16"]
+    for subject in range(8):
+        arrays(tmp_path / f"sub-{subject}", count=20)
+    more = ["--cache", str(tmp_path / "cache"), "--validation-samples", "20", *SMALL]
+    more += ["--url", f"{tmp_path}/sub-*/*.npy", "--group", "(?P<group>sub-[0-9]+)"]
+    more += ["--batch-size", "16", "--validation-share", "0.3"]
     text = run_example("validation_split.py", *more)
-    assert figures(text, "on the same") == [24, 24, 24]
+    assert figures(text, "on the same") == [20, 20, 20]
     with Snapshot.take(tmp_path / "cache/validation") as fixed:
-        folders = {fixed.origin(i).key.split("/")[-2] for i in range(len(fixed))}
-    assert folders == {"subject-3"}
+        held_out = {fixed.origin(i).key.split("/")[-2] for i in range(len(fixed))}
     with Snapshot.take(tmp_path / "cache/train") as growing:
-        folders = {growing.origin(i).key.split("/")[-2] for i in range(len(growing))}
-    assert folders == {"subject-0", "subject-1", "subject-2"}
+        trained = {growing.origin(i).key.split("/")[-2] for i in range(len(growing))}
+    assert held_out
+    assert trained
+    assert not held_out & trained
 
 
 def test_jax_numpy(tmp_path: Path) -> None:
@@ -316,6 +317,12 @@ def tables(folder: Path) -> str:
     return arrays(folder, count=6, shape=(20, 64))
 
 
+def subjects(folder: Path) -> str:
+    for subject in range(40):
+        arrays(folder / f"sub-{subject:02d}", count=2)
+    return f"{folder}/*/*.npy"
+
+
 def series(folder: Path) -> str:
     return arrays(folder, count=2, shape=(12_000, 2))
 
@@ -342,6 +349,7 @@ CONFIGS = {
     "npy-s3": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-windows": Tried(series, {"x": ("float32", (4, 4096, 2))}),
     "raw-windows": Tried(raw, {"x": ("int16", (4, 8192, 4))}),
+    "split": Tried(subjects, {"x": ("float32", (4, 8, 8))}),
     "user-read": Tried(recordings, {"x": ("float32", (4, 256, 3)), "y": ("int64", (4,))}),
     "user-sample": Tried(
         keyed,

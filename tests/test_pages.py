@@ -29,7 +29,6 @@ from growcache.config import PLANNED, CacheConfig, load_config
 from growcache.errors import ConfigError
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
-from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from growcache.remote.formats import FORMATS, Measure, Visit, open_format
 from growcache.remote.formats.rows import Grid, Rows, read_samples
@@ -475,32 +474,3 @@ def test_what_is_not_offered_is_not_there() -> None:
     assert sorted(FORMATS) == ["bytes", "image", "npy", "raw"]
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False
-
-
-@pytest.mark.timeout(120)
-def test_the_subsets_share_no_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for subject in range(12):
-        folder = tmp_path / f"data/sub-{subject:02d}"
-        folder.mkdir(parents=True)
-        for number in range(4):
-            np.save(folder / f"{number}.npy", np.full(8, subject, "<f4"))
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package/splits.py").write_text(
-        next(code for code in blocks("not_offered", "python") if "def subset" in code)
-    )
-    (block,) = blocks("not_offered", "yaml")
-    Path("growcache.yaml").write_text(block)
-    found = {}
-    for use in ("validation", "train"):
-        changed = [
-            f"--set=source.url={tmp_path}/data/**/*.npy",
-            f"--set=sampling.transform_options={{use: {use}}}",
-            f"--set=cache.path={use}",
-        ]
-        code, errors = run(Path("growcache.yaml"), *changed, "--until-full")
-        assert code == 0, errors
-        with Snapshot.take(use) as snapshot:
-            found[use] = [int(snapshot[i]["x"][0]) for i in range(len(snapshot))]
-    assert not set(found["train"]) & set(found["validation"])
-    assert sorted(found["train"] + found["validation"]) == sorted([*range(12)] * 4)

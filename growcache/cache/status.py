@@ -64,6 +64,25 @@ class LeaseStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SubsetStatus:
+    """One subset of ``split``, as far as it is listed.
+
+    Attributes:
+        name: in the configuration.
+        used: whether this cache is drawn from it.
+        objects: of it.
+        groups: that its objects are of.
+        samples: estimated.
+    """
+
+    name: str
+    used: bool
+    objects: int
+    groups: int
+    samples: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything that ``growcache status --json`` prints.
 
@@ -101,6 +120,7 @@ class Status:
             there are.
         wishes: shards that readers wait for and that are drawn again for them.
         refetched_samples: samples that were drawn again because a reader wished for them.
+        subsets: of the split; none without one, or while the source is being listed.
     """
 
     state: State = "stopped"
@@ -152,6 +172,7 @@ class Status:
     endless: bool = False
     wishes: int = 0
     refetched_samples: int = 0
+    subsets: list[SubsetStatus] = field(default_factory=list)
 
     def to_json(self) -> builtins.bytes:
         """Return the status as one JSON object."""
@@ -167,7 +188,9 @@ class Status:
         return _load(orjson.loads(data))
 
 
-_NESTED: dict[str, type] = {"LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus}
+_NESTED: dict[str, type] = {
+    "LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus, "SubsetStatus": SubsetStatus,
+}  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),
     "State": (str,),

@@ -24,6 +24,7 @@ from growcache.sampling.draws import RAMP_END, Draw, Sizing
 from growcache.sampling.forecast import Forecast
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
+from growcache.sampling.objects import Objects
 from growcache.sampling.permits import Outlook, Verdict, decide
 from growcache.sampling.population import Population
 from growcache.sampling.reasons import reason, suspects
@@ -79,6 +80,7 @@ class Dispatcher:
         config: of the service.
         cache: the open cache; this object and the supervisor are its only users.
         catalog: the listing, which may still grow.
+        objects: those of it that are drawn from.
         identity: of the cache.
         sizing: how objects are cut.
         limits: of this run.
@@ -89,6 +91,7 @@ class Dispatcher:
         config: Config,
         cache: Cache,
         catalog: Catalog,
+        objects: Objects,
         identity: Identity,
         sizing: Sizing,
         limits: RunLimits,
@@ -102,7 +105,7 @@ class Dispatcher:
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
         self.landlord = Landlord(config.cache, cache, evicts=not limits.until_full)
-        self._drawing = Drawing(sampling, cache, catalog, sizing)
+        self._drawing = Drawing(sampling, cache, catalog, objects, sizing)
         next_new = cache.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self._book = Book(next_new, unfinished)

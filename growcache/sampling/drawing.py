@@ -7,6 +7,7 @@ from growcache.config import SamplingConfig
 from growcache.errors import ConfigError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Draw, Draws, Sizing
+from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population, next_edition, wants_edition
 
 
@@ -19,14 +20,19 @@ class Drawing:
     """
 
     def __init__(
-        self, sampling: SamplingConfig, cache: Cache, catalog: Catalog, sizing: Sizing
+        self,
+        sampling: SamplingConfig,
+        cache: Cache,
+        catalog: Catalog,
+        objects: Objects,
+        sizing: Sizing,
     ) -> None:
         self._sampling = sampling
         self._cache = cache
         self._catalog = catalog
         self._editions = list(cache.editions)
         self.replacement = sampling.order == "replacement"
-        self.population = Population(catalog, sizing, sampling.node, sampling.nodes)
+        self.population = Population(catalog, objects, sizing, sampling.node, sampling.nodes)
         self._draws = Draws(
             sampling.seed,
             sizing,

@@ -73,7 +73,13 @@ def wishes(config: Config) -> dict[str, Any]:
         "cache.format": config.cache.format,
         "cache.max_samples": config.cache.max_samples,
         "draw version": draws.DRAW_VERSION,
-    }
+    } | _split(config)
+
+
+def _split(config: Config) -> dict[str, Any]:
+    """Return what chooses the objects; nothing where all are meant."""
+    split = config.split
+    return {} if split is None else {f"split.{k}": v for k, v in split.model_dump().items()}
 
 
 def _server(options: Mapping[str, Any]) -> dict[str, Any]:

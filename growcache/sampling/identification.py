@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
 from growcache.config import Config
-from growcache.errors import SamplingError
+from growcache.errors import ConfigError, SamplingError
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import Message
+from growcache.sampling.objects import Objects
 from growcache.sampling.reasons import suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death, Slot
 from growcache.sampling.sizing import (
@@ -48,10 +51,13 @@ class Identification:
         waiting_for: the event that is awaited, in words.
     """
 
-    def __init__(self, config: Config, cache: Cache, catalog: Catalog) -> None:
+    def __init__(
+        self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
+    ) -> None:
         self._config = config
         self._cache = cache
         self._catalog = catalog
+        self._objects = objects
         self._unreadable = 0  # objects without a sample, from the first one on
         self._failed = 0  # of them, all but those that are left out as the user may want
         self._first_error = ""  # of them
@@ -88,14 +94,20 @@ class Identification:
         if self._cache.identity is not None and self._cache.totals().drawn_shards:
             return
         self._give_up_early(listed=listed)
-        first, found = self._unreadable, len(self._catalog)
+        first, found = self._unreadable, self._found_objects
+        if listed and not found:
+            use = self._config.split.use if self._config.split is not None else ""
+            raise ConfigError(
+                f"split.use: none of the {len(self._catalog):,} objects belongs to {use}; "
+                "raise its share, or make the groups smaller"
+            )
         if found <= first or not (listed or found >= first + PROBED):
             self.waiting_for = "the listing to show an object that can be read"
             return
         # Where one of them crashes samplers, the first one alone decides: the others belong to
         # permits, which know how to say which object it is.
         probed = 1 if self._suspicion >= CRASH else PROBED
-        entries = [self._catalog.entry(i) for i in range(first, min(found, first + probed))]
+        entries = self._objects.entries(np.arange(first, min(found, first + probed)))
         self.waiting_for = "a first object to be read"
         self._prober = ready[0]
         self._prober.probing = True
@@ -115,7 +127,7 @@ class Identification:
         self._prober = None
         self._suspicion += death.suspicion
         if self._suspicion >= MOST_SUSPICION:
-            first = short(self._catalog.entry(self._unreadable).key)
+            first = short(self._objects.entries(np.array([self._unreadable]))[0].key)
             raise SamplingError(
                 f"sampler after sampler died while it looked at {first}, the last {death}"
                 + ("" if death.stalled else suspects(self._config))
@@ -147,10 +159,14 @@ class Identification:
             return None
         return self._measured(message, introduction)
 
+    @property
+    def _found_objects(self) -> int:
+        return self._objects.among(len(self._catalog))
+
     def _give_up_early(self, *, listed: bool) -> None:
         if not self._first_error:
             return
-        objects, skipped = len(self._catalog), self._config.sampling.max_skipped
+        objects, skipped = self._found_objects, self._config.sampling.max_skipped
         which = "no object of the source"
         if not (listed and self._unreadable >= objects):
             if self._failed < max(MOST_FAILED, skipped * objects):

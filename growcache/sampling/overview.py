@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.locks import this_process
-from growcache.cache.status import State, Status, WorkerStatus, lease_statuses
+from growcache.cache.status import State, Status, SubsetStatus, WorkerStatus, lease_statuses
 from growcache.config import Config
 from growcache.remote.catalog import Catalog
 from growcache.sampling.dispatch import Dispatcher
@@ -37,6 +37,7 @@ class Overview:
         self._measured = -1
         self._parts: int | None = None
         self._population_samples: float | None = None
+        self._subsets: list[SubsetStatus] = []
 
     def measure_population(self, population: Population, *, listed: bool) -> None:
         """Estimate the population once more, if the listing grew."""
@@ -47,6 +48,10 @@ class Overview:
         whole = int(identity.sizes.get("samples_per_whole", 1)) if identity else 1
         self._parts = population.parts(objects)
         self._population_samples = population.samples(objects, whole)
+        self._subsets = [
+            SubsetStatus(one.name, one.used, one.objects, one.groups, samples)
+            for one, samples in population.subsets(whole)
+        ]
         self._cache.set_population(self._parts, self._population_samples)
         self._measured = objects
 
@@ -140,6 +145,7 @@ class Overview:
             ramping=dispatcher is not None and dispatcher.ramping,
             endless=endless,
             wishes=len(cache.wishes),
+            subsets=self._subsets,
         )
 
     def _state(

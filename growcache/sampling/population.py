@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from growcache.errors import CacheError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Ints, Sizing, Span, locate
 from growcache.sampling.messages import Stop
+from growcache.sampling.objects import Objects, Subset
 from growcache.seeding import Words, hash64, stream64
 
 GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
@@ -26,13 +26,17 @@ class Population:
 
     Args:
         catalog: the listing.
+        objects: those of it that are drawn from.
         sizing: how objects are cut.
         node: this machine's number among ``nodes``.
         nodes: machines that draw disjoint samples of one source.
     """
 
-    def __init__(self, catalog: Catalog, sizing: Sizing, node: int = 0, nodes: int = 1) -> None:
+    def __init__(
+        self, catalog: Catalog, objects: Objects, sizing: Sizing, node: int = 0, nodes: int = 1
+    ) -> None:
         self._catalog = catalog
+        self._objects = objects
         self._sizing = sizing
         self._node = node
         self._nodes = nodes
@@ -59,8 +63,9 @@ class Population:
             )
         return Span(edition.edition, self.parts(edition.objects), edition.first_group)
 
-    def parts(self, objects: int) -> int:
-        """Return how many parts the first ``objects`` objects have."""
+    def parts(self, listed: int) -> int:
+        """Return how many parts the objects among the first ``listed`` of the catalog have."""
+        objects = self._objects.among(listed)
         self._extend(objects)
         return int(self._starts[objects])
 
@@ -68,30 +73,40 @@ class Population:
         """Return where the parts lie, as visits of a permit."""
         ordinals, within = locate(self._starts, parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
-        entries = self._catalog.entries(ordinals)
+        entries = self._objects.entries(ordinals)
         rows = zip(entries, within.tolist(), counts.tolist(), strict=True)
         return tuple(Stop(entry, part, of) for entry, part, of in rows)
 
-    def samples(self, objects: int, samples_per_whole: int) -> float:
-        """Estimate the samples of the first ``objects`` objects.
+    def samples(self, listed: int, samples_per_whole: int) -> float:
+        """Estimate the samples of the objects among the first ``listed`` of the catalog.
 
         Args:
-            objects: of the catalog.
+            listed: entries of the catalog.
             samples_per_whole: in each object that is one part.
         """
+        return self._samples(
+            self._objects.sizes(0, self._objects.among(listed)), samples_per_whole
+        )
+
+    def subsets(self, samples_per_whole: int) -> list[tuple[Subset, float]]:
+        """Return what is listed of each subset of a split, and its samples, estimated."""
+        found = self._objects.subsets()
+        return [(subset, self._samples(subset.sizes, samples_per_whole)) for subset in found]
+
+    def _samples(self, sizes: Ints, samples_per_whole: int) -> float:
         if self._sizing.whole:
-            return float(objects * samples_per_whole)
-        sizes = self._catalog.sizes[:objects] - self._sizing.overhead_bytes
-        return float(np.maximum(0, np.floor(sizes / self._sizing.stride_bytes + 1e-9)).sum())
+            return float(len(sizes) * samples_per_whole)
+        samples = (sizes - self._sizing.overhead_bytes) / self._sizing.stride_bytes
+        return float(np.maximum(0, np.floor(samples + 1e-9)).sum())
 
     def _extend(self, objects: int) -> None:
         known = len(self._starts) - 1
         if objects > known:
-            counts = self._sizing.parts(self._catalog.sizes[known:objects])
+            counts = self._sizing.parts(self._objects.sizes(known, objects))
             more = self._starts[-1] + np.cumsum(counts)
             self._starts = np.concatenate([self._starts, more])
             if self._nodes > 1:
-                keys = chain.from_iterable(self._catalog.keys(known, objects))
+                keys = self._objects.keys(known, objects)
                 hashes = np.fromiter(map(hash64, keys), np.uint64, objects - known)
                 self._hashes = np.concatenate([self._hashes, hashes])
 

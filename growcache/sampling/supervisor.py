@@ -36,8 +36,10 @@ from growcache.sampling.following import ConfigFile, Following
 from growcache.sampling.identification import Found, Identification
 from growcache.sampling.intake import Intake
 from growcache.sampling.messages import Message
+from growcache.sampling.objects import Objects
 from growcache.sampling.overview import Overview
 from growcache.sampling.roster import Death, Roster, Slot
+from growcache.sampling.subsets import Subsets
 from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
@@ -117,11 +119,13 @@ class Supervisor:
         self._refresh = refresh
         cache.claim(wishes(config))  # first: the catalog must not mix two sources
         self._catalog = Catalog.open(cache.layout.catalog)
+        subsets = Subsets(config.split) if config.split is not None else None
+        self._objects = Objects(self._catalog, subsets)
         self._overview = Overview(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
         self._introduction: Message | None = None
-        self._identification = Identification(config, cache, self._catalog)
+        self._identification = Identification(config, cache, self._catalog, self._objects)
         self._intake = Intake(
             config, cache, self._catalog, self._wake, self._fail, self._listing_retried
         )
@@ -343,6 +347,7 @@ class Supervisor:
             self._config,
             self._cache,
             self._catalog,
+            self._objects,
             found.identity,
             found.sizing,
             self._limits,
@@ -367,6 +372,7 @@ class Supervisor:
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.poll_leases(now)
         self._intake.take(self._dispatcher.landlord if self._dispatcher else None)
+        self._objects.look(len(self._catalog))
         if self._following is not None:
             self._last_errors.extend(self._following.look(now))
         if self._dispatcher is None:

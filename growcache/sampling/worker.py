@@ -151,6 +151,11 @@ class Sampler:
                 f"sampling.weight_by: objects needs objects, but {config.source.format} draws "
                 "samples by itself; leave it out"
             )
+        if not self._format.listed and config.split is not None:
+            raise ConfigError(
+                f"split needs objects, but {config.source.format} draws samples by itself; "
+                "leave it out"
+            )
         self._store: Store = open_store(
             config.source,
             concurrency=sampling.concurrency,

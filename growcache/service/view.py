@@ -37,7 +37,16 @@ MOST_WIDTH = 120  # a wider picture is harder to read, not easier
 LISTED_WORKERS = 4
 LISTED_READERS = 4
 # Rows that go where there are not lines enough, first those that are missed least.
-DISPENSABLE = ("samplers", "readers", "growth", "training", "coverage", "rate", "trouble")
+DISPENSABLE = (
+    "samplers",
+    "readers",
+    "growth",
+    "training",
+    "split",
+    "coverage",
+    "rate",
+    "trouble",
+)
 ALL = 0.9999
 TITLE_WIDTH = 17  # of the title, less the path
 LONGEST_JOB = 24  # characters
@@ -130,6 +139,8 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     if status.state != "stopped":
         yield "rate", _rate(status)
     yield "coverage", _coverage(status)
+    if status.subsets:
+        yield "split", _split(status)
     yield "trouble", _trouble(status)
     if status.worker_states:
         yield "samplers", _workers(_renamed(status))
@@ -263,7 +274,8 @@ def _rate(status: Status) -> Pieces:
 
 
 def _coverage(status: Status) -> Text | Pieces:
-    objects = plural(status.objects, "object")
+    drawn = next((one.objects for one in status.subsets if one.used), status.objects)
+    objects = plural(drawn, "object")
     if status.endless:
         return Text("unknown: your function draws, from as many samples as it likes")
     if not status.listing_complete:
@@ -279,6 +291,19 @@ def _coverage(status: Status) -> Text | Pieces:
     )
     bar = Bar([(status.coverage, "magenta", "█")], 1.0, width=20)
     return Pieces([Text(words)], before=bar)
+
+
+def _split(status: Status) -> Pieces:
+    """Tell of each subset; the one that this cache is drawn from stands out."""
+    return Pieces(
+        [
+            Text(
+                f"{one.name}: {plural(one.objects, 'object')} in {plural(one.groups, 'group')}",
+                style="bold" if one.used else "",
+            )
+            for one in status.subsets
+        ]
+    )
 
 
 def _trouble(status: Status) -> Text | Pieces | Group:

@@ -41,7 +41,7 @@ def write_config(path: Path, url: str, **sections: dict[str, Any]) -> Path:
         "cache": {"path": str(path.with_suffix("")), "max_bytes": "20MB", "min_free": 0},
     }
     for name, section in sections.items():
-        values[name] = {**values[name], **section}
+        values[name] = {**values.get(name, {}), **section}
     path.write_text(yaml.safe_dump(values))
     return path
 

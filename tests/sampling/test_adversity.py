@@ -22,6 +22,7 @@ from growcache.sampling.engines.local import SamplerProcess
 from growcache.sampling.identification import MOST_FAILED, PROBED, Identification
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Message
+from growcache.sampling.objects import Objects
 from growcache.sampling.roster import Death, Slot
 from tests.filled import Filled
 from tests.sampling.services import (
@@ -56,7 +57,7 @@ def search(tmp_path: Path, url: str) -> Identification:
     catalog = Catalog.open(tmp_path / "catalog.bin")
     catalog.append([Entry(f"k{i:03d}", 100, None, 0.0) for i in range(3 * PROBED)])
     with Cache.open(config.cache.path, config.cache) as cache:
-        return Identification(config, cache, catalog)
+        return Identification(config, cache, catalog, Objects(catalog))
 
 
 READY = {"ranged": False, "digests": {}}
@@ -107,7 +108,7 @@ def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
         Catalog.open(tmp_path / "catalog.bin") as catalog,
         Cache.open(config.cache.path, config.cache) as cache,
     ):
-        search = Identification(config, cache, catalog)
+        search = Identification(config, cache, catalog, Objects(catalog))
         for number in range(PROBED):
             search.probe([looked], listed=False)
             assert not looked.probing

@@ -17,6 +17,7 @@ from growcache.remote.catalog import Catalog
 from growcache.remote.formats import Visit, open_format
 from growcache.remote.store import StoreReader, open_store
 from growcache.sampling.draws import Draws, Sizing, Span
+from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
 from tests.sampling.outcomes import ODD
 from tests.sampling.services import run, status, write_config
@@ -63,7 +64,7 @@ def test_draws_are_as_the_weights_say(
             catalog.append(page)
         assert len(catalog) == TINY + 1
         sizing = Sizing(1, 16.0, 128, by_objects, 1000)
-        population = Population(catalog, sizing)
+        population = Population(catalog, Objects(catalog), sizing)
         parts = population.parts(len(catalog))
         assert parts == (TINY + 1 if by_objects else TINY * TINY_ROWS + HUGE_ROWS)
         draws = Draws(0, sizing)

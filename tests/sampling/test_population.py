@@ -13,6 +13,7 @@ from growcache.cache.index.rows import Edition
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
 from growcache.sampling.draws import Sizing
+from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
 
 # One part for each thousand bytes.
@@ -24,7 +25,7 @@ def some(count: int) -> list[Entry]:
 
 
 def drawn_by(catalog: Catalog, node: int, nodes: int, *steps: int) -> set[tuple[str, int]]:
-    population = Population(catalog, SIZING, node, nodes)
+    population = Population(catalog, Objects(catalog), SIZING, node, nodes)
     for objects in steps:
         population.parts(objects)
     assert population.mine is not None
@@ -75,7 +76,7 @@ def test_whose_a_part_is_needs_no_look_at_the_listing(
     """It is asked for every part of every node, between two turns of the service's loop."""
     with Catalog.open(tmp_path / "catalog") as catalog:
         catalog.append(some(700))
-        population = Population(catalog, SIZING, 0, 2)
+        population = Population(catalog, Objects(catalog), SIZING, 0, 2)
         parts = np.arange(population.span(Edition(0, 700, catalog.digest(700), 0)).parts)
         assert population.mine is not None
         expected = population.mine(parts)
@@ -91,6 +92,6 @@ def test_one_node_draws_all_and_hashes_nothing(
     with Catalog.open(tmp_path / "catalog") as catalog:
         catalog.append(some(70))
         monkeypatch.delattr(Catalog, "keys")
-        population = Population(catalog, SIZING)
+        population = Population(catalog, Objects(catalog), SIZING)
         assert population.parts(70) == 280
         assert population.mine is None

@@ -43,6 +43,7 @@ from growcache.sampling.draws import Sizing
 from growcache.sampling.fill import Filled, encode_group
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import Permit
+from growcache.sampling.objects import Objects
 from growcache.sampling.roster import Death
 from growcache.schema import Schema
 
@@ -146,7 +147,13 @@ class Service(RuleBasedStateMachine):
         self.it.set_identity(identity)
         self.fingerprint = identity.fingerprint
         self.dispatcher = Dispatcher(
-            self.config, self.it, self.catalog, identity, SIZING, RunLimits()
+            self.config,
+            self.it,
+            self.catalog,
+            Objects(self.catalog),
+            identity,
+            SIZING,
+            RunLimits(),
         )
         smallest = self.config.cache.model_copy(update={"max_bytes": BOUNDS[0]})
         self.dispatcher.check_bound(self.config.model_copy(update={"cache": smallest}))
