@@ -187,7 +187,7 @@ class Locking:
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
         return allocate_here(nbytes, kept)
 
-    def send(self, batch: Any) -> Any:
+    def send(self, batch: Any, origin: object = None) -> Any:
         self.sent.append(batch["large"].ctypes.data)
         return batch
 
