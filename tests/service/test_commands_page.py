@@ -60,6 +60,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
         "source: {url: 'data/*.npy', options: {window: 16}}\n"
         "sampling: {transform: 'my_labels:label', shard_samples: 8}\n"
         "cache: {path: cache, max_bytes: 60MB}\n"
+        "split: {fractions: {all: 1}, use: all}\n"
     )
     done = subprocess.run(
         [*COMMAND, "run", "growcache.yaml", "--until-full"],
