@@ -9,6 +9,10 @@ first, so that the cache grows, and every epoch finds another one.
 
 Epochs are all that is cached, or (`fixed`) of a length that fits no pass. Samples are of
 256 KiB, or of 3 KiB.
+
+How far the machine itself can keep such a goal says an empty loop, which makes the same steps
+beside the same writer before there is a loader: by how much its sleeps end late. The same is
+told of the steps beside the loader.
 """
 
 from __future__ import annotations
@@ -26,12 +30,16 @@ import numpy as np
 
 from benchmarks.measure import parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
+from growcache.cache.index import read_index
+from growcache.errors import CacheMissingError
 from growcache.torch import EpochLoader
 
 BATCH = 32
 LIVE = (24, 96)  # shards, at first and in the end
 GROWN_AFTER = 400  # shards, at which it stops to grow and goes on to change
 GOAL_MS = 1.0
+EMPTY_STEPS = 2  # of the empty loop, for each switch
+SWITCHES = "epoch to epoch"
 
 
 class Kind(NamedTuple):
@@ -91,42 +99,75 @@ def writer(root: Path, kind: str, interval: float) -> Iterator[None]:
         child.wait(30)
 
 
-def gaps(loader: EpochLoader, switches: int, step: float) -> tuple[list[float], list[float]]:
-    """Return milliseconds from asking to having, within epochs and across switches."""
-    within: list[float] = []
-    across: list[float] = []
+class Gaps(NamedTuple):
+    """What a loop saw, in milliseconds.
+
+    Attributes:
+        within: from asking for a batch to having it, within epochs.
+        across: the same, across the switch to another epoch.
+        late: by how much steps took longer than they were to.
+    """
+
+    within: list[float]
+    across: list[float]
+    late: list[float]
+
+
+def asleep(step: float) -> float:
+    """Make a step; return by how many milliseconds it took too long."""
+    began = time.perf_counter()
+    time.sleep(step)
+    return (time.perf_counter() - began - step) * 1e3
+
+
+def gaps(loader: EpochLoader, switches: int, step: float) -> Gaps:
+    """Go through so many switches."""
+    found = Gaps([], [], [])
     asked = time.perf_counter()
     for epoch in range(switches + 1):
         first = True
         for batch in loader:
             waited = (time.perf_counter() - asked) * 1e3
             if not first:
-                within.append(waited)
+                found.within.append(waited)
             elif epoch:
-                across.append(waited)
+                found.across.append(waited)
             first = False
             batch["x"].view(-1)[-1].item()
             if step:
-                time.sleep(step)
+                found.late.append(asleep(step))
             asked = time.perf_counter()
-    return within, across
+    return found
 
 
-def lines(case: str, within: list[float], across: list[float]) -> Iterator[dict[str, Any]]:
-    """Yield a line for batches within epochs, and one for those across switches."""
-    for name, values in (("batch to batch", within), ("epoch to epoch", across)):
+def lines(case: str, found: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each of the things that were measured."""
+    for name, values in found.items():
+        if not values:
+            continue
         p50, p99 = np.percentile(values, [50, 99])
         line: dict[str, Any] = {
             "case": case,
-            "gap": name,
-            "measured": len(values),
+            "measured": name,
+            "times": len(values),
             "p50 ms": round(float(p50), 3),
             "p99 ms": round(float(p99), 3),
             "max ms": round(max(values), 3),
         }
-        if name == "epoch to epoch":
+        if name == SWITCHES:
             line["goal p99"] = verdict(line["p99 ms"], GOAL_MS, at_most=True)
         yield line
+
+
+def wait_filled(root: Path, shards: int) -> None:
+    """Return when the writer is through with the shards that it writes at once."""
+    while True:
+        try:
+            if len(read_index(root).shards) >= shards:
+                return
+        except CacheMissingError:
+            pass
+        time.sleep(0.05)
 
 
 def measure(
@@ -136,16 +177,19 @@ def measure(
     kind, length, stepping = case
     root, samples = place / "-".join(case), LIVE[0] * KINDS[kind].samples
     epoch = None if length == "growing" else samples * 3 // 2 // BATCH * BATCH
-    with (
-        writer(root, kind, interval),
-        EpochLoader(
+    step, name = step if stepping == "sleeping" else 0.0, " ".join(case)
+    with writer(root, kind, interval):
+        wait_filled(root, LIVE[0])
+        empty = [asleep(step) for _ in range(EMPTY_STEPS * switches if step else 0)]
+        with EpochLoader(
             root, batch_size=BATCH, min_samples=samples, samples_per_epoch=epoch
-        ) as loader,
-    ):
-        found = gaps(loader, switches, step if stepping == "sleeping" else 0.0)
-        done = loader.report
-    print(f"{' '.join(case)}: {done.passes} passes, at last over {done.cache_samples} samples")
-    yield from lines(" ".join(case), *found)
+        ) as loader:
+            found = gaps(loader, switches, step)
+            done = loader.report
+    print(f"{name}: {done.passes} passes, at last over {done.cache_samples} samples")
+    measured = {SWITCHES: found.across, "batch to batch": found.within}
+    measured |= {"a step's sleep, late by": found.late, "without a loader": empty}
+    yield from lines(name, measured)
 
 
 def main() -> int:

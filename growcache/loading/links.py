@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from growcache.cache.index import IndexView, ShardRow
 from growcache.loading.blocks import Block
 from growcache.loading.report import PassFacts
 from growcache.loading.state import LoaderState, Mark, PassPlan, PlannedShard
+from growcache.loading.timing import head_start
 
-HEAD_START_SECONDS = 0.01  # of the consumer, at the beginning of an epoch
 LEAST_AHEAD = 2
 
 
@@ -119,6 +120,7 @@ class Link:
             made any more.
         delivered: where the consumer stands.
         by_block: whether that is told with each block only, when it begins.
+        step_seconds: of the consumer, the latest one, where that is known.
         making: (seconds, CPU seconds) that blocks took, without any wait for others.
     """
 
@@ -127,6 +129,7 @@ class Link:
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = Mark(-1, 0)
         self.by_block = False
+        self.step_seconds = math.inf
         self.stop = threading.Event()
         self.wake = threading.Event()
         self.halt = threading.Event()
@@ -164,9 +167,26 @@ class Link:
         """Return when the consumer has begun the epoch, or the link is closed."""
         with self._begun:
             self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
-        # The consumer is at this moment on its way to its first batch; a thread that wakes
-        # now would contend with it for the GIL, which costs a switch interval (5 ms).
-        self.stop.wait(HEAD_START_SECONDS)
+        self._give_way()
+
+    def token(self) -> bool:
+        """Return the next of the tokens, once there is one, and the consumer in its step."""
+        try:
+            return self.tokens.get_nowait()
+        except queue.Empty:
+            token = self.tokens.get()
+        if not self.by_block:  # else the consumer has a process to itself
+            self._give_way()
+        return token
+
+    def _give_way(self) -> None:
+        """Wait until the consumer that woke this thread has its batch, and is in its step.
+
+        It is on its way there at this moment, and lets go of the GIL where it drops the batch
+        before. A thread that goes to work now takes the GIL, or the core, away from it: for
+        milliseconds, where there are as many busy threads as cores.
+        """
+        self.stop.wait(head_start(self.step_seconds))
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """Have what the producer waits for ended as well, by who closes the link."""

@@ -260,7 +260,7 @@ class Producer:
             self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)
         walk.delivered(self._link.delivered)
-        while not self._link.tokens.get():
+        while not self._link.token():
             walk.delivered(self._link.delivered)
         if self._link.stop.is_set():
             raise StoppedError

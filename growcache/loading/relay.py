@@ -78,7 +78,7 @@ class RelayedSource(Queued):
         link = self._link
         if block.epoch >= link.wanted:
             block = self._cutter.cut_now(block)
-        link.tokens.get()
+        link.token()
         link.put(block)
         self._source.delivered = link.delivered
         self._source.more()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
@@ -72,6 +74,7 @@ class Queued:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._link = Link(wanted, self._items.put)
         self._thread: threading.Thread | None = None
+        self._delivered_at = -math.inf
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
@@ -91,6 +94,8 @@ class Queued:
 
     @delivered.setter
     def delivered(self, mark: Mark) -> None:
+        before, self._delivered_at = self._delivered_at, time.monotonic()
+        self._link.step_seconds = self._delivered_at - before
         self._link.delivered = mark
 
     def receive(self, seconds: float | None = None) -> Item | None:

@@ -16,6 +16,19 @@ SLACK_SECONDS = 0.05
 LOOK_SECONDS = 0.02
 KEPT = 6  # preparations, and paces, that are remembered
 FEW_LOOKS, RECENT_LOOKS = 5, 10  # that tell the present pace
+HEAD_START_SECONDS = 0.01  # of the consumer, at most
+
+
+def head_start(step_seconds: float) -> float:
+    """Return how long a thread that the consumer woke lets it go first.
+
+    Half a step: then it is neither still about to take its batch nor about to ask for the
+    next one.
+
+    >>> head_start(0.005), head_start(3.0)
+    (0.0025, 0.01)
+    """
+    return min(HEAD_START_SECONDS, step_seconds / 2)
 
 
 def is_due(left_rows: int, rows_per_second: float, prepare_seconds: float | None) -> bool:

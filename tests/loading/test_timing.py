@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading.timing import LOOK_SECONDS, MARGIN, SLACK_SECONDS, Timing, is_due
+from growcache.loading.links import Link
+from growcache.loading.sources import Queued
+from growcache.loading.state import Mark
+from growcache.loading.timing import (
+    HEAD_START_SECONDS,
+    LOOK_SECONDS,
+    MARGIN,
+    SLACK_SECONDS,
+    Timing,
+    head_start,
+    is_due,
+)
 
 seconds = st.floats(0.0001, 10)
 paces = st.floats(1, 1e7)
@@ -110,3 +126,76 @@ def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
 
     timing.wait(lambda: 100, pause, lambda: LOOK_SECONDS * len(looks))
     assert len(looks) == 1000
+
+
+@given(st.floats(0, allow_nan=False))
+def test_whoever_is_woken_works_neither_before_nor_after_the_step(step: float) -> None:
+    assert 0 <= head_start(step) <= min(step, HEAD_START_SECONDS)
+    assert head_start(math.inf) == HEAD_START_SECONDS
+
+
+class Waits(threading.Event):
+    """Waits for nothing, and notes for how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
+
+
+def woken(link: Link, wait: Callable[[], object], wake: Callable[[], object]) -> None:
+    """Have a thread wait for the consumer, which wakes it."""
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wake()
+    thread.join()
+
+
+def test_a_thread_that_the_consumer_wakes_lets_it_go_first() -> None:
+    link = Link(0, lambda _: None)
+    link.stop, link.step_seconds = waits, _ = Waits(), 0.004
+    woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
+    assert waits.seconds == [0.002]
+
+
+def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> None:
+    link = Link(0, lambda _: None)
+    link.stop, link.step_seconds = waits, _ = Waits(), 0.004
+    tokens = [link.token(), link.token()]
+    assert (tokens, waits.seconds) == ([True, True], [])
+    asked = threading.Event()
+    get = link.tokens.get
+
+    class Telling:
+        get_nowait = link.tokens.get_nowait
+        put = link.tokens.put
+
+        @staticmethod
+        def get() -> bool:
+            asked.set()
+            return get()
+
+    link.tokens = Telling()  # type: ignore[assignment]
+
+    def wake() -> None:
+        asked.wait()
+        link.end_pass(0)
+
+    woken(link, lambda: tokens.append(link.token()), wake)
+    assert (tokens[-1], waits.seconds) == (False, [0.002])
+
+
+def test_the_step_is_from_one_delivery_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    queued = Queued(0)
+    assert queued._link.step_seconds == math.inf
+    queued.delivered = Mark(0, 1)
+    assert queued._link.step_seconds == math.inf
+    for seconds in (0.5, 0.25):
+        now[0] += seconds
+        queued.delivered = Mark(0, 2)
+        assert queued._link.step_seconds == seconds
