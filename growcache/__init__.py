@@ -13,13 +13,23 @@ if TYPE_CHECKING:
     from growcache.config import Config, load_config
     from growcache.errors import GrowcacheError
     from growcache.loading.snapshot import Snapshot
+    from growcache.pickles import unpickle_arrays
     from growcache.sampling.serve import serve
     from growcache.schema import Origin
     from growcache.service.watch import watch
 
 __version__ = "0.1.0"
 
-__all__ = ["Config", "GrowcacheError", "Origin", "Snapshot", "load_config", "serve", "watch"]
+__all__ = [
+    "Config",
+    "GrowcacheError",
+    "Origin",
+    "Snapshot",
+    "load_config",
+    "serve",
+    "unpickle_arrays",
+    "watch",
+]
 
 _HOMES = {
     "Config": "growcache.config",
@@ -28,6 +38,7 @@ _HOMES = {
     "Snapshot": "growcache.loading.snapshot",
     "load_config": "growcache.config",
     "serve": "growcache.sampling.serve",
+    "unpickle_arrays": "growcache.pickles",
     "watch": "growcache.service.watch",
 }
 

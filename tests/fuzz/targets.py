@@ -30,6 +30,7 @@ from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status
 from growcache.config import load_config
 from growcache.errors import CacheError, ConfigError, CorruptShardError, FormatError, StoreError
+from growcache.pickles import unpickle_arrays
 from growcache.remote.answers import explain, read_answer
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import Visit, open_format
@@ -107,6 +108,11 @@ def image(data: bytes) -> None:
         found = decode_image(data, "k")
         assert found.dtype == np.uint8
         assert found.shape[2] == 3
+
+
+def pickles(data: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        unpickle_arrays(data)
 
 
 def sidecar(data: bytes) -> None:
@@ -263,7 +269,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, image, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

@@ -1,0 +1,128 @@
+"""What the instructions of a pickle work on; one `Machine` for one pickle."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+from growcache.errors import FormatError
+from growcache.pickles.keys import SHORT, Keys
+from growcache.pickles.makers import CALLS, Budget, Unfinished, find
+
+MOST_OBJECTS = 4_000_000  # containers, marks and notes, of 200 bytes at most: 1 to 3 bytes each
+_DICTS = (dict, OrderedDict, defaultdict)
+
+
+class Machine:
+    """The place in a pickle, what was read of it so far, and what may still be made.
+
+    Whatever stands on the stack was made here or in `makers`. Nothing is called but what
+    `makers.CALLS` lists, and no object's attributes are read or set.
+    """
+
+    __slots__ = (
+        "at", "below", "budget", "data", "keys", "left", "memo", "stack", "unfinished",
+    )  # fmt: skip
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []  # the stacks beneath each mark
+        self.memo: dict[int, Any] = {}
+        self.keys = Keys()
+        self.budget = Budget(len(data))
+        self.left = MOST_OBJECTS
+        self.unfinished = 0
+
+    def take(self, count: int) -> bytes:
+        """Return the next bytes."""
+        start, stop = self.at, self.at + count
+        if count < 0 or stop > len(self.data):
+            self.at = len(self.data)
+            raise IndexError
+        self.at = stop
+        return self.data[start:stop]
+
+    def number(self, width: int) -> int:
+        """Return the next bytes as an unsigned number."""
+        return int.from_bytes(self.take(width), "little")
+
+    def line(self) -> bytes:
+        """Return the bytes up to the end of the line."""
+        return self.take(self.data.index(b"\n", self.at) + 1 - self.at)[:-1]
+
+    def spend(self) -> None:
+        """Count an object that takes more memory than its instruction."""
+        self.left -= 1
+        if self.left < 0:
+            raise FormatError(f"a pickle has more than {MOST_OBJECTS:,} containers; refused")
+
+    def marked(self) -> list[Any]:
+        """Return what was put on the stack since the last mark."""
+        items, self.stack = self.stack, self.below.pop()
+        return items
+
+    def keep(self, place: int) -> None:
+        """Note the top of the stack under a number."""
+        self.left -= 1
+        value = self.stack[-1]
+        if type(value) is Unfinished:
+            value.places.append(place)
+        elif self.left < 0:
+            self.spend()
+        self.memo[place] = value
+
+    def recall(self, place: int) -> None:
+        """Put what was noted on the stack again."""
+        value = self.memo[place]
+        if type(value) is Unfinished:
+            raise FormatError("a pickle uses an array or dtype before it has values; refused")
+        self.stack.append(value)
+
+    def call(self) -> None:
+        """Replace a function and its arguments by its result."""
+        arguments = self.stack.pop()
+        maker = CALLS.get(id(self.stack.pop()))
+        if maker is None or type(arguments) is not tuple:
+            raise FormatError("a pickle calls what is no function; refused")
+        self.spend()
+        made = maker(arguments, self.budget, self.keys)
+        self.unfinished += type(made) is Unfinished
+        self.stack.append(made)
+
+    def build(self) -> None:
+        """Give an array or dtype its state, which makes it one."""
+        state = self.stack.pop()
+        unfinished = self.stack.pop()
+        if type(unfinished) is not Unfinished:
+            kind = type(unfinished).__name__
+            raise FormatError(f"a pickle sets attributes of a {kind}; refused")
+        made = unfinished.finish(state, self.budget)
+        for place in unfinished.places:
+            if self.memo.get(place) is unfinished:
+                self.memo[place] = made
+        self.unfinished -= 1
+        self.stack.append(made)
+
+    def name(self, module: str, name: str) -> None:
+        """Put what a name stands for on the stack."""
+        self.stack.append(find(module, name))
+
+    def put_in(self, items: list[Any]) -> None:
+        """Put keys and values, one after the other, into the dict on the stack."""
+        into = self.stack[-1]
+        if type(into) not in _DICTS or len(items) % 2:
+            raise TypeError
+        check, keys = self.keys.check, items[::2]
+        for key in keys:
+            if type(key) is not str or len(key) > SHORT:
+                check(key)
+        into.update(zip(keys, items[1::2], strict=True))
+
+    def made(self, value: object) -> None:
+        """Put a new container on the stack."""
+        self.left -= 1
+        if self.left < 0:
+            self.spend()
+        self.stack.append(value)
