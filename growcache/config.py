@@ -56,7 +56,6 @@ PLANNED = {
     "source.fields": Planned("several objects joined into one sample"),
     "source.labels": Planned("label files"),
     "source.on_missing": Planned("label files", "error"),
-    "sampling.strata": Planned("stratified sampling"),
 }
 
 
@@ -127,6 +126,31 @@ class SplitConfig(_Model):
         return self
 
 
+class StrataConfig(_Model):
+    """How often each stratum of the objects is drawn."""
+
+    by: str
+    weights: (
+        Literal["balanced", "natural", "sqrt"]
+        | dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    ) = "balanced"
+
+    @field_validator("by")
+    @classmethod
+    def _can_be_compiled(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return value
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _named_in_text(cls, value: Any) -> Any:
+        # Folders named 0, 1, … are numbers in YAML.
+        return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
 SchemaWish: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, then dimensions
 
 
@@ -182,6 +206,7 @@ with warnings.catch_warnings():
         weight_by: Literal["samples", "objects"] = "samples"
         shard_samples: Literal["auto"] | PositiveInt = "auto"
         schema: _AnySchema = "auto"  # type: ignore[assignment]
+        strata: StrataConfig | None = None
         transform: str | None = None
         transform_options: dict[str, Any] = {}
         max_skipped: Annotated[float, Field(ge=0, le=1)] = 0.01

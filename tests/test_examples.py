@@ -350,6 +350,15 @@ CONFIGS = {
     "npy-windows": Tried(series, {"x": ("float32", (4, 4096, 2))}),
     "raw-windows": Tried(raw, {"x": ("int16", (4, 8192, 4))}),
     "split": Tried(subjects, {"x": ("float32", (4, 8, 8))}),
+    "strata": Tried(
+        photos,
+        {
+            "image": ("uint8", 1),
+            "image_offsets": ("int64", (5,)),
+            "label": 4,
+            "_weight": ("float32", (4,)),
+        },
+    ),
     "user-read": Tried(recordings, {"x": ("float32", (4, 256, 3)), "y": ("int64", (4,))}),
     "user-sample": Tried(
         keyed,

@@ -50,6 +50,7 @@ class DrawnFrom:
         parts: how many parts the object has.
         start: first row or byte.
         stop: one past the last.
+        round: pass of the permutation it was drawn in; None: that of its shard.
     """
 
     key: str
@@ -60,11 +61,15 @@ class DrawnFrom:
     parts: int
     start: int
     stop: int
+    round: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The origins of a shard's samples: a table of objects, and columns per sample."""
+    """The origins of a shard's samples: a table of objects, and columns per sample.
+
+    ``round`` is empty where all samples are of the shard's round.
+    """
 
     keys: tuple[str, ...] = ()
     etags: tuple[str | None, ...] = ()
@@ -75,6 +80,7 @@ class Origins:
     parts: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     stop: tuple[int, ...] = ()
+    round: tuple[int, ...] = ()
 
     @classmethod
     def pack(cls, rows: Iterable[DrawnFrom]) -> Origins:
@@ -93,6 +99,7 @@ class Origins:
             parts=tuple(r.parts for r in rows),
             start=tuple(r.start for r in rows),
             stop=tuple(r.stop for r in rows),
+            round=tuple(r.round for r in rows if r.round is not None),
         )
 
     def __len__(self) -> int:
@@ -186,7 +193,10 @@ class Sidecar:
         values = {name: getattr(self, name) for name in self.__slots__}
         values["schema"] = self.schema.to_json()
         values["counts"] = dict(sorted(self.counts.items()))
-        values["origins"] = {name: getattr(self.origins, name) for name in Origins.__slots__}
+        columns = {name: getattr(self.origins, name) for name in Origins.__slots__}
+        if not self.origins.round:
+            del columns["round"]
+        values["origins"] = columns
         values["holes"] = [[h.key, h.part, h.reason] for h in self.holes]
         inner = _dumps(values)
         head = _HEAD % google_crc32c.value(inner)
@@ -244,7 +254,8 @@ def _checked(sidecar: Sidecar) -> Sidecar:
         raise ValueError("a number that is none")
     origins = sidecar.origins
     objects = {len(origins.keys), len(origins.etags), len(origins.sizes), len(origins.mtimes)}
-    columns = (origins.object, origins.part, origins.parts, origins.start, origins.stop)
+    rounds = origins.round or origins.object
+    columns = [origins.object, origins.part, origins.parts, origins.start, origins.stop, rounds]
     if len(objects) != 1 or {len(column) for column in columns} != {sidecar.samples}:
         raise ValueError("origins of other samples")
     if origins.object and not 0 <= min(origins.object) <= max(origins.object) < objects.pop():

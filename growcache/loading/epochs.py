@@ -43,7 +43,6 @@ class Engine:
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
         self._starter = Starter(options, framework)
-        self._at_once = framework.at_once
         self._source: Source | None = None
         self._turn = object()  # of the iterator that may go on
         self._pid = os.getpid()
@@ -262,7 +261,7 @@ class Engine:
     def _choose(self, source: Source) -> None:
         if not self._chooser.settled:
             counted = self._batches_received, *source.making
-            now = Totals(time.perf_counter(), *counted, time.thread_time())
+            now = Totals(time.perf_counter(), *counted)
             self._chooser.look(source, now, self._cross)
 
     def _cross(self, child: Child, state: LoaderState) -> Source:
@@ -294,15 +293,14 @@ class Engine:
         rows, size = block.rows, self._options.batch_size
         delivered = 0
         try:
-            for i, (mark, lost) in enumerate(zip(block.marks, block.lost, strict=True), 1):
+            for mark, lost in zip(block.marks, block.lost, strict=True):
                 if turn is not self._turn:  # it would move what the loader says of itself
                     raise RuntimeError(CLOSED)
                 delivered = min(delivered + size, rows)
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
                 self._tally.skip(lost)
-                if i % self._at_once == 0 or delivered == rows:
-                    yield self._cut(block)
+                yield self._cut(block)
         finally:
             whole = delivered == rows
             self._tally.deliver(block.counts if whole else count_of(block.drawn, delivered))

@@ -96,7 +96,6 @@ class Dispatcher:
         sizing: Sizing,
         limits: RunLimits,
     ) -> None:
-        sampling = config.sampling
         self._config = config
         self._cache = cache
         self._catalog = catalog
@@ -105,7 +104,7 @@ class Dispatcher:
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
         self.landlord = Landlord(config.cache, cache, evicts=not limits.until_full)
-        self._drawing = Drawing(sampling, cache, catalog, objects, sizing)
+        self._drawing = Drawing(config, cache, catalog, objects, sizing)
         next_new = cache.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self._book = Book(next_new, unfinished)
@@ -179,7 +178,7 @@ class Dispatcher:
             edition=draw.edition,
             round=draw.round,
             shards=self._shards_of(draw.group),
-            stops=self._drawing.population.stops(draw.parts),
+            stops=self._drawing.population.stops(draw),
             take=self._sizing.samples_per_object if whole_objects else None,
             editions=tuple(
                 (edition.objects, edition.digest, edition.first_group)
@@ -264,6 +263,7 @@ class Dispatcher:
         return Outlook(
             parts_known=draw is not None,
             listing_complete=self._catalog.complete,
+            needs_whole_listing=self._drawing.needs_whole_listing,
             complete=self.complete if draw is None else False,
             retrying=self._book.failing if self._book.due(time.monotonic()) is None else 0,
             max_retrying=2 * sampling.workers,
@@ -335,6 +335,9 @@ class Dispatcher:
     def coverage(self, population: int) -> float:
         """Return the share of the population's parts that were ever drawn, 0 to 1."""
         drawn = self._cache.totals().drawn_parts
+        distinct = self._drawing.distinct(self._book.next_new)
+        if distinct is not None and not self._drawing.replacement:
+            return min(distinct, drawn) / population
         if self._drawing.replacement:
             return -math.expm1(-drawn / population)  # expected, for independent draws
         # A wish may have skipped ahead, to a later round even.

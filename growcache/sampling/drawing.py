@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from growcache.cache.cache import Cache
-from growcache.config import SamplingConfig
+from growcache.config import Config
 from growcache.errors import ConfigError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Draw, Draws, Sizing
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population, next_edition, wants_edition
+from growcache.sampling.stratified import StratifiedDraws
+from growcache.sampling.stratify import Stratification, named_by
 
 
 class Drawing:
@@ -21,19 +23,20 @@ class Drawing:
 
     def __init__(
         self,
-        sampling: SamplingConfig,
+        config: Config,
         cache: Cache,
         catalog: Catalog,
         objects: Objects,
         sizing: Sizing,
     ) -> None:
-        self._sampling = sampling
+        sampling = self._sampling = config.sampling
         self._cache = cache
         self._catalog = catalog
         self._editions = list(cache.editions)
         self.replacement = sampling.order == "replacement"
         self.population = Population(catalog, objects, sizing, sampling.node, sampling.nodes)
-        self._draws = Draws(
+        self._stratified = self._by_strata(config, objects, sizing)
+        self._draws = self._stratified or Draws(
             sampling.seed,
             sizing,
             mine=self.population.mine,
@@ -43,6 +46,35 @@ class Drawing:
             self._draws.add(self.population.span(edition))
         self._peeked: tuple[tuple[int, int], Draw | None] | None = None
         self._last: Draw | None = None
+
+    def _by_strata(
+        self, config: Config, objects: Objects, sizing: Sizing
+    ) -> StratifiedDraws | None:
+        sampling = config.sampling
+        if sampling.strata is None:
+            return None
+        stratification = Stratification(
+            objects, self.population, named_by(config), sampling.node, sampling.nodes
+        )
+        return StratifiedDraws(
+            sampling.seed,
+            sizing,
+            sampling.strata.weights,
+            stratification.strata,
+            replacement=self.replacement,
+        )
+
+    @property
+    def needs_whole_listing(self) -> bool:
+        """Whether nothing is drawn before the listing has come to its end."""
+        return self._stratified is not None
+
+    def distinct(self, group: int) -> int | None:
+        """Return how many different parts the groups before one hold.
+
+        None where no part comes again before all were drawn.
+        """
+        return self._stratified.distinct(group) if self._stratified else None
 
     @property
     def up_to_date(self) -> bool:
@@ -110,6 +142,8 @@ class Drawing:
 
     def _extend(self, group: int, *, ended: bool) -> bool:
         objects, complete = len(self._catalog), self._catalog.complete
+        if self.needs_whole_listing and not complete:
+            return False
         if not wants_edition(objects, self._editions, complete=complete, drawn=ended):
             return False
         self._catalog.flush()  # the edition must not outlive the listing it counts

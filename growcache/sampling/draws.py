@@ -137,16 +137,28 @@ class Span:
     edition: int
     parts: int
     first_group: int
+    objects: int = 0  # listed
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The parts of one group, by their number in the edition."""
+    """The parts of one group, by their number in the edition.
+
+    Attributes:
+        group: its number.
+        edition: that it was drawn from.
+        round: pass of the permutation; of several strata the earliest.
+        parts: of the group.
+        rounds: that each part is of; None: all are of ``round``.
+        weights: by which each part is to be counted to undo what the strata favour.
+    """
 
     group: int
     edition: int
     round: int
     parts: Ints
+    rounds: Ints | None = None
+    weights: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from growcache.cache.formats.values import EncodedFile
 from growcache.cache.incoming import needed_bytes
 from growcache.cache.packing import pack
@@ -25,6 +27,8 @@ from growcache.sampling.reasons import reason
 from growcache.sampling.transforms import Transform
 from growcache.schema import Origin, Sample, Schema
 from growcache.usercode import short
+
+WEIGHT = "_weight"  # field: by which a sample counts to undo what sampling.strata favours
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Filler:
         seed: of everything random.
         concurrency: visits at once.
         pace: what holds reading back to the allowed rate.
+        weighted: whether every sample has its weight, as field `WEIGHT`.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class Filler:
         seed: int,
         concurrency: int,
         pace: Pace,
+        *,
+        weighted: bool = False,
     ) -> None:
         self._store = store
         self._format = format_
@@ -67,6 +74,7 @@ class Filler:
         self._seed = seed
         self._concurrency = concurrency
         self._pace = pace
+        self._weighted = weighted
 
     async def visit_all(
         self,
@@ -111,7 +119,8 @@ class Filler:
 
     async def visit(self, permit: Permit, stop: Stop, schema: Schema | None) -> Visited:
         """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
-        visit = Visit(stop.part, stop.parts, permit.round, self._seed, permit.take)
+        round_ = permit.round if stop.round is None else stop.round
+        visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
         try:
             found = await self._format.read(StoreReader(self._store, stop.entry), visit)
             return self.prepared(permit, stop, found, schema)
@@ -141,6 +150,8 @@ class Filler:
                 if made is None:  # the user's function passes over this sample
                     continue
                 sample = made
+            if self._weighted:
+                sample = _weighted(sample, 1.0 if stop.weight is None else stop.weight)
             if schema is not None:
                 sample = self._conformed(sample, schema, stop.entry.key)
             visited.samples.append(sample)
@@ -153,6 +164,12 @@ class Filler:
         except FormatError as error:
             maker = f"{self._transform.code.name} on " if self._transform else ""
             raise FormatError(f"{maker}{short(key)}: {error}") from None
+
+
+def _weighted(sample: Sample, weight: float) -> Sample:
+    if WEIGHT in sample:
+        raise FormatError(f"a sample has a field {WEIGHT} already; sampling.strata adds one")
+    return {**sample, WEIGHT: np.asarray(weight, np.float32)}
 
 
 def encode_group(
@@ -182,7 +199,8 @@ def encode_group(
 
 def _drawn_from(stop: Stop, start: int, end: int) -> DrawnFrom:
     e = stop.entry
-    return DrawnFrom(e.key, e.etag, e.size, e.mtime, stop.part, stop.parts, start, end)
+    place = (stop.part, stop.parts, start, end)
+    return DrawnFrom(e.key, e.etag, e.size, e.mtime, *place, stop.round)
 
 
 def _encode(

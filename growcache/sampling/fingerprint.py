@@ -73,13 +73,18 @@ def wishes(config: Config) -> dict[str, Any]:
         "cache.format": config.cache.format,
         "cache.max_samples": config.cache.max_samples,
         "draw version": draws.DRAW_VERSION,
-    } | _split(config)
+    } | _chosen(config)
 
 
-def _split(config: Config) -> dict[str, Any]:
-    """Return what chooses the objects; nothing where all are meant."""
-    split = config.split
-    return {} if split is None else {f"split.{k}": v for k, v in split.model_dump().items()}
+def _chosen(config: Config) -> dict[str, Any]:
+    """Return what favours some objects; nothing where all are meant alike."""
+    sections = {"split": config.split, "sampling.strata": config.sampling.strata}
+    return {
+        f"{name}.{key}": value
+        for name, section in sections.items()
+        if section is not None
+        for key, value in section.model_dump().items()
+    }
 
 
 def _server(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,26 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One visit of a permit: part ``part`` of ``parts`` of an object."""
+    """One visit of a permit: part ``part`` of ``parts`` of an object.
+
+    Attributes:
+        entry: the object.
+        part: which share of it.
+        parts: how many it has.
+        round: pass of the permutation; None: that of the permit.
+        weight: that its samples are to be counted by; None where all are alike.
+    """
 
     entry: Entry
     part: int
     parts: int
+    round: int | None = None
+    weight: float | None = None
+
+    def values(self) -> list[Any]:
+        """Return what a message has of it: mostly seven values, for there may be very many."""
+        drawn = [] if self.round is None else [self.round, self.weight]
+        return [*asdict(self.entry).values(), self.part, self.parts, *drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +78,7 @@ class Permit:
     def to_message(self) -> Message:
         """Return the message that carries the permit."""
         head = {"type": "permit", "id": self.id, "group": self.group, "edition": self.edition}
-        entries = [[*asdict(stop.entry).values(), stop.part, stop.parts] for stop in self.stops]
+        entries = [stop.values() for stop in self.stops]
         return {
             **head,
             "round": self.round,
@@ -83,7 +98,7 @@ class Permit:
             message["edition"],
             message["round"],
             tuple(message["shards"]),
-            tuple(Stop(Entry(*values[:-2]), *values[-2:]) for values in message["stops"]),
+            tuple(Stop(Entry(*values[:5]), *values[5:]) for values in message["stops"]),
             message["take"],
             tuple((objects, digest, first) for objects, digest, first in message["editions"]),
             None if message["write"] is None else tuple(message["write"]),

@@ -19,6 +19,7 @@ class Outlook:
         measured: whether schema and sizes are known.
         parts_known: whether the next group has parts left in this round.
         listing_complete: whether the source is listed to its end.
+        needs_whole_listing: whether nothing is drawn before that.
         complete: whether everything that shall be cached is.
         retrying: failed groups waiting for another try, and
         max_retrying: how many of them hold new groups back.
@@ -47,6 +48,7 @@ class Outlook:
     measured: bool = True
     parts_known: bool = True
     listing_complete: bool = True
+    needs_whole_listing: bool = False
     complete: bool = False
     retrying: int = 0
     max_retrying: int = 1
@@ -117,6 +119,8 @@ def _for_work(o: Outlook) -> Verdict | None:
         return _wait("a first object that can be read")
     if o.retrying >= o.max_retrying:
         return _wait(f"{o.retry_event} ({o.last_error})")
+    if not o.parts_known and not o.listing_complete and o.needs_whole_listing:
+        return _wait("the listing to end: what share a stratum has follows from all of it")
     if not o.parts_known and not o.listing_complete:
         return _wait("the listing to go on: everything listed so far is drawn")
     if not o.parts_known:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from growcache.cache.index.rows import Edition
 from growcache.errors import CacheError
 from growcache.remote.catalog import Catalog
-from growcache.sampling.draws import Ints, Sizing, Span, locate
+from growcache.sampling.draws import Draw, Ints, Sizing, Span, locate
 from growcache.sampling.messages import Stop
 from growcache.sampling.objects import Objects, Subset
 from growcache.seeding import Words, hash64, stream64
@@ -61,7 +61,8 @@ class Population:
                 f"the store's listing no longer begins with the {edition.objects:,} objects "
                 "that this cache was drawn from; empty it with: growcache clear"
             )
-        return Span(edition.edition, self.parts(edition.objects), edition.first_group)
+        parts = self.parts(edition.objects)
+        return Span(edition.edition, parts, edition.first_group, edition.objects)
 
     def parts(self, listed: int) -> int:
         """Return how many parts the objects among the first ``listed`` of the catalog have."""
@@ -69,13 +70,31 @@ class Population:
         self._extend(objects)
         return int(self._starts[objects])
 
-    def stops(self, parts: Ints) -> tuple[Stop, ...]:
-        """Return where the parts lie, as visits of a permit."""
-        ordinals, within = locate(self._starts, parts)
+    def starts(self, listed: int) -> Ints:
+        """Return the first part of every object among the first ``listed``, and the total."""
+        objects = self._objects.among(listed)
+        self._extend(objects)
+        return self._starts[: objects + 1]
+
+    def own(self, objects: int, node: int, nodes: int) -> npt.NDArray[np.bool_]:
+        """Return which of the first objects are a node's, where nodes share out objects."""
+        if nodes == 1:
+            return np.ones(objects, np.bool_)
+        mask: npt.NDArray[np.bool_] = self._hashes[:objects] % np.uint64(nodes) == np.uint64(
+            node
+        )
+        return mask
+
+    def stops(self, draw: Draw) -> tuple[Stop, ...]:
+        """Return where the parts of a draw lie, as visits of a permit."""
+        ordinals, within = locate(self._starts, draw.parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
         entries = self._objects.entries(ordinals)
         rows = zip(entries, within.tolist(), counts.tolist(), strict=True)
-        return tuple(Stop(entry, part, of) for entry, part, of in rows)
+        if draw.rounds is None or draw.weights is None:
+            return tuple(Stop(entry, part, of) for entry, part, of in rows)
+        more = zip(rows, draw.rounds.tolist(), draw.weights.tolist(), strict=True)
+        return tuple(Stop(*row, round_, weight) for row, round_, weight in more)
 
     def samples(self, listed: int, samples_per_whole: int) -> float:
         """Estimate the samples of the objects among the first ``listed`` of the catalog.

@@ -24,7 +24,7 @@ from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.incoming import discard_incoming, write_incoming
 from growcache.cache.locks import FileLock
 from growcache.cache.memory import memory_bytes
-from growcache.config import Config
+from growcache.config import Config, SamplingConfig
 from growcache.errors import (
     ConfigError,
     GrowcacheError,
@@ -33,7 +33,7 @@ from growcache.errors import (
 from growcache.remote.formats import ObjectFormat, open_format
 from growcache.remote.store import Entry, Store, open_store
 from growcache.sampling.allowance import Limits
-from growcache.sampling.fill import Filled, Filler, encode_group
+from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
 from growcache.sampling.messages import Message, Permit, pack, unpack
 from growcache.sampling.pace import Pace
@@ -151,11 +151,13 @@ class Sampler:
                 f"sampling.weight_by: objects needs objects, but {config.source.format} draws "
                 "samples by itself; leave it out"
             )
-        if not self._format.listed and config.split is not None:
-            raise ConfigError(
-                f"split needs objects, but {config.source.format} draws samples by itself; "
-                "leave it out"
-            )
+        chosen = {"split": config.split, "sampling.strata": sampling.strata}
+        for name, section in chosen.items():
+            if not self._format.listed and section is not None:
+                raise ConfigError(
+                    f"{name} needs objects, but {config.source.format} draws samples by itself; "
+                    "leave it out"
+                )
         self._store: Store = open_store(
             config.source,
             concurrency=sampling.concurrency,
@@ -170,8 +172,9 @@ class Sampler:
             sampling.seed,
             sampling.concurrency,
             self._pace,
+            weighted=sampling.strata is not None,
         )
-        wish = None if sampling.schema == "auto" else Schema.declared(sampling.schema)
+        wish = None if sampling.schema == "auto" else _declared(sampling)
         self._prober = Prober(self._store, self._format, self._filler, sampling.seed, wish)
         self._schema: Schema | None = None
         self._fingerprint = ""
@@ -300,6 +303,13 @@ class Sampler:
     def _retried(self, error: BaseException) -> None:
         self._tally.retries += 1
         self._tally.last_error = str(error)
+
+
+def _declared(sampling: SamplingConfig) -> Schema:
+    """Return the schema that the user declared, with the field that strata add."""
+    assert sampling.schema != "auto"
+    added = {} if sampling.strata is None else {WEIGHT: ("<f4",)}
+    return Schema.declared({**sampling.schema, **added})
 
 
 def _share(rate: int | None, workers: int) -> float | None:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from growcache.errors import (
 from growcache.remote.formats import Visit, open_format
 from growcache.remote.store import Entry, StoreReader, open_store
 from growcache.remote.urls import parse_url
-from growcache.sampling.fill import Filler
+from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import wishes
 from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.pace import Pace
@@ -157,8 +158,12 @@ async def _made_again(peeked: Peeked, config: Config, identity: Identity) -> lis
     take = identity.sizes["samples_per_object"] if sampling.weight_by == "objects" else None
     sidecar = peeked.sidecar
     permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
-    visit = Visit(stop.part, stop.parts, permit.round, sampling.seed, take)
-    filler = Filler(store, format_, transform, sampling.seed, 1, Pace(None))
+    round_ = permit.round if stop.round is None else stop.round
+    visit = Visit(stop.part, stop.parts, round_, sampling.seed, take)
+    weighted = WEIGHT in identity.schema.names
+    if weighted:  # it follows from all that was listed then, not from the object
+        stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
+    filler = Filler(store, format_, transform, sampling.seed, 1, Pace(None), weighted=weighted)
     try:
         found = await format_.read(StoreReader(store, stop.entry), visit)
         visited = filler.prepared(permit, stop, found, identity.schema)
@@ -176,7 +181,8 @@ def stop_of(sidecar: Sidecar, i: int, urls: Sequence[str]) -> Stop:
     key = origins.keys[o]
     matching = (n for n, url in enumerate(urls) if parse_url(url).matches(key))
     entry = Entry(key, origins.sizes[o], origins.etags[o], origins.mtimes[o], next(matching, 0))
-    return Stop(entry, origins.part[i], origins.parts[i])
+    round_ = origins.round[i] if origins.round else None
+    return Stop(entry, origins.part[i], origins.parts[i], round_)
 
 
 def differences(cached: Sample, again: Sample) -> list[str]:

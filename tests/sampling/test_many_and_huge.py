@@ -71,7 +71,7 @@ def test_draws_are_as_the_weights_say(
         draws.add(Span(0, parts, 0))
         draw = draws.group(100)
         assert draw is not None
-        stops = population.stops(draw.parts)
+        stops = population.stops(draw)
         tiny = sum(stop.entry.key != "huge.npy" for stop in stops)
         assert tiny >= 999 if by_objects else tiny <= 20  # one in 1,560 rows
 

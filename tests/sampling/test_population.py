@@ -12,7 +12,7 @@ import pytest
 from growcache.cache.index.rows import Edition
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
-from growcache.sampling.draws import Sizing
+from growcache.sampling.draws import Draw, Sizing
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
 
@@ -31,7 +31,7 @@ def drawn_by(catalog: Catalog, node: int, nodes: int, *steps: int) -> set[tuple[
     assert population.mine is not None
     parts = np.arange(population.parts(len(catalog)))
     kept = parts[population.mine(parts)]
-    return {(stop.entry.key, stop.part) for stop in population.stops(kept)}
+    return {(stop.entry.key, stop.part) for stop in population.stops(Draw(0, 0, 0, kept))}
 
 
 @pytest.mark.mutant(

@@ -16,7 +16,7 @@ from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.remote.catalog import Catalog
 from growcache.remote.store import Entry
-from growcache.sampling.draws import Sizing
+from growcache.sampling.draws import Draw, Sizing
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
 from growcache.sampling.subsets import NONE, Subsets
@@ -109,7 +109,7 @@ def test_nodes_share_the_parts_of_a_subset(tmp_path: Path) -> None:
             population = Population(catalog, objects, sizing, node, 2)
             parts = np.arange(population.parts(400))
             assert population.mine is not None
-            stops = population.stops(parts[population.mine(parts)])
+            stops = population.stops(Draw(0, 0, 0, parts[population.mine(parts)]))
             drawn += [(stop.entry.key, stop.part) for stop in stops]
     wanted = [k for k, place in zip(keys(400), places(keys(400)), strict=True) if place == 0]
     assert sorted(drawn) == sorted((key, part) for key in wanted for part in range(3))

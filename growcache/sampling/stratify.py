@@ -1,0 +1,123 @@
+"""Which stratum an object is of, and where the parts of each stratum lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from growcache.config import Config
+from growcache.errors import ConfigError
+from growcache.sampling.draws import Ints, locate
+from growcache.sampling.growing import Growing
+from growcache.sampling.objects import Objects
+from growcache.sampling.population import Population
+from growcache.sampling.strata import MOST_STRATA
+from growcache.sampling.stratified import Strata
+from growcache.usercode import short
+
+NamedBy: TypeAlias = Callable[[str], str]  # an object's key -> the name of its stratum
+
+
+def named_by(config: Config) -> NamedBy:
+    """Return what tells the stratum of an object from its key.
+
+    Raises:
+        ConfigError: ``sampling.strata.by`` is nothing that is known before objects are read.
+    """
+    assert config.sampling.strata is not None
+    by = config.sampling.strata.by
+    if "(?P<stratum>" in by:
+        return _matching(by)
+    options = config.source.options
+    if by == "label" and config.source.format == "image" and options.get("label") != "none":
+        return _folder
+    raise ConfigError(
+        "sampling.strata.by: expected a regular expression with (?P<stratum>…) for the keys, or "
+        f"label with source.format image, found {by!r}"
+    )
+
+
+def _matching(by: str) -> NamedBy:
+    pattern = re.compile(by)
+
+    def name(key: str) -> str:
+        match = pattern.search(key)
+        if match is None or match["stratum"] is None:
+            raise ConfigError(
+                f"sampling.strata.by: expected {by} to match every key, found {short(key)}; mend "
+                "it, or narrow source.url"
+            )
+        return match["stratum"]
+
+    return name
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0].rpartition("/")[2]
+
+
+class Stratification:
+    """The strata of the objects that are drawn from, as far as they are listed.
+
+    Strata are numbered as they first appear in the listing, so that numbers never change.
+
+    Args:
+        objects: that are drawn from.
+        population: their parts.
+        name: tells the stratum of a key.
+        node: this machine's number among ``nodes``.
+        nodes: machines that draw disjoint objects. By object and not by part as elsewhere:
+            then each stratum's parts can be numbered without a look at every one of them.
+    """
+
+    def __init__(
+        self, objects: Objects, population: Population, name: NamedBy, node: int, nodes: int
+    ) -> None:
+        self._objects = objects
+        self._population = population
+        self._name = name
+        self._node = node
+        self._nodes = nodes
+        self._numbers: dict[str, int] = {}
+        self._strata = Growing(np.dtype(np.int32))  # of the objects, by their number
+
+    def strata(self, listed: int) -> Strata:
+        """Return the strata of the objects among the first ``listed`` of the catalog.
+
+        Raises:
+            ConfigError: an object is of no stratum, or there are too many.
+        """
+        objects = self._objects.among(listed)
+        self._look(objects)
+        starts = self._population.starts(listed)
+        parts = np.diff(starts) * self._population.own(objects, self._node, self._nodes)
+        strata = self._strata.values[:objects]
+        order = np.argsort(strata, kind="stable")
+        ends = np.cumsum(parts[order])
+        sorted_starts = np.concatenate([np.zeros(1, np.int64), ends])
+        firsts = np.searchsorted(strata[order], np.arange(len(self._numbers) + 1))
+        bounds = sorted_starts[firsts]
+
+        def place(stratum: int, local: Ints) -> Ints:
+            places, within = locate(sorted_starts, bounds[stratum] + local)
+            found: Ints = starts[order[places]] + within
+            return found
+
+        return Strata(tuple(self._numbers), np.diff(bounds), place)
+
+    def _look(self, objects: int) -> None:
+        known = len(self._strata)
+        if objects <= known:
+            return
+        numbers = self._numbers
+        names = map(self._name, self._objects.keys(known, objects))
+        found = (numbers.setdefault(name, len(numbers)) for name in names)
+        self._strata.extend(np.fromiter(found, np.int32, objects - known))
+        if len(numbers) > MOST_STRATA:
+            raise ConfigError(
+                f"sampling.strata.by: expected at most {MOST_STRATA:,} strata, found "
+                f"{len(numbers):,}; choose something that more objects have in common"
+            )

@@ -1,0 +1,336 @@
+"""Strata: shares that are exact, no part twice before all were drawn, weights that undo it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from growcache.cache.status import read_status
+from growcache.errors import ConfigError
+from growcache.loading.snapshot import Snapshot
+from growcache.remote.catalog import Catalog
+from growcache.remote.store import Entry
+from growcache.sampling.cycle import Cycle, Independent
+from growcache.sampling.draws import Draw, Sizing, Span
+from growcache.sampling.objects import Objects
+from growcache.sampling.population import Population
+from growcache.sampling.strata import BLOCK_DRAWS, Slots, quotas, shares
+from growcache.sampling.stratified import Strata, StratifiedDraws
+from growcache.sampling.stratify import Stratification
+from tests.sampling.services import run, write_config
+
+COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=40).filter(any)
+
+
+# ------------------------------------------------------------------------- shares
+
+
+@given(COUNTS, st.sampled_from(["balanced", "natural", "sqrt"]))
+def test_shares_add_up_and_leave_out_what_is_empty(counts: list[int], rule: str) -> None:
+    found = shares([str(n) for n in range(len(counts))], np.array(counts), rule)
+    assert found.sum() == pytest.approx(1)
+    assert ((found > 0) == (np.array(counts) > 0)).all()
+
+
+def test_shares_by_name() -> None:
+    counts = np.array([10, 1000, 10, 0])
+    found = shares(["a", "b", "c", "d"], counts, {"a": 2, "c": 0})
+    np.testing.assert_allclose(found, [2 / 3, 1 / 3, 0, 0])
+
+
+def test_a_stratum_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="there is no stratum dog; the source has cat, cow"):
+        shares(["cow", "cat"], np.array([1, 1]), {"dog": 2})
+    with pytest.raises(ConfigError, match="found none among cow"):
+        shares(["cow"], np.array([1]), {"cow": 0})
+
+
+@given(COUNTS, st.sampled_from(["balanced", "natural", "sqrt"]))
+def test_quotas_are_near_the_shares_and_never_none(counts: list[int], rule: str) -> None:
+    wanted = shares([str(n) for n in range(len(counts))], np.array(counts), rule)
+    found = quotas(wanted)
+    total = int(found.sum())
+    assert total >= BLOCK_DRAWS
+    assert ((found > 0) == (wanted > 0)).all()
+    # One draw of a block, and what those take that would have less than one.
+    raised = np.maximum(0, 1 - wanted[wanted > 0] * total).sum()
+    assert (np.abs(found - wanted * total) <= 2 + raised).all()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.data())
+def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObject) -> None:
+    slots = Slots(np.array(counts), 0, "test")
+    stop = data.draw(st.integers(0, 4 * sum(counts)))
+    start = data.draw(st.integers(0, stop))
+    run_ = slots.run(start, stop)
+    assert len(run_) == stop - start
+    before = np.bincount(run_, minlength=len(counts))
+    np.testing.assert_array_equal(slots.before(start) + before, slots.before(stop))
+    np.testing.assert_array_equal(slots.before(3 * sum(counts)), 3 * np.array(counts))
+
+
+# ------------------------------------------------------------------------- cycles
+
+
+@settings(max_examples=60)
+@given(
+    grown=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=4),
+    first=st.integers(1, 40),
+    data=st.data(),
+)
+@pytest.mark.mutant(
+    3,
+    "growcache/sampling/cycle.py",
+    "order.inverse(parts[known]) >= yielded",
+    "parts[known] >= 0",
+)
+def test_no_part_comes_twice_before_all_came(
+    grown: list[tuple[int, int]], first: int, data: st.DataObject
+) -> None:
+    cycle, drawn, parts = Cycle(0, "test"), 0, first
+    cycle.grow(0, first, 0)
+    told: list[tuple[int, int]] = []  # round, part
+    sizes: list[int] = []  # when the draw was made
+    for edition, (draws, more) in enumerate(grown, 1):
+        part = cycle.draw(drawn, drawn + draws)
+        told += zip(part.rounds.tolist(), part.parts.tolist(), strict=True)
+        sizes += [parts] * draws
+        drawn, parts = drawn + draws, parts + more
+        cycle.grow(edition, parts, drawn)
+    rest = cycle.draw(drawn, drawn + 3 * parts)
+    told += zip(rest.rounds.tolist(), rest.parts.tolist(), strict=True)
+    sizes += [parts] * (3 * parts)
+    assert len(set(told)) == len(told)  # none twice in a round
+    rounds = [round_ for round_, _ in told]
+    assert rounds == sorted(rounds)
+    for round_, count in Counter(rounds).items():
+        if round_ != rounds[-1]:  # each but the last has every part that there was at its end
+            end = max(i for i, found in enumerate(rounds) if found == round_)
+            assert count == sizes[end]
+    start = data.draw(st.integers(0, len(told)))  # any piece, in any order, is the same
+    stop = data.draw(st.integers(start, len(told)))
+    again = cycle.draw(start, stop)
+    pairs = zip(again.rounds.tolist(), again.parts.tolist(), strict=True)
+    assert list(pairs) == told[start:stop]
+
+
+def test_independent_draws_are_uniform_and_repeatable() -> None:
+    # 99 degrees of freedom: 186 is the quantile of 10^-7.
+    draws = Independent(0, "test")
+    draws.grow(0, 100, 0)
+    found = draws.draw(0, 20_000)
+    counts = np.bincount(found.parts, minlength=100)
+    assert ((counts - 200) ** 2 / 200).sum() < 186
+    np.testing.assert_array_equal(draws.draw(500, 600).parts, found.parts[500:600])
+    assert len(set(found.rounds.tolist())) == 20_000
+
+
+# ------------------------------------------------------------------------- groups
+
+
+def sizing(**more: object) -> Sizing:
+    values = {"samples_per_object": 1, "stride_bytes": 1000.0, "overhead_bytes": 0}
+    return Sizing(**{**values, "whole": False, "shard_samples": 64, **more})  # type: ignore[arg-type]
+
+
+def simple(parts: list[int]) -> Strata:
+    starts = np.concatenate([[0], np.cumsum(parts)])
+    names = tuple(str(n) for n in range(len(parts)))
+    return Strata(names, np.array(parts), lambda stratum, local: starts[stratum] + local)
+
+
+def stratified(
+    weights: str | dict[str, float], *parts: list[int], **more: object
+) -> StratifiedDraws:
+    by_objects = dict(enumerate(map(simple, parts)))
+    draws = StratifiedDraws(0, sizing(**more), weights, by_objects.__getitem__)
+    for edition in by_objects:
+        draws.add(Span(edition, sum(parts[edition]), 40 * edition, edition))
+    return draws
+
+
+@pytest.mark.parametrize("weights", ["balanced", "natural", "sqrt"])
+def test_groups_have_the_shares_in_any_order_of_asking(weights: str) -> None:
+    parts = [30, 3000, 300]
+    draws = stratified(weights, parts)
+    groups = [draws.group(number) for number in range(120)]
+    found = np.concatenate([group.parts for group in groups if group])
+    bounds = np.cumsum(parts)
+    counts = np.bincount(np.searchsorted(bounds, found, side="right"), minlength=3)
+    wanted = shares(["0", "1", "2"], np.array(parts), weights)
+    np.testing.assert_allclose(counts / len(found), wanted, atol=0.012)
+    again = stratified(weights, parts)
+    for number in (97, 3, 50):
+        group, expected = again.group(number), groups[number]
+        assert group is not None
+        assert expected is not None
+        np.testing.assert_array_equal(group.parts, expected.parts)
+        np.testing.assert_array_equal(group.rounds, expected.rounds)
+
+
+def test_weights_undo_the_shares() -> None:
+    parts = [30, 3000, 300]
+    draws = stratified("balanced", parts)
+    bounds = np.cumsum(parts)
+    sums = np.zeros(3)
+    for number in range(200):
+        group = draws.group(number)
+        assert group is not None
+        assert group.weights is not None
+        strata = np.searchsorted(bounds, group.parts, side="right")
+        np.add.at(sums, strata, group.weights)
+    np.testing.assert_allclose(sums / sums.sum(), np.array(parts) / sum(parts), rtol=0.03)
+
+
+def test_a_small_stratum_is_drawn_round_after_round_within_a_group() -> None:
+    draws = stratified("balanced", [3, 3000])
+    group = draws.group(30)
+    assert group is not None
+    assert group.rounds is not None
+    small = group.parts < 3
+    assert 20 <= small.sum() <= 44
+    pairs = set(zip(group.parts[small].tolist(), group.rounds[small].tolist(), strict=True))
+    assert len(pairs) == small.sum()  # another round each time, so other windows of it
+    assert group.round == 0  # the large one is in its first
+    assert draws.round_of(30) == 0
+
+
+def test_the_round_ends_when_every_stratum_was_drawn() -> None:
+    draws = stratified("balanced", [10, 200])
+    numbers = range(60)
+    first = next(n for n in numbers if draws.round_of(n) == 1)
+    seen: set[int] = set()
+    for number in range(first):
+        assert len(seen) < 210
+        assert draws.distinct(number) == len(seen)
+        group = draws.group(number)
+        assert group is not None
+        seen |= set(group.parts.tolist())
+    assert draws.distinct(first) == len(seen) == 210
+
+
+def test_a_fixed_set_ends() -> None:
+    draws = stratified("balanced", [30, 3000], max_parts=100)
+    found = [draws.group(number) for number in range(60)]
+    assert sum(len(group.parts) for group in found if group) == 100
+    assert found[-1] is None
+
+
+def test_a_later_edition_goes_on_where_the_strata_were() -> None:
+    before, after = [30, 1000], [50, 1500, 70]
+    draws = stratified("balanced", before, after)
+    old = [draws.group(number) for number in range(40)]
+    alone = stratified("balanced", before)
+    for number, group in enumerate(old):
+        expected = alone.group(number)
+        assert group is not None
+        assert expected is not None
+        np.testing.assert_array_equal(group.parts, expected.parts)
+    later = [draws.group(number) for number in range(40, 120)]
+    new = np.concatenate([group.parts for group in later if group])
+    counts = np.bincount(np.searchsorted(np.cumsum(after), new, side="right"), minlength=3)
+    np.testing.assert_allclose(counts / len(new), 1 / 3, atol=0.02)
+
+
+# ------------------------------------------------------------------------- the listing
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=60),
+    sizes=st.lists(st.integers(0, 9), min_size=60, max_size=60),
+    nodes=st.sampled_from([1, 3]),
+)
+def test_each_part_has_one_place_in_one_stratum_of_one_node(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], sizes: list[int], nodes: int
+) -> None:
+    with Catalog.open(tmp_path_factory.mktemp("c") / "catalog") as catalog:
+        catalog.append(
+            [Entry(f"{name}/{n}", 1000 * sizes[n], None, 0.0) for n, name in enumerate(names)]
+        )
+        found: list[int] = []
+        for node in range(nodes):
+            objects = Objects(catalog)
+            population = Population(catalog, objects, sizing(), node, nodes)
+            by = Stratification(objects, population, lambda key: key[0], node, nodes)
+            half = by.strata(len(names) // 2)
+            strata = by.strata(len(names))
+            assert set(strata.names) == set(names)
+            for number, name in enumerate(strata.names):
+                places = strata.place(number, np.arange(strata.parts[number]))
+                stops = population.stops(Draw(0, 0, 0, places))
+                assert {stop.entry.key[0] for stop in stops} <= {name}
+                found += places.tolist()
+                if number < len(half.parts):  # numbers within a stratum never change
+                    np.testing.assert_array_equal(
+                        half.place(number, np.arange(half.parts[number])),
+                        places[: half.parts[number]],
+                    )
+        assert sorted(found) == list(range(population.parts(len(names))))
+
+
+# ------------------------------------------------------------------------- a service
+
+
+def labelled(folder: Path) -> str:
+    for name, count in (("rare", 4), ("common", 60)):
+        (folder / name).mkdir(parents=True)
+        for n in range(count):
+            np.save(folder / name / f"{n}.npy", np.full(512, n, "<f4"))
+    return f"{folder}/*/*.npy"
+
+
+BY_FOLDER = "/(?P<stratum>[a-z]+)/[0-9]+[.]npy$"
+
+
+def test_a_balanced_cache(tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path / "c.yaml",
+        labelled(tmp_path / "data"),
+        sampling={"strata": {"by": BY_FOLDER, "weights": "balanced"}},
+    )
+    assert run(config, "--until-full") == (0, "")
+    status = read_status(tmp_path / "c")
+    assert (status.state, status.complete, status.coverage) == ("stopped", True, 1.0)
+    with Snapshot.take(tmp_path / "c") as snapshot:
+        keys = [snapshot.origin(i).key.split("/")[-2] for i in range(len(snapshot))]
+        weights = np.array([float(snapshot[i]["_weight"]) for i in range(len(snapshot))])
+    rare = np.array([key == "rare" for key in keys])
+    assert 0.4 < rare.mean() < 0.6
+    assert (~rare).sum() >= 60
+    np.testing.assert_allclose(weights[rare], 2 * 4 / 64, rtol=1e-6)
+    np.testing.assert_allclose(weights[~rare], 2 * 60 / 64, rtol=1e-6)
+    assert run_peek(tmp_path, config) == 0
+
+
+def run_peek(folder: Path, config: Path) -> int:
+    from growcache.service.cli import main
+
+    return main(
+        ["peek", str(folder / "c"), "--sample", "0:0", "--refetch", "--config", str(config)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("strata", "said"),
+    [
+        ({"by": "label"}, "expected a regular expression with"),
+        ({"by": "(?P<stratum>no)/"}, "to match every key, found"),
+        ({"by": BY_FOLDER, "weights": {"rara": 3}}, "there is no stratum rara"),
+        ({"by": BY_FOLDER, "weights": "even"}, "sampling.strata"),
+    ],
+)
+def test_strata_that_cannot_be_meant(
+    tmp_path: Path, strata: dict[str, object], said: str
+) -> None:
+    config = write_config(
+        tmp_path / "c.yaml", labelled(tmp_path / "data"), sampling={"strata": strata}
+    )
+    code, errors = run(config, "--until-full")
+    assert code == 2
+    assert said in errors
