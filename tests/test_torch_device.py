@@ -380,17 +380,3 @@ def test_what_is_no_device_is_refused(cache: Filled, device: Any) -> None:
 def test_arrays_have_no_device(cache: Filled) -> None:
     with pytest.raises(ConfigError, match=r"found 'cuda'; growcache\.torch"):
         NumpyLoader(cache.root, batch_size=8, device="cuda")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_on_a_gpu(cache: Filled) -> None:
-    cache.add(*range(20), samples=4)
-    with EpochLoader(cache.root, batch_size=2, min_samples=1, device="cuda") as loader:
-        for _ in range(2):
-            seen: list[int] = []
-            for batch in loader:
-                assert batch["x"].is_cuda
-                expected = batch["id"][:, None].expand_as(batch["x"]).float()
-                assert torch.equal(batch["x"], expected)
-                seen += batch["id"].tolist()
-            assert len(set(seen)) == 80
