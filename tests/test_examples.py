@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -55,6 +56,24 @@ def raw(folder: Path) -> str:
     for i in range(2):
         (folder / f"{i}.dat").write_bytes(bytes(1024) + rows)
     return f"{folder}/*.dat"
+
+
+def chunks(folder: Path) -> str:
+    """Chunks of pickled points, whose target is the mean of their fingerprint."""
+    lmdb = pytest.importorskip("lmdb")
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        with (
+            lmdb.open(str(folder / f"{number}.lmdb"), subdir=False, map_size=1 << 24) as env,
+            env.begin(write=True) as txn,
+        ):
+            for i in range(50):
+                fingerprint = rng.normal(rng.normal(), 0.1, size=(4, 300)).astype("<f4")
+                point = {"fingerprint": fingerprint[0], "target": float(fingerprint.mean())}
+                txn.put(f"{i}".encode(), pickle.dumps({**point, "atoms": fingerprint}))
+            txn.put(b"length", pickle.dumps(50))
+    return f"{folder}/*.lmdb"
 
 
 def messages(folder: Path) -> str:
@@ -201,6 +220,17 @@ def test_user_function(bucket: Bucket, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_lmdb_pytorch(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    url, cache = uploaded(bucket, chunks(tmp_path / "data")), str(tmp_path / "cache")
+    more = ("--url", url, "--cache", cache, "--batch-size", "8", *SMALL)
+    text = run_example("lmdb_pytorch.py", *more, bucket=bucket)
+    losses = figures(text, "loss")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.torch
 def test_validation_split(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     for subject in range(8):
@@ -342,6 +372,7 @@ CONFIGS = {
             "label": ("int64", (4,)),
         },
     ),
+    "lmdb": Tried(chunks, {"x": ("float32", (4, 300)), "y": ("float32", (4,)), "key": 4}),
     "local": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-cache": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-ragged": Tried(utterances, {"x": ("float32", 2), "x_offsets": ("int64", (5,))}),

@@ -471,6 +471,6 @@ def test_what_is_not_offered_is_not_there() -> None:
             load_config(values)
     with pytest.raises(ConfigError, match="several sources"):
         load_config({"source": [{"url": "x"}]})
-    assert sorted(FORMATS) == ["bytes", "image", "npy", "raw"]
+    assert sorted(FORMATS) == ["bytes", "image", "lmdb", "npy", "raw"]
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False

@@ -10,6 +10,7 @@ from typing import Any
 
 from growcache.errors import FormatError
 from growcache.remote.formats.image import image_kind
+from growcache.remote.formats.lmdb_pages import Meta, parse_meta
 from growcache.remote.formats.npy import Header, parse_header
 from growcache.remote.store import Entry
 from growcache.service.words import in_bytes, in_count
@@ -79,6 +80,8 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
         except FormatError as error:
             why = str(error).removeprefix(f"{key}: ")
             return _of_bytes(size, f"An .npy file that cannot be read as numbers: {why}.")
+    if (meta := _lmdb(key, head)) is not None:
+        return _of_lmdb(meta, size)
     if kind := image_kind(head):
         return _of_image(key, kind, size, folders)
     if dtype := DTYPES.get(PurePosixPath(key).suffix.lower()):
@@ -117,6 +120,24 @@ def _of_array(header: Header) -> Proposal:
     each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
     reasons = (what, f"{each}, read by range; a stride below {rows} lets them overlap.")
     return Proposal("npy", {"window": rows}, reasons, shape[0] // rows, rows * row)
+
+
+def _lmdb(key: str, head: bytes) -> Meta | None:
+    try:
+        return parse_meta(head, key)
+    except FormatError:
+        return None
+
+
+def _of_lmdb(meta: Meta, size: int) -> Proposal:
+    entries = meta.main.entries
+    each = size // max(1, entries)
+    reasons = (
+        f"An LMDB data file with {in_count(entries)} values of {in_bytes(each)} on average.",
+        "Each value's bytes are a sample; decode names a function of yours that makes arrays of "
+        "them, and database one of several databases.",
+    )
+    return Proposal("lmdb", {}, reasons, max(1, entries), each)
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:

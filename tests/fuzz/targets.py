@@ -102,6 +102,15 @@ def raw_rows(data: bytes) -> None:
     _visited("raw", options, Held(data[1:]), Visit(0, 1, 0, first, None))
 
 
+def lmdb_values(data: bytes) -> None:
+    first = data[0] if data else 0
+    options: dict[str, Any] = ({}, {"key": "bytes"}, {"database": "m"}, {"key": "str"})[
+        first % 4
+    ]
+    visit = Visit(first >> 6, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
+    _visited("lmdb", options, Held(data[1:]), visit)
+
+
 def image(data: bytes) -> None:
     image_kind(data)
     with contextlib.suppress(FormatError):
@@ -269,7 +278,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

@@ -25,6 +25,7 @@ from growcache.errors import (
 )
 from growcache.remote.formats import FORMATS, ObjectFormat, open_format
 from growcache.schema import Schema
+from tests.remote import lmdb_built
 from tests.remote.held import Held, Row, visited
 from tests.remote.test_images import encoded
 
@@ -34,6 +35,9 @@ import numpy as np
 
 def decode(data):
     return {"x": np.load(io.BytesIO(data)).sum(), "text": "é"}
+
+def value(data, key):
+    return {"x": np.frombuffer(data, "u1").sum(), "key": key}
 
 def read(object, rng):
     with object.open() as file:
@@ -83,6 +87,8 @@ CASES = {
     "image webp": Case(
         "image", {"decode": True, "classes": ["folder"]}, lambda: encoded("WEBP")
     ),
+    "lmdb": Case("lmdb", {"key": "bytes"}, lmdb_built.small),
+    "lmdb decoded": Case("lmdb", {"decode": f"{MODULE_NAME}:value"}, lmdb_built.small),
     "user read": Case(f"{MODULE_NAME}:read"),
     "user sample": Case(f"{MODULE_NAME}:sample"),
 }

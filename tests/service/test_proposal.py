@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from growcache.remote.formats import open_format
 from growcache.service.proposal import HEAD_BYTES, Proposal, propose, propose_bound
+from tests.remote.lmdb_built import small
 
 
 def array(shape: tuple[int, ...], dtype: str = "<f4", order: Any = "C") -> Proposal:
@@ -59,6 +60,13 @@ def test_an_array_that_cannot_be_read_becomes_bytes(head: bytes) -> None:
     found = propose("a.npy", head, 1000)
     assert found.format == "bytes"
     assert "cannot be read" in found.reasons[0]
+
+
+def test_an_lmdb_file() -> None:
+    found = propose("a/data.mdb", small(), len(small()))
+    assert (found.format, found.options, found.samples) == ("lmdb", {}, 6)
+    assert "6 values" in found.reasons[0]
+    assert propose("a/data.mdb", small()[:600], len(small())).format == "bytes"
 
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(100)

@@ -9,6 +9,7 @@ from typing import Any
 from growcache.errors import ConfigError
 from growcache.remote.formats.blob import open_bytes
 from growcache.remote.formats.image import open_image
+from growcache.remote.formats.lmdb import open_lmdb
 from growcache.remote.formats.npy import open_npy
 from growcache.remote.formats.objects import Measure, ObjectFormat, Reader, Visit
 from growcache.remote.formats.raw import open_raw
@@ -29,9 +30,11 @@ __all__ = [
 FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "bytes": open_bytes,
     "image": open_image,
+    "lmdb": open_lmdb,
     "npy": open_npy,
     "raw": open_raw,
 }
+_DECODED = ("bytes", "lmdb")  # whose option decode names code of the user's
 
 
 def open_format(name: str, options: Mapping[str, Any]) -> ObjectFormat:
@@ -66,5 +69,5 @@ def check_format(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: as `open_format` does.
     """
-    if not is_user_format(name) and not (name == "bytes" and options.get("decode")):
+    if not is_user_format(name) and not (name in _DECODED and options.get("decode")):
         open_format(name, options)
