@@ -323,7 +323,7 @@ def counts(view: IndexView) -> dict[str, Any]:
         "retired_bytes": totals.retired_bytes,
         "retired_shards": totals.retired_shards,
         "complete": view.complete,
-        "fingerprint": view.identity.fingerprint if view.identity else None,
+        "fingerprint": view.fingerprint,
     }
 
 

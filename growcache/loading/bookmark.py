@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from growcache.loading.options import LoaderOptions
+from growcache.loading.packed import Packed
 from growcache.loading.state import Form, LoaderState, Mark, PassPlan
 
 
@@ -20,7 +21,7 @@ class Bookmark:
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         self._fingerprint, self._form, self._mark = start.fingerprint, start.form, start.mark
         # A block may reach into the next pass, so that begins before this one has ended.
-        self._plans = {start.plan.number: start.plan} if start.plan is not None else {}
+        self._plans = {} if start.plan is None else {start.plan.number: Packed(start.plan)}
 
     @property
     def state(self) -> LoaderState:
@@ -34,7 +35,7 @@ class Bookmark:
             fingerprint=self._fingerprint,
             form=self._form,
             mark=mark,
-            plan=None if mark is None else self._plans[mark.pass_number],
+            plan=None if mark is None else self._plans[mark.pass_number].get(),
         )
 
     def begin_epoch(self, number: int) -> None:
@@ -43,12 +44,12 @@ class Bookmark:
         if self._whole_passes and number != self._epoch:
             self._leave(number)
 
-    def begin_pass(self, plan: PassPlan, fingerprint: str | None) -> None:
+    def begin_pass(self, number: int, plan: Packed[PassPlan], fingerprint: str | None) -> None:
         """Note that a snapshot was taken."""
-        self._plans[plan.number] = plan
+        self._plans[number] = plan
         self._fingerprint = fingerprint
         if self._mark is None:
-            self._next_pass = plan.number + 1
+            self._next_pass = number + 1
 
     def deliver(self, epoch: int, mark: Mark, form: Form) -> None:
         """Note that the next batch is handed out."""

@@ -281,11 +281,11 @@ class Engine:
             leaving()
 
     def _begin_pass(self, item: PassBegun) -> None:
-        self._next_pass = item.plan.number + 1
-        identity = item.facts.view.identity
-        self._bookmark.begin_pass(item.plan, identity.fingerprint if identity else None)
-        self._tally.begin_pass(item.facts, again=item.plan.number == self._counted_pass)
-        self._counted_pass = item.plan.number
+        self._next_pass = item.number + 1
+        fingerprint = item.facts.view.fingerprint
+        self._bookmark.begin_pass(item.number, item.plan, fingerprint)
+        self._tally.begin_pass(item.facts, again=item.number == self._counted_pass)
+        self._counted_pass = item.number
 
     def _batches(self, block: Block, turn: object) -> Iterator[Any]:
         source = self._source

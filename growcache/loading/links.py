@@ -6,13 +6,13 @@ import math
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from growcache.cache.index import IndexView, ShardRow
 from growcache.loading.blocks import Block
+from growcache.loading.packed import Packed
 from growcache.loading.report import PassFacts
-from growcache.loading.state import LoaderState, Mark, PassPlan, PlannedShard
+from growcache.loading.state import LoaderState, Mark, PassPlan
 from growcache.loading.timing import head_start
 
 LEAST_AHEAD = 2
@@ -20,43 +20,17 @@ LEAST_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class PassBegun:
-    """A snapshot was taken for what follows."""
+    """A snapshot was taken for what follows.
 
-    plan: PassPlan
+    Attributes:
+        number: of the pass.
+        plan: of it; the loop, which waits for this item, needs it for a checkpoint only.
+        facts: for the report.
+    """
+
+    number: int
+    plan: Packed[PassPlan]
     facts: PassFacts
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By column, which ten thousand shards take milliseconds for: the loop waits for it.
-        plan, facts = self.plan, self.facts
-        planned, rows = (
-            tuple(zip(*plan.shards, strict=True)),
-            tuple(zip(*facts.shards, strict=True)),
-        )
-        view = replace(facts.view, shards=[], retired=[])  # the report asks for the others
-        return _begun, (
-            plan.number,
-            planned,
-            plan.window_samples,
-            rows,
-            view,
-            facts.waited_seconds,
-        )
-
-
-def _begun(
-    number: int,
-    planned: tuple[Any, ...],
-    window_samples: int,
-    rows: tuple[Any, ...],
-    view: IndexView,
-    waited_seconds: float,
-) -> PassBegun:  # what a pickle calls
-    plan = PassPlan(
-        number, tuple(map(PlannedShard._make, zip(*planned, strict=True))), window_samples
-    )
-    shards = tuple(map(ShardRow._make, zip(*rows, strict=True)))
-    sizes = {row.number: row.samples for row in shards}
-    return PassBegun(plan, PassFacts(shards, view, waited_seconds, sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from growcache.loading.links import (
 )
 from growcache.loading.opening import OpenPass
 from growcache.loading.options import LoaderOptions
+from growcache.loading.packed import Packed
 from growcache.loading.passes import Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
@@ -144,11 +145,9 @@ class Producer:
                 self._options, snapshot, self._framework, self._start.form, self._arena
             )
             self._link.when_closed(self._assembler.cancel)
-        sizes = {row.number: row.samples for row in snapshot.shards}
-        facts = PassFacts(snapshot.shards, snapshot.view, begun.waited_seconds, sizes)
-        identity = snapshot.view.identity
-        self._book.begin_pass(begun.plan, identity.fingerprint if identity else None)
-        self._link.put(PassBegun(begun.plan, facts))
+        facts, plan = PassFacts.of(snapshot, begun.waited_seconds), Packed(begun.plan)
+        self._book.begin_pass(begun.number, plan, facts.view.fingerprint)
+        self._link.put(PassBegun(begun.number, plan, facts))
 
     def _epoch(self, epoch: int, walk: Walk) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, ShardRow
+from growcache.cache.index import IndexView
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
+from growcache.loading.framework import Integers
+from growcache.loading.snapshot import Snapshot
 
 WARN_REUSE = 4.0
 WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
 
@@ -79,18 +85,34 @@ class Report:
 class PassFacts:
     """What the report needs to know of the snapshot of a pass.
 
+    By column, for it may have ten thousand shards, and the training loop takes this over
+    between two batches.
+
     Attributes:
-        shards: of the snapshot.
-        view: the index when it was taken.
+        numbers: int64 [shards], of the shards of the snapshot.
+        samples: int64 [shards], of each.
+        drawn_at: float64 [shards], wall time.
+        view: the index when it was taken, without the shards.
         waited_seconds: until the cache held enough.
-        sizes: samples of each shard, by number; a dictionary, for the training loop takes it
-            over between two batches, and there may be ten thousand.
     """
 
-    shards: tuple[ShardRow, ...]
+    numbers: Integers
+    samples: Integers
+    drawn_at: Floats
     view: IndexView
     waited_seconds: float
-    sizes: Mapping[int, int]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, waited_seconds: float) -> PassFacts:
+        """Return the facts of a snapshot."""
+        rows = snapshot.shards
+        return cls(
+            np.array([row.number for row in rows], np.int64),
+            np.array([row.samples for row in rows], np.int64),
+            np.array([row.drawn_at for row in rows], np.float64),
+            replace(snapshot.view, shards=[], retired=[]),
+            waited_seconds,
+        )
 
 
 class Tally:
@@ -100,6 +122,7 @@ class Tally:
         self._layout = Layout(root)
         self._facts: PassFacts | None = None
         self._passes = 0
+        self._cached = 0  # samples in the latest snapshot
         self._sizes: dict[int, int] = {}
         self._delivered: dict[int, int] = {}
         self._keys: set[str] = set()
@@ -122,13 +145,18 @@ class Tally:
         self._ended = time.monotonic()
 
     def begin_pass(self, facts: PassFacts, *, again: bool = False) -> None:
-        """Note a new snapshot, or ``again`` one of the pass that goes on elsewhere."""
+        """Note a new snapshot, or ``again`` one of the pass that goes on elsewhere.
+
+        No array operation that computes, see `deliver`.
+        """
         self._passes += not again
         self._facts = facts
         self._waited_cache += facts.waited_seconds
-        self._sizes.update(facts.sizes)
+        samples = facts.samples.tolist()
+        self._sizes.update(zip(facts.numbers.tolist(), samples, strict=True))
+        self._cached = sum(samples)
         if self._passes == 1:
-            self._turn = (0, 0, sum(facts.sizes.values()))
+            self._turn = (0, 0, self._cached)
 
     def skip(self, lost: int) -> None:
         """Count planned samples that could not be read."""
@@ -156,13 +184,12 @@ class Tally:
 
     def _turn_over(self) -> None:
         delivered, distinct, cached = self._turn
-        if not cached or self._distinct - distinct < cached or self._facts is None:
+        if not cached or self._distinct - distinct < cached:
             return
         # The first turnover is the filling of the cache, which reads what is there often.
         if distinct:
             self._recent = (self._total - delivered) / (self._distinct - distinct)
-        now_cached = sum(row.samples for row in self._facts.shards)
-        self._turn = (self._total, self._distinct, now_cached)
+        self._turn = (self._total, self._distinct, self._cached)
         if self._recent is not None and self._recent > WARN_REUSE and not self._warned:
             self._warned = True
             _log.warning(
@@ -183,13 +210,13 @@ class Tally:
         recent = self._recent
         if recent is None:
             recent = _ratio(self._total - delivered, self._distinct - distinct)
-        mean, oldest = _ages(self._facts.shards)
+        mean, oldest = _ages(self._facts)
         population, editions = self._facts.view.population_samples, self._facts.view.editions
         return Report(
             samples=self._samples,
             new_samples=self._new,
             passes=self._passes,
-            cache_samples=sum(row.samples for row in self._facts.shards),
+            cache_samples=self._cached,
             reuse=_ratio(self._total, self._distinct),
             reuse_recent=recent,
             uses_max=float(uses.max(initial=0.0)),
@@ -229,9 +256,9 @@ def _ratio(delivered: int, distinct: int) -> float:
     return delivered / distinct if distinct else 0.0
 
 
-def _ages(shards: Iterable[ShardRow]) -> tuple[float, float]:
-    now = time.time()
-    ages = [(max(0.0, now - row.drawn_at), row.samples) for row in shards]
-    samples = sum(n for _, n in ages)
-    mean = sum(age * n for age, n in ages) / samples if samples else 0.0
-    return mean, max((age for age, _ in ages), default=0.0)
+def _ages(facts: PassFacts) -> tuple[float, float]:
+    """Return the mean age of the samples in a snapshot, and the greatest."""
+    ages = np.maximum(0.0, time.time() - facts.drawn_at)
+    samples = int(facts.samples.sum())
+    mean = float((ages * facts.samples).sum()) / samples if samples else 0.0
+    return mean, float(ages.max(initial=0.0))

@@ -60,7 +60,7 @@ def refuse_other_cache(
     Raises:
         ConfigError: the fingerprints differ.
     """
-    found = view.identity.fingerprint if view.identity else None
+    found = view.fingerprint
     if None not in (found, fingerprint) and found != fingerprint:
         raise ConfigError(
             f"the state is of a cache with the fingerprint {fingerprint}, but {options.root} has "

@@ -71,6 +71,11 @@ class IndexView:
         return self.identity.schema if self.identity else None
 
     @property
+    def fingerprint(self) -> str | None:
+        """Of what the cache is filled from; None before the first sample was measured."""
+        return self.identity.fingerprint if self.identity else None
+
+    @property
     def cache_format(self) -> str:
         """The format of the shards."""
         return self.identity.cache_format if self.identity else "tfrecord"
