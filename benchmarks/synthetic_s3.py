@@ -8,7 +8,8 @@ bandwidth limit, no TLS, no authentication, the latency is a constant, and conne
 no round trip. It measures how a client deals with round trips, not how fast it reads.
 
 Run alone with ``python -m benchmarks.synthetic_s3 --objects 10000``; the first line on
-stdout is its endpoint.
+stdout is its endpoint. With ``--folders`` the objects are as those of a folder of images:
+evenly in so many sub-folders, of sizes and times that look random, their ETags MD5 sums.
 """
 
 from __future__ import annotations
@@ -19,26 +20,37 @@ import io
 import re
 import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import md5
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from zlib import crc32
+from zlib import adler32, crc32
 
 import numpy as np
 
+REQUESTS = ".requests"  # a key that tells how many pages were asked for
 BUCKET = "far"
 PREFIX = "recordings/"
+IMAGES = "images/"
 PAGE_KEYS = 1000
 SHAPE = (64, 1024)  # float32: 256 KiB
+IMAGE_BYTES = (60_000, 160_000)
+IMAGES_SINCE = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+UPLOAD_SECONDS = 864_000
 Piece = bytes | memoryview
-MODIFIED = "2026-01-01T00:00:00.000Z"
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-def array_of(key: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def array_of(key: str) -> Array:
     """Return what the object `key` holds: float32 of `SHAPE`, without NaN."""
     start = crc32(key.encode()) % _PER_OBJECT
     return _POOL[start : start + _PER_OBJECT].reshape(SHAPE)
 
 
-def _pool(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _pool(count: int) -> Array:
     # Objects are overlapping slices of one random block: no time goes into making them.
     return np.random.default_rng(0).random(count, dtype=np.float32)
 
@@ -55,11 +67,73 @@ _NPY_HEADER = _header()
 OBJECT_BYTES = len(_NPY_HEADER) + 4 * _PER_OBJECT
 
 
-class Bucket:
-    """The keys, and the answers to requests about them."""
+@dataclass(frozen=True, slots=True)
+class Recordings(Sequence[str]):
+    """The keys of arrays of one size in one folder, and what the objects are; none is kept."""
 
-    def __init__(self, objects: int) -> None:
-        self.keys = [f"{PREFIX}{number:07d}.npy" for number in range(objects)]
+    objects: int
+
+    def __len__(self) -> int:
+        return self.objects
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(self.objects))]
+        return f"{PREFIX}{number:09d}.npy"
+
+    def size(self, key: str) -> int:
+        """Return the bytes of an object."""
+        return OBJECT_BYTES
+
+    def etag(self, key: str) -> str:
+        """Return the quoted ETag of an object."""
+        return f'"{crc32(key.encode()):08x}"'
+
+    def modified(self, key: str) -> float:
+        """Return when it was written, as a time of the epoch."""
+        return IMAGES_SINCE
+
+    def body(self, key: str) -> list[Piece]:
+        """Return what it holds."""
+        return [_NPY_HEADER, array_of(key).data.cast("B")]
+
+
+@dataclass(frozen=True, slots=True)
+class Images(Recordings):
+    """A folder of images: even sub-folders, random sizes and times, MD5 sums as ETags."""
+
+    folders: int
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(self.objects))]
+        each = -(-self.objects // self.folders)
+        return f"{IMAGES}class{number // each:05d}/img_{number:09d}.jpg"
+
+    def size(self, key: str) -> int:
+        """See `Recordings`."""
+        return IMAGE_BYTES[0] + crc32(key.encode()) % (IMAGE_BYTES[1] - IMAGE_BYTES[0])
+
+    def etag(self, key: str) -> str:
+        """See `Recordings`."""
+        return f'"{md5(key.encode(), usedforsecurity=False).hexdigest()}"'
+
+    def modified(self, key: str) -> float:
+        """See `Recordings`."""
+        return IMAGES_SINCE + adler32(key.encode()) * 2_654_435_761 % UPLOAD_SECONDS
+
+    def body(self, key: str) -> list[Piece]:
+        """See `Recordings`."""
+        return [_POOL.data.cast("B")[: self.size(key)]]
+
+
+class Bucket:
+    """The answers to requests about the keys."""
+
+    def __init__(self, keys: Recordings) -> None:
+        self.keys = keys
+        self.folder = keys[0].partition("/")[0] + "/" if keys else ""
+        self.listed = 0  # requests for a page
 
     def answer(self, method: str, target: str, headers: dict[str, str]) -> list[Piece]:
         """Return the parts of a whole HTTP response."""
@@ -67,70 +141,76 @@ class Bucket:
         bucket, _, key = unquote(url.path).lstrip("/").partition("/")
         if bucket != BUCKET:
             return _response("404 Not Found", [_error("NoSuchBucket")])
+        if key == REQUESTS:
+            return _response("200 OK", [str(self.listed).encode()])
         if not key:
             return self._listing({k: v[0] for k, v in parse_qs(url.query).items()})
         return self._object(method, key, headers)
 
     def _listing(self, query: dict[str, str]) -> list[Piece]:
+        self.listed += 1
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        if delimiter == "/" and "/" not in prefix and PREFIX.startswith(prefix):
-            return _response("200 OK", [_page([], None, common=PREFIX)])
+        if delimiter == "/" and "/" not in prefix and self.folder.startswith(prefix):
+            return _response("200 OK", [self._page([], None, common=self.folder)])
         after = query.get("continuation-token") or query.get("start-after") or ""
         first = max(bisect_left(self.keys, prefix), bisect_right(self.keys, after))
         limit = min(PAGE_KEYS, int(query.get("max-keys", PAGE_KEYS)))
         page = [key for key in self.keys[first : first + limit] if key.startswith(prefix)]
         more = len(page) == limit and first + limit < len(self.keys)
-        return _response("200 OK", [_page(page, page[-1] if more else None)])
+        return _response("200 OK", [self._page(page, page[-1] if more else None)])
 
     def _object(self, method: str, key: str, headers: dict[str, str]) -> list[Piece]:
         place = bisect_left(self.keys, key)
         if place == len(self.keys) or self.keys[place] != key:
             return _response("404 Not Found", [_error("NoSuchKey")])
-        if headers.get("if-match", etag(key)) != etag(key):
+        etag, size = self.keys.etag(key), self.keys.size(key)
+        if headers.get("if-match", etag) != etag:
             return _response("412 Precondition Failed", [_error("PreconditionFailed")])
-        extra = {"ETag": etag(key), "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        modified = datetime.fromtimestamp(self.keys.modified(key), UTC)
+        extra = {"ETag": etag, "Last-Modified": f"{modified:%a, %d %b %Y %H:%M:%S} GMT"}
         if method == "HEAD":
-            return _response("200 OK", [], extra, length=OBJECT_BYTES)
-        body: list[Piece] = [_NPY_HEADER, array_of(key).data.cast("B")]
-        if span := _range(headers.get("range", "")):
+            return _response("200 OK", [], extra, length=size)
+        body = self.keys.body(key)
+        if span := _range(headers.get("range", ""), size):
             start, stop = span
             part = b"".join(body)[start:stop]
-            extra["Content-Range"] = f"bytes {start}-{stop - 1}/{OBJECT_BYTES}"
+            extra["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
             return _response("206 Partial Content", [part], extra)
         return _response("200 OK", body, extra)
 
+    def _page(self, keys: list[str], token: str | None, common: str = "") -> bytes:
+        about = self.keys
+        rows = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>{_written(about.modified(key))}"
+            f"</LastModified><ETag>{about.etag(key)}</ETag><Size>{about.size(key)}</Size>"
+            "</Contents>"
+            for key in keys
+        )
+        more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+        folder = f"<CommonPrefixes><Prefix>{common}</Prefix></CommonPrefixes>" if common else ""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?>'
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{BUCKET}</Name><KeyCount>{len(keys)}</KeyCount><MaxKeys>{PAGE_KEYS}</MaxKeys>"
+            f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{rows}{folder}"
+            "</ListBucketResult>"
+        ).encode()
 
-def etag(key: str) -> str:
-    """Return the quoted ETag of an object."""
-    return f'"{crc32(key.encode()):08x}"'
+
+@cache
+def _written(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
 
 
-def _range(header: str) -> tuple[int, int] | None:
+def _range(header: str, size: int) -> tuple[int, int] | None:
     """``bytes=3-9`` and ``bytes=-7`` as start and stop; None where the whole is meant."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header)
     if not match:
         return None
     if not match[1]:
-        return OBJECT_BYTES - min(int(match[2]), OBJECT_BYTES), OBJECT_BYTES
-    last = int(match[2]) if match[2] else OBJECT_BYTES - 1
-    return int(match[1]), min(last + 1, OBJECT_BYTES)
-
-
-def _page(keys: list[str], token: str | None, common: str = "") -> bytes:
-    rows = "".join(
-        f"<Contents><Key>{key}</Key><LastModified>{MODIFIED}</LastModified>"
-        f"<ETag>{etag(key)}</ETag><Size>{OBJECT_BYTES}</Size></Contents>"
-        for key in keys
-    )
-    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
-    folder = f"<CommonPrefixes><Prefix>{common}</Prefix></CommonPrefixes>" if common else ""
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>'
-        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<Name>{BUCKET}</Name><KeyCount>{len(keys)}</KeyCount><MaxKeys>{PAGE_KEYS}</MaxKeys>"
-        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{rows}{folder}"
-        "</ListBucketResult>"
-    ).encode()
+        return size - min(int(match[2]), size), size
+    last = int(match[2]) if match[2] else size - 1
+    return int(match[1]), min(last + 1, size)
 
 
 def _error(code: str) -> bytes:
@@ -181,9 +261,9 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(self._bucket.answer(method, target, headers))
 
 
-async def serve(objects: int, latency_ms: float, port: int) -> None:
+async def serve(keys: Recordings, latency_ms: float, port: int) -> None:
     """Serve until cancelled; the endpoint is the first line on stdout."""
-    bucket = Bucket(objects)
+    bucket = Bucket(keys)
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(bucket, latency_ms / 1000), "127.0.0.1", port
     )
@@ -195,11 +275,14 @@ async def serve(objects: int, latency_ms: float, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--objects", type=int, default=10_000)
+    parser.add_argument("--folders", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=50)
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
+    count, folders = arguments.objects, arguments.folders
+    keys = Images(count, folders) if folders else Recordings(count)
     try:
-        asyncio.run(serve(arguments.objects, arguments.latency_ms, arguments.port))
+        asyncio.run(serve(keys, arguments.latency_ms, arguments.port))
     except KeyboardInterrupt:
         sys.exit(0)
 

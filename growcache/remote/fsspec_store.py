@@ -20,7 +20,7 @@ from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
 from growcache.remote.answers import Answer, explain
 from growcache.remote.retry import stalled_seconds
-from growcache.remote.store import PAGE, Entry
+from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import BUCKETS, WEB, Location
 from growcache.secrecy import public_url
 from growcache.usercode import short
@@ -47,6 +47,7 @@ class FsspecBackend:
         self._root = root
         # A signed address is an object of its own; its key may be that of another one.
         self.identity = location.root + location.asked if root else str(hash(self._fs))
+        self.sorted = location.scheme in _S3 and not root.endswith("--x-s3/")
         self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
         # Clients such as paramiko's are not meant for several threads: one for each.
         self._own = threading.local()
@@ -54,7 +55,7 @@ class FsspecBackend:
         special = _SPECIAL.get(location.scheme) if self._is_async else None
         self._get_async = special or _plain_get
 
-    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`."""
         try:
             if location.scheme in _S3:
@@ -115,7 +116,7 @@ class FsspecBackend:
         signed = self._location.asked and key == self._location.pattern
         return self._root + (self._location.asked if signed else key)
 
-    def _walked(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+    def _walked(self, location: Location, after: str | None) -> Iterator[Page]:
         page: list[Mapping[str, Any]] = []
         top = (self._root + location.prefix).rstrip("/") or self._fs.root_marker
         self._fs.invalidate_cache()
@@ -129,12 +130,12 @@ class FsspecBackend:
                 page = []
         yield self._sized(page)
 
-    def _sized(self, page: list[Mapping[str, Any]]) -> list[Entry]:
+    def _sized(self, page: list[Mapping[str, Any]]) -> Page:
         """Return the entries; a web server's listing lacks sizes, so each file is asked."""
         unsized = any(info["size"] is None for info in page)
         if unsized:
             page = list(self._threads.map(lambda info: self._fs.info(info["name"]), page))
-        return [_entry(str(info["name"]).removeprefix(self._root), info) for info in page]
+        return Page(_entry(str(info["name"]).removeprefix(self._root), info) for info in page)
 
     def _translated(self, error: Exception, key: str) -> Exception:
         if isinstance(error, StoreError):
@@ -331,17 +332,19 @@ async def _web_get(fs: Any, address: str, entry: Entry, start: int, stop: int) -
 _SPECIAL = {"s3": _s3_get, "s3a": _s3_get, "http": _web_get, "https": _web_get}
 
 
-def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[list[Entry]]:
+def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
     """Yield pages as they come; `find` would hold them all back until the last."""
     more = {"StartAfter": after} if after else {}
     while True:
         answer = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
-        yield [
+        found = (
             Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())
             for row in answer.get("Contents", ())
             if row["Size"] or not row["Key"].endswith("/")
-        ]
-        if not answer.get("IsTruncated"):
+        )
+        last = not answer.get("IsTruncated")
+        yield Page(found, last=last)
+        if last:
             return
         more = {"ContinuationToken": answer["NextContinuationToken"]}
 

@@ -19,7 +19,7 @@ from growcache.errors import (
     StoreError,
     TransientStoreError,
 )
-from growcache.remote.store import PAGE, Entry
+from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import Location
 from growcache.usercode import printable
 
@@ -39,11 +39,12 @@ class LocalBackend:
     """Files of this machine; keys are absolute paths."""
 
     identity = "file"
+    sorted = False  # by folder
 
     def __init__(self, concurrency: int) -> None:
         self._threads = ThreadPoolExecutor(min(32, concurrency), "growcache-read")
 
-    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`; sorted within each folder."""
         root = Path(location.prefix)
         if not root.is_dir():
@@ -52,13 +53,13 @@ class LocalBackend:
             )
             error.exit_code = 2
             raise error
-        page: list[Entry] = []
+        page = Page()
         for path in _walk(str(root), location.depth, frozenset()):
             if (entry := _entry(path)) is not None:
                 page.append(entry)
             if len(page) == PAGE:
                 yield page
-                page = []
+                page = Page()
         yield page
 
     def head(self, key: str) -> Entry:

@@ -16,7 +16,7 @@ from growcache.errors import ConfigError, ObjectChangedError
 from growcache.remote.answers import explain, read_answer
 from growcache.remote.credentials import s3_settings
 from growcache.remote.retry import stalled_seconds
-from growcache.remote.store import PAGE, Entry
+from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import WEB, Location
 
 if TYPE_CHECKING:
@@ -46,9 +46,11 @@ class ObstoreBackend:
         """``checks_answers``: web servers may ignore If-Match, so what they sent is compared."""
         self._store = store
         self.identity = self._root = root
+        # Azure lists from the start always, and so does S3 Express, in an order of its own.
+        self.sorted = isinstance(store, S3Store | GCSStore) and not root.endswith("--x-s3/")
         self._checks_answers = checks_answers
 
-    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`."""
         held: Entry | None = None
         try:
@@ -57,10 +59,14 @@ class ObstoreBackend:
             )
             for metas in listing:
                 page, held = _without_folders(held, [_entry(meta) for meta in metas])
-                yield page
+                if len(metas) < PAGE:
+                    break
+                yield Page(page)
+            else:
+                page = []
         except _FAILURES as error:
             raise self._translated(error, "") from None
-        yield [held] if held else []
+        yield Page([*page, held] if held else page, last=True)
 
     def head(self, key: str) -> Entry:
         """See `Backend.head`."""

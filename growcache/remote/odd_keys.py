@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from growcache.remote.answers import UnnameableKeyError
-from growcache.remote.store import Backend, Entry
-from growcache.remote.urls import Location
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from growcache.remote.store import Backend, Entry, Page
+    from growcache.remote.urls import Location
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,12 @@ class OddKeys:
 
     def __init__(self, usual: Backend, opened: Callable[[], Backend]) -> None:
         self.identity = usual.identity
+        self.sorted = usual.sorted
         self._usual = usual
         self._open = opened
         self._made: Backend | None = None
 
-    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`; from the first odd key on it is the other one's."""
         last = after
         if self._made is None:

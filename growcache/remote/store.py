@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,6 +22,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.remote.retry import Patience
+from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
 from growcache.remote.urls import BUCKETS, WEB, Location, parse_url
 from growcache.usercode import short
 
@@ -58,6 +59,18 @@ class Entry:
     store: int = 0
 
 
+class Page(list[Entry]):
+    """Some objects of a listing that were told together.
+
+    Attributes:
+        last: whether it is known that nothing follows.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = (), *, last: bool = False) -> None:
+        super().__init__(entries)
+        self.last = last
+
+
 class Store(Protocol):
     """The objects of one source."""
 
@@ -79,8 +92,9 @@ class Store(Protocol):
     def pages(self) -> Iterator[list[Entry]]:
         """Yield the listing page by page. Blocks: iterate in a thread.
 
-        Sizes are known, empty objects are included, folders are not. Where a store that
-        cannot resume a listing fails in the middle of it, keys may come twice.
+        Sizes are known, empty objects are included, folders are not. The same objects come in
+        the same order, which need not be that of their keys. Where a store that cannot resume
+        a listing fails in the middle of it, or does not list as it should, keys may come twice.
 
         Raises:
             AccessError: the store refuses the credentials or the bucket.
@@ -112,7 +126,10 @@ class Backend(Protocol):
     identity: str
     """Backends of one identity have the same objects under the same keys."""
 
-    def listing(self, location: Location, after: str | None) -> Iterator[list[Entry]]:
+    sorted: bool
+    """Whether listings are in the order of keys, and begin after any name for one request."""
+
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """Yield pages of what lies below ``location.prefix``, matching or not.
 
         ``after``: the last key seen before a failure; may be ignored.
@@ -253,15 +270,30 @@ class RemoteStore:
     def _listings(
         self, run: list[tuple[int, tuple[Location, Backend]]]
     ) -> Iterator[list[Entry]]:
-        for number, (location, backend) in run:
-            for page in self._resumed(location, backend):
-                found = [
-                    entry if number == 0 else replace(entry, store=number)
-                    for entry in page
-                    if location.matches(entry.key) and not self._listed(entry.key, number)
-                ]
-                if found := nameable(found):
-                    yield found
+        sections = [
+            Section(number, location, backend, lambda key, n: not self._listed(key, n))
+            for number, (location, backend) in run
+        ]
+        for page in self._by_rounds(sections):
+            if found := nameable(page):
+                yield found
+
+    def _by_rounds(self, sections: list[Section]) -> Iterator[list[Entry]]:
+        if all(section.backend.sorted for section in sections):
+            most = min(WIDTH, self._concurrency)
+            try:
+                yield from Rounds(sections, self._patience, most).pages()
+            except UnsortedError as error:
+                logger.warning(
+                    "the store does not list in the order of keys, so it is listed page after "
+                    "page: it showed %a after a greater name",
+                    short(str(error)),
+                )
+            else:
+                return
+        for section in sections:
+            for page in self._resumed(section.location, section.backend):
+                yield section.kept(page)
 
     def _heads(self, run: list[tuple[int, tuple[Location, Backend]]]) -> Iterator[list[Entry]]:
         def head(one: tuple[int, tuple[Location, Backend]]) -> Entry:
@@ -281,9 +313,9 @@ class RemoteStore:
     def _resumed(self, location: Location, backend: Backend) -> Iterator[list[Entry]]:
         """Yield a listing that goes on after transient failures, from the last key."""
         after: str | None = None
-        listing: Iterator[list[Entry]] | None = None
+        listing: Iterator[Page] | None = None
 
-        def advance() -> list[Entry] | None:
+        def advance() -> Page | None:
             nonlocal listing
             if listing is None:
                 listing = _moving(backend.listing(location, after))
@@ -315,13 +347,13 @@ class RemoteStore:
         return self._slots
 
 
-def _moving(pages: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
+def _moving(pages: Iterator[Page]) -> Iterator[Page]:
     """Yield pages as long as they move on.
 
     Raises:
         StoreError: one comes again, as of a store that loses the place and lists for ever.
     """
-    last: list[Entry] = []
+    last = Page()
     for page in pages:
         if page and page == last:
             raise StoreError(

@@ -19,7 +19,7 @@ _NO_USERS = frozenset({"s3", "s3a", "gs", "gcs"})  # what stands before an @ els
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
 _QUERY = re.compile(r"(https?://[^?]*)\?.*")
-_MAGIC = re.compile(r"[*?\[]")
+MAGIC = re.compile(r"[*?\[]")
 # A "?" of a web address starts its query, so it is no wildcard there.
 _WEB_MAGIC = re.compile(r"[*\[]")
 
@@ -95,7 +95,7 @@ class Location:
 
     @property
     def _magic(self) -> re.Pattern[str]:
-        return _WEB_MAGIC if self.scheme in WEB else _MAGIC
+        return _WEB_MAGIC if self.scheme in WEB else MAGIC
 
 
 def parse_url(url: str) -> Location:
@@ -129,7 +129,7 @@ def parse_url(url: str) -> Location:
             f"source.url {scheme}://…: a bucket's name holds no : or @; credentials belong "
             "into source.storage_options, or the environment"
         )
-    if not bucket or (scheme not in WEB and _MAGIC.search(bucket)):
+    if not bucket or (scheme not in WEB and MAGIC.search(bucket)):
         raise ConfigError(f"source.url {shown}: expected {scheme}://BUCKET/KEY with one bucket")
     location = _checked(Location(shown, scheme, bucket, key, userinfo))
     return _unsigned(location) if scheme in WEB else location
@@ -183,8 +183,13 @@ def translate_glob(pattern: str) -> str:
         elif "**" in part:
             raise ValueError("'**' must be a whole component, as in a/**/b")
         else:
-            out.append(("[^/]+" if part == "*" else _component(part)) + ("" if last else "/"))
+            out.append(component_pattern(part) + ("" if last else "/"))
     return f"(?s:{''.join(out)})\\Z"
+
+
+def component_pattern(part: str) -> str:
+    """Return the regular expression of one component of a glob that is not ``**``."""
+    return "[^/]+" if part == "*" else _component(part)
 
 
 def _component(part: str) -> str:
