@@ -58,6 +58,19 @@ def raw(folder: Path) -> str:
     return f"{folder}/*.dat"
 
 
+def hdf5(folder: Path) -> str:
+    h5py = pytest.importorskip("h5py")
+    folder.mkdir()
+    for i in range(2):
+        with h5py.File(folder / f"{i}.h5", "w") as file:
+            rows = np.arange(6 * 1024)
+            file.create_dataset(
+                "signal", data=np.outer(rows, [1.0, 2.0]), chunks=(2048, 2), compression="gzip"
+            )
+            file.create_dataset("labels", data=rows // 1024, chunks=(2048,))
+    return f"{folder}/*.h5"
+
+
 def chunks(folder: Path) -> str:
     """Chunks of pickled points, whose target is the mean of their fingerprint."""
     lmdb = pytest.importorskip("lmdb")
@@ -364,6 +377,7 @@ def keyed(folder: Path) -> str:
 
 CONFIGS = {
     "bytes": Tried(messages, {"data": ("uint8", 1), "data_offsets": ("int64", (5,))}),
+    "hdf5-windows": Tried(hdf5, {"x": ("float64", (4, 1024, 2)), "y": ("int64", (4, 1024))}),
     "image": Tried(
         photos,
         {

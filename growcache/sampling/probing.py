@@ -166,6 +166,8 @@ class Prober:
     async def _look_at_parts(self, entry: Entry, wanted: int) -> Probed:
         """Look at parts of an object, each of which is one sample."""
         measure = await self._format.measure(StoreReader(self._store, entry))
+        if measure.together > 1:
+            return await self._look_at_units(entry, wanted, measure)
         parts = max(1, measure.samples)
         samples: list[Sample] = []
         holes: list[str] = []
@@ -181,6 +183,22 @@ class Prober:
         if samples:
             return Probed(entry.key, measure, samples)
         raise FormatError(holes[0]) if holes else self._nothing(measure.samples)
+
+    async def _look_at_units(self, entry: Entry, wanted: int, measure: Measure) -> Probed:
+        """Look at some samples of a chunk or row group, which costs as much as all of it."""
+        parts = max(1, measure.samples // measure.together)
+        samples: list[Sample] = []
+        for part in range(min(parts, LOOKS)):
+            stop = Stop(entry, part, parts)
+            one = await self._filler.visit(_permit(stop, LOOKS), stop, self._wish)
+            if one.hole is not None:
+                raise FormatError(one.hole)
+            samples += one.samples
+            if len(samples) >= wanted:
+                break
+        if samples:
+            return Probed(entry.key, measure, samples)
+        raise self._nothing(measure.samples)
 
     async def _look_at_whole(self, entry: Entry, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
@@ -206,8 +224,8 @@ class Prober:
         return PassedOverError(f"{who} returned None for every sample looked at")
 
 
-def _permit(stop: Stop) -> Permit:
-    return Permit("probe", 0, 0, 0, (0,), (stop,))
+def _permit(stop: Stop, take: int | None = None) -> Permit:
+    return Permit("probe", 0, 0, 0, (0,), (stop,), take)
 
 
 def _examples(looked: Sequence[tuple[str, Schema]]) -> str:

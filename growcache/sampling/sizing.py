@@ -41,14 +41,10 @@ def measure_sizing(
             where they differ in size.
     """
     by_objects = config.sampling.weight_by == "objects"
-    visit = _samples_per_visit(config, measure, ranged=ranged)
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
+    visit = _samples_per_visit(config, measure, record_bytes, ranged=ranged)
     group = min(visit, MAX_GROUP_SHARDS)
-    wanted = config.sampling.shard_samples
-    shard_bytes = min(
-        SHARD_BYTES, int(config.cache.max_bytes) // SHARDS_IN_CACHE, GROUP_BYTES // group
-    )
     limit = config.cache.max_samples
     if limit is not None and limit < visit:
         raise ConfigError(
@@ -60,9 +56,7 @@ def measure_sizing(
         stride_bytes=float(measure.stride_bytes),
         overhead_bytes=measure.overhead_bytes,
         whole=by_objects or not ranged,
-        shard_samples=max(1, min(shard_bytes // max(1, record_bytes), GROUP_SAMPLES // group))
-        if wanted == "auto"
-        else wanted,
+        shard_samples=_samples_per_shard(config, record_bytes, group),
         group_shards=group,
         max_parts=None if limit is None else limit // visit,
     )
@@ -83,7 +77,19 @@ def group_limit_bytes(sizing: Sizing, schema: Schema, sample_bytes: float) -> in
     return int(LIMIT_OF_EXPECTED * samples * max(sample_bytes, 1))
 
 
-def _samples_per_visit(config: Config, measure: Measure, *, ranged: bool) -> int:
+def _samples_per_shard(config: Config, record_bytes: int, group: int) -> int:
+    wanted = config.sampling.shard_samples
+    if wanted != "auto":
+        return wanted
+    shard_bytes = min(
+        SHARD_BYTES, int(config.cache.max_bytes) // SHARDS_IN_CACHE, GROUP_BYTES // group
+    )
+    return max(1, min(shard_bytes // max(1, record_bytes), GROUP_SAMPLES // group))
+
+
+def _samples_per_visit(
+    config: Config, measure: Measure, record_bytes: int, *, ranged: bool
+) -> int:
     wanted = config.sampling.samples_per_object
     if not ranged:
         if wanted not in ("auto", measure.samples):
@@ -92,7 +98,12 @@ def _samples_per_visit(config: Config, measure: Measure, *, ranged: bool) -> int
                 f"objects whole, {measure.samples} samples at a time; leave it auto"
             )
         return max(1, measure.samples)
-    return 1 if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    # At most a shard's worth: then four visits or more are dealt over the shards of a group.
+    shard = _samples_per_shard(config, record_bytes, MAX_GROUP_SHARDS)
+    most = min(shard, config.cache.max_samples or shard)
+    return max(1, min(measure.together, most))
 
 
 def stored_sizing(sizes: dict[str, Any]) -> Sizing:

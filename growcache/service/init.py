@@ -91,7 +91,8 @@ sampling:
   order: permutation
   # About how many samples one visit to an object yields. More cost fewer requests, but
   # neighbours in one object are alike, and so worth less to training.
-  # auto: 1 where objects are read by range; those read whole yield all they hold
+  # auto: 1 where objects are read by range, but what a chunk holds where they have chunks;
+  # those read whole yield all they hold
   samples_per_object: auto
   # samples: long recordings are visited more often | objects: all equally often
   weight_by: samples

@@ -111,6 +111,17 @@ def lmdb_values(data: bytes) -> None:
     _visited("lmdb", options, Held(data[1:]), visit)
 
 
+def hdf5(data: bytes) -> None:
+    """The first byte chooses what is asked of the rest."""
+    first = data[0] if data else 0
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"axis": 0}, {"window": 3}, {"datasets": ["x", "s"], "axis": 0},
+        {"datasets": "g/x", "window": 4, "stride": 2, "edge": "pad", "phase": "random"},
+    )  # fmt: skip
+    visit = Visit(first >> 6, 4, 1, 0, 2 if first & 32 else None)
+    _visited("hdf5", every[first % len(every)], Held(data[1:]), visit)
+
+
 def image(data: bytes) -> None:
     image_kind(data)
     with contextlib.suppress(FormatError):
@@ -278,7 +289,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, hdf5, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

@@ -58,6 +58,16 @@ def npy() -> bytes:
     return file.getvalue()
 
 
+def hdf5() -> bytes:
+    h5py = pytest.importorskip("h5py")
+    file = io.BytesIO()
+    with h5py.File(file, "w") as opened:
+        values = np.arange(60, dtype=">i4").reshape(12, 5)
+        opened.create_dataset("x", data=values, chunks=(4, 3), compression="gzip", shuffle=True)
+        opened.create_dataset("note", data=[f"é{n}" for n in range(12)], chunks=(5,))
+    return file.getvalue()
+
+
 @dataclass(frozen=True)
 class Case:
     """A format, and an object that it reads."""
@@ -86,6 +96,11 @@ CASES = {
     "image decoded": Case("image", {"decode": True}, lambda: encoded("JPEG", (40, 30))),
     "image webp": Case(
         "image", {"decode": True, "classes": ["folder"]}, lambda: encoded("WEBP")
+    ),
+    "hdf5": Case("hdf5", {"datasets": "x"}, hdf5),
+    "hdf5 rows": Case("hdf5", {"datasets": ["x", "note"], "axis": 0}, hdf5),
+    "hdf5 windows": Case(
+        "hdf5", {"datasets": "x", "window": 3, "stride": 2, "phase": "random"}, hdf5
     ),
     "lmdb": Case("lmdb", {"key": "bytes"}, lmdb_built.small),
     "lmdb decoded": Case("lmdb", {"decode": f"{MODULE_NAME}:value"}, lmdb_built.small),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format
+from growcache.remote.formats import FORMATS, open_format
 from growcache.schema import Array
 from tests.remote.held import Held, visited
 
@@ -269,7 +269,7 @@ def test_taking_few_of_many_reads_little() -> None:
     [
         ("npz", {}, "did you mean npy"),
         ("imge", {}, "did you mean image"),
-        ("zzz", {}, "known are bytes, image, lmdb, npy, raw"),
+        ("zzz", {}, "known are " + ", ".join(sorted(FORMATS))),
         ("bytes", {"decod": "a:b"}, "did you mean decode"),
         ("bytes", {"decode": "nonsense"}, "decode: expected package.module:function"),
         ("bytes", {"decode": "no_such_module:f"}, "No module named"),

@@ -53,6 +53,22 @@ def test_two_that_differ_in_size_are_ragged() -> None:
     assert settle([_rows(5), _rows(6)]) == RAGGED
 
 
+def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        noise = np.random.default_rng(0).random((2000, 500))
+        file.create_dataset("x", data=noise, chunks=(100, 500))
+    read: list[int] = []
+    source = SourceConfig(url=(f"{tmp_path}/*.h5",), format="hdf5", options={"axis": 0})
+    store = open_store(source, on_bytes=read.append)
+    form = open_format("hdf5", {"axis": 0})
+    prober = Prober(store, form, Filler(store, form, None, 0, 4, Pace(None)), 0, None)
+    found = asyncio.run(prober.probe(next(iter(store.pages()))))
+    assert found["measure"]["together"] == 100
+    assert found["sample_bytes"] == 4000
+    assert sum(read) < 1.2 * 100 * 4000
+
+
 def test_what_cannot_be_one_schema_says_what_to_do() -> None:
     with pytest.raises(FormatError, match=r"sampling\.transform.*sampling\.schema"):
         settle([_rows(5), _rows(5, "<i2")])

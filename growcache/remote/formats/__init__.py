@@ -8,6 +8,7 @@ from typing import Any
 
 from growcache.errors import ConfigError
 from growcache.remote.formats.blob import open_bytes
+from growcache.remote.formats.hdf5 import open_hdf5
 from growcache.remote.formats.image import open_image
 from growcache.remote.formats.lmdb import open_lmdb
 from growcache.remote.formats.npy import open_npy
@@ -29,6 +30,7 @@ __all__ = [
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "bytes": open_bytes,
+    "hdf5": open_hdf5,
     "image": open_image,
     "lmdb": open_lmdb,
     "npy": open_npy,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LARGEST_WHOLE = 1_000_000_000  # bytes; what a sampler may use for a group of shards
+_DECODED = 1 << 25  # bytes of an object that stores next to nothing
+_RATIO = 1100  # deflate's is 1032
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,14 @@ class Measure:
         overhead_bytes: such that (size - overhead) / stride is the number of samples; negative
             where samples lie apart.
         samples: in this object.
+        together: about how many samples lie in what can only be fetched as a whole (a chunk,
+            a row group): so many is a visit worth.
     """
 
     stride_bytes: float
     overhead_bytes: int
     samples: int
+    together: int = 1
 
 
 class ObjectFormat(Protocol):
@@ -121,6 +127,15 @@ async def read_whole(reader: Reader) -> Buffer:
     return await reader.read()
 
 
+def most_decoded(entry: Entry) -> int:
+    """Return the bytes that a visit may make of an object that stores them compressed.
+
+    No common compression shrinks further than a thousandfold. What was never written takes no
+    room at all, and gets some.
+    """
+    return min(LARGEST_WHOLE, _DECODED + _RATIO * entry.size)
+
+
 def share(samples: int, visit: Visit) -> range:
     """Return the ordinals of the samples in the visit's part: contiguous, possibly none."""
     return range(visit.part * samples // visit.parts, (visit.part + 1) * samples // visit.parts)
@@ -156,6 +171,22 @@ def one_of(
             f"source.options.{name}: expected {' or '.join(choices)}, found {value!r}"
         )
     return str(value)
+
+
+def need_library(form: str, module: str) -> None:
+    """Refuse a format whose library is not installed; it is imported by who uses it.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ValueError:  # a program keeps it from being imported
+        found = False
+    if not found:
+        raise ConfigError(
+            f"source.format: {form} needs {module}; pip install 'growcache[{form}]'"
+        )
 
 
 def refuse_unknown(form: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -1,0 +1,302 @@
+"""HDF5 files of which only what the library asks for is fetched, and never while it waits.
+
+`h5py` reads an image of the file in memory. Where bytes are missing, the read fails and the
+range is noted; it is fetched without any lock held, and what failed is tried again. So no
+thread ever waits for the network inside of HDF5, which runs one call at a time, and many files
+are opened at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from growcache.errors import FormatError, GrowcacheError
+from growcache.remote.formats.objects import Reader
+from growcache.remote.store import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+T = TypeVar("T")
+
+BLOCK = 1 << 13  # bytes; metadata is fetched in whole blocks
+HEAD = 1 << 16  # bytes at the start, which hold all there is to know of most files
+MOST_AHEAD = 7  # doublings of what is fetched where one question leads to the next
+MOST_TURNS = 100  # requests after another for one question
+MOST_READ = 1 << 24  # bytes that the library may ask for at once
+MOST_IMAGE = 1 << 26  # bytes of metadata that are kept, of all files together
+MOST_OPEN = 64  # files
+
+_NEEDED = re.compile(r"([0-9]+) bytes required")
+
+Location = tuple[int, int, int]
+"""Of a chunk: offset, bytes, and the mask of filters that were left out."""
+
+
+class _AbsentError(OSError):
+    """HDF5 asks for bytes that are not here yet."""
+
+
+class Image(io.RawIOBase):
+    """What is known of a file's bytes, as a file."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.missing: list[tuple[int, int]] = []
+        self._located: tuple[int, int] | None = None
+        self._locating = False
+        self._blocks: dict[int, memoryview] = {}
+        self._at = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks that are here."""
+        return len(self._blocks) * BLOCK
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position."""
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[
+            whence
+        ] + offset
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill the buffer.
+
+        Raises:
+            OSError: bytes are missing, or there are none.
+        """
+        into = memoryview(buffer).cast("B")
+        start, stop = self._at, self._at + len(into)
+        if start < 0 or stop > self.size:
+            raise OSError(f"bytes {start} to {stop} of {self.size}")
+        if self._locating:  # nobody looks at what is read
+            if self._located is not None:
+                raise OSError("a chunk in more than one piece")
+            self._located = (start, len(into))
+            return len(into)
+        if len(into) > MOST_READ:
+            raise OSError(f"{len(into)} bytes of metadata")
+        if self.absent(start, stop):
+            self.missing.append((start, stop))
+            raise _AbsentError(f"bytes {start} to {stop}")
+        for number in _blocks(start, stop):
+            block, first = self._blocks[number], number * BLOCK
+            low, high = max(start, first), min(stop, first + BLOCK)
+            into[low - start : high - start] = block[low - first : high - first]
+        self._at = stop
+        return len(into)
+
+    def locate(self, work: Callable[[], T]) -> tuple[T, tuple[int, int]]:
+        """Return what ``work`` returns, and offset and bytes of the range that it reads in vain."""
+        self._locating, self._located = True, None
+        try:
+            result = work()
+        finally:
+            self._locating = False
+        found: tuple[int, int] | None = self._located  # by what `work` read
+        return result, found or (0, 0)
+
+    def absent(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the blocks that are not here."""
+        return [number for number in _blocks(start, stop) if number not in self._blocks]
+
+    def put(self, number: int, data: memoryview) -> None:
+        """Keep bytes, from the start of a block on."""
+        for at in range(0, len(data), BLOCK):
+            self._blocks[number + at // BLOCK] = data[at : at + BLOCK]
+
+
+def _blocks(start: int, stop: int) -> range:
+    return range(start // BLOCK, -(-stop // BLOCK))
+
+
+class RemoteFile:
+    """One HDF5 file, and what was fetched of its metadata."""
+
+    def __init__(self, entry: Entry, thread: ThreadPoolExecutor) -> None:
+        self.image = Image(entry.size)
+        self._key = entry.key
+        self._thread = thread
+        self._file: Any = None
+        self._coming: dict[int, asyncio.Task[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self, reader: Reader, work: Callable[[Any], T]) -> T:
+        """Return what ``work`` returns for the open `h5py.File`; it may run several times.
+
+        Raises:
+            FormatError: the file is none, or broken.
+        """
+        loop = asyncio.get_running_loop()
+        if not self.image.nbytes:
+            await self._fetch(reader, [(0, min(HEAD, self.image.size))], 0)
+        for turn in range(MOST_TURNS):
+            result, missing = await loop.run_in_executor(self._thread, self._attempt, work)
+            if not missing:
+                assert result is not None
+                return result
+            if self.image.nbytes > MOST_IMAGE:
+                break
+            await self._fetch(reader, missing, turn)
+        raise FormatError(f"{self._key}: its metadata is scattered over too much of the file")
+
+    def close(self) -> None:
+        """Forget the open file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _attempt(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
+        import h5py
+
+        self.image.missing = []
+        try:
+            if self._file is None:
+                self._file = h5py.File(self.image, "r", rdcc_nbytes=0)
+            result = work(self._file)
+            if not self.image.missing:
+                return result, []
+        except GrowcacheError:
+            if not self.image.missing:
+                raise
+        except Exception as error:  # HDF5 raises what a broken file makes it raise
+            if not self.image.missing:
+                self.close()
+                raise FormatError(f"{self._key}: {_words(error)}") from error
+        self.close()  # it may remember that a read failed
+        return None, self.image.missing
+
+    async def _fetch(
+        self, reader: Reader, ranges: Sequence[tuple[int, int]], turn: int
+    ) -> None:
+        """Fetch what is missing and, the longer it takes, the more of what lies behind it."""
+        ahead = BLOCK << min(turn, MOST_AHEAD)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._coming, self._loop = {}, loop
+        waited: set[asyncio.Task[None]] = set()
+        for start, stop in ranges:
+            absent = self.image.absent(start, min(self.image.size, max(stop, start + ahead)))
+            waited |= {self._coming[n] for n in absent if n in self._coming}
+            for run in _consecutive(n for n in absent if n not in self._coming):
+                task = loop.create_task(self._get(reader, run))
+                self._coming |= dict.fromkeys(run, task)
+                task.add_done_callback(_seen)
+                waited.add(task)
+        await asyncio.gather(*map(asyncio.shield, waited))
+
+    async def _get(self, reader: Reader, run: range) -> None:
+        try:
+            stop = min(self.image.size, run.stop * BLOCK)
+            data = memoryview(await reader.read(run.start * BLOCK, stop)).cast("B")
+            self.image.put(run.start, data)
+        finally:
+            for number in run:
+                self._coming.pop(number, None)
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Take the error of a fetch that those who waited for it did not live to see."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _consecutive(numbers: Iterator[int]) -> list[range]:
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def _words(error: Exception) -> str:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return f"cannot be read as HDF5: {said[:200]}"
+
+
+class RemoteFiles:
+    """The files that were used last; a second visit then finds their metadata here."""
+
+    def __init__(self) -> None:
+        # One thread: HDF5 runs one call at a time in any case.
+        self._thread = ThreadPoolExecutor(1, "growcache-hdf5")
+        self._files: OrderedDict[Entry, RemoteFile] = OrderedDict()
+        # HDF5 closes what is open when the process ends, which is too late for files in Python.
+        weakref.finalize(self, _close_all, self._files)
+
+    def of(self, entry: Entry) -> RemoteFile:
+        """Return the file of an object."""
+        file = self._files.get(entry)
+        if file is None:
+            file = self._files[entry] = RemoteFile(entry, self._thread)
+        self._files.move_to_end(entry)
+        while len(self._files) > 1 and self._too_many():
+            _, oldest = self._files.popitem(last=False)
+            self._thread.submit(oldest.close)
+        return file
+
+    def _too_many(self) -> bool:
+        held = sum(file.image.nbytes for file in self._files.values())
+        return len(self._files) > MOST_OPEN or held > MOST_IMAGE
+
+
+def _close_all(files: OrderedDict[Entry, RemoteFile]) -> None:
+    for file in files.values():
+        file.close()
+
+
+def locate(
+    file: Any, image: Image, path: str, places: Sequence[tuple[int, ...]]
+) -> list[Location | None]:
+    """Return where chunks lie, by their first elements; None where one was never written.
+
+    Of a dataset of which some chunk was written: of others the library tells nonsense.
+    A chunk is read twice, in vain: into no room, which looks up its size in the index, and then
+    from an image that says it has all, which shows the range that would be read. What the
+    library offers for this question goes through the index from its beginning.
+    """
+    from growcache.remote.formats.hdf5_layout import dataset_at
+
+    dataset = dataset_at(file, path).id
+    return [_located(dataset, image, place) for place in places]
+
+
+def _located(dataset: Any, image: Image, place: tuple[int, ...]) -> Location | None:
+    missing = len(image.missing)
+    needed = 0
+    try:
+        dataset.read_direct_chunk(place, out=bytearray(0))
+    except (ValueError, RuntimeError, OSError) as error:
+        if len(image.missing) > missing or "not allocated" in str(error):
+            return None
+        told = _NEEDED.search(str(error))  # too little room: there is such a chunk
+        if told is None:
+            raise
+        needed = int(told[1])
+    if needed > image.size:
+        raise OSError(f"a chunk of {needed} bytes in a file of {image.size}")
+    mask, found = image.locate(lambda: int(dataset.read_direct_chunk(place)[0]))
+    return (*found, mask)
