@@ -96,6 +96,19 @@ def messages(folder: Path) -> str:
     return f"{folder}/*.bin"
 
 
+def records(folder: Path) -> str:
+    """JSON of some lines each, of which some lack the label."""
+    folder.mkdir()
+    for i in range(3):
+        lines = (
+            {"text": "é" * n, "meta": {"label": n} if n else {}, "embedding": [n, 0.5]}
+            for n in range(20)
+        )
+        text = "\n".join(json.dumps(line) for line in lines)
+        (folder / f"{i}.jsonl").write_text(text, encoding="utf-8")
+    return f"{folder}/*.jsonl"
+
+
 def photos(folder: Path) -> str:
     """Red cats and blue dogs."""
     image = pytest.importorskip("PIL.Image", reason="needs growcache[image]")
@@ -387,6 +400,14 @@ CONFIGS = {
         },
     ),
     "lmdb": Tried(chunks, {"x": ("float32", (4, 300)), "y": ("float32", (4,)), "key": 4}),
+    "jsonl": Tried(
+        records,
+        {
+            "embedding": ("float32", (4, 2)),
+            "label": ("int64", (4,)),
+            "text": 4,
+        },
+    ),
     "local": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-cache": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-ragged": Tried(utterances, {"x": ("float32", 2), "x_offsets": ("int64", (5,))}),

@@ -42,7 +42,7 @@ from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
 
 ROOT = Path(__file__).parent.parent
-NAMES = ["epochs", "choosing", "tensorflow", "not_offered"]
+NAMES = ["epochs", "choosing", "formats", "tensorflow", "not_offered"]
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
 GB, MB, KIB = 10**9, 10**6, 1024
 
@@ -131,7 +131,7 @@ def test_the_configs_load(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "yaml"):
         (tmp_path / "growcache.yaml").write_text(block)
         config = load_config(tmp_path / "growcache.yaml")
-        open_format(config.source.format, config.source.options)
+        open_format(config.source.format, config.source.options, config.source.url)
 
 
 @pytest.mark.parametrize("page", NAMES)
@@ -471,6 +471,6 @@ def test_what_is_not_offered_is_not_there() -> None:
             load_config(values)
     with pytest.raises(ConfigError, match="several sources"):
         load_config({"source": [{"url": "x"}]})
-    assert sorted(FORMATS) == ["bytes", "image", "lmdb", "npy", "raw"]
+    assert sorted(FORMATS) == ["bytes", "hdf5", "image", "jsonl", "lmdb", "npy", "raw"]
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False

@@ -18,7 +18,7 @@ from growcache.cache.incoming import needed_bytes
 from growcache.cache.packing import pack
 from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
-from growcache.remote.formats import ObjectFormat, Visit
+from growcache.remote.formats import ObjectFormat, Visit, read_found
 from growcache.remote.store import Store, StoreReader
 from growcache.sampling.allowance import Allowance, Limits, Visited
 from growcache.sampling.messages import Permit, Stop
@@ -122,8 +122,12 @@ class Filler:
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
         try:
-            found = await self._format.read(StoreReader(self._store, stop.entry), visit)
-            return self.prepared(permit, stop, found, schema)
+            reader = StoreReader(self._store, stop.entry)
+            found, unread = await read_found(self._format, reader, visit)
+            visited = self.prepared(permit, stop, found, schema)
+            if unread is not None:
+                visited.hole = reason(stop.entry.key, unread)
+            return visited
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
@@ -138,25 +142,41 @@ class Filler:
     ) -> Visited:
         """Return decoded samples as they will be cached: transformed, and of the schema.
 
+        Those of which that cannot be said are a hole beside the others.
+
         Raises:
-            FormatError: the transform failed, or a sample is not of the schema.
+            FormatError: that is all of them: the transform failed, or they are not of the schema.
         """
         visited = Visited()
+        odd: FormatError | None = None
         for index, (sample, start, end) in enumerate(found):
-            if self._transform is not None:
-                origin = Origin(stop.entry.key, stop.entry.etag, start, end)
-                where = (permit.round, stop.entry.key, stop.part, index)
-                made = self._transform(sample, origin, where)
-                if made is None:  # the user's function passes over this sample
-                    continue
-                sample = made
-            if self._weighted:
-                sample = _weighted(sample, 1.0 if stop.weight is None else stop.weight)
-            if schema is not None:
-                sample = self._conformed(sample, schema, stop.entry.key)
-            visited.samples.append(sample)
-            visited.origins.append((start, end))
+            try:
+                made = self._transformed(permit, stop, (sample, start, end), index)
+                if made is not None and self._weighted:
+                    made = _weighted(made, 1.0 if stop.weight is None else stop.weight)
+                if made is not None and schema is not None:
+                    made = self._conformed(made, schema, stop.entry.key)
+            except FormatError as error:
+                odd = odd or error
+                continue
+            if made is not None:
+                visited.samples.append(made)
+                visited.origins.append((start, end))
+        if odd is not None:
+            if not visited.samples:
+                raise odd
+            visited.hole = reason(stop.entry.key, odd)
         return visited
+
+    def _transformed(
+        self, permit: Permit, stop: Stop, found: tuple[Sample, int, int], index: int
+    ) -> Sample | None:
+        """Return what the user's function makes of a sample; None where it passes over it."""
+        sample, start, end = found
+        if self._transform is None:
+            return sample
+        origin = Origin(stop.entry.key, stop.entry.etag, start, end)
+        return self._transform(sample, origin, (permit.round, stop.entry.key, stop.part, index))
 
     def _conformed(self, sample: Sample, schema: Schema, key: str) -> Sample:
         try:

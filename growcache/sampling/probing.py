@@ -10,7 +10,7 @@ from itertools import islice
 from statistics import fmean
 
 from growcache.errors import FormatError, StoreError, TransientStoreError
-from growcache.remote.formats import Measure, ObjectFormat, Visit
+from growcache.remote.formats import Measure, ObjectFormat, Visit, read_found
 from growcache.remote.store import Entry, Store, StoreReader
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Message, Permit, Stop
@@ -191,7 +191,7 @@ class Prober:
         for part in range(min(parts, LOOKS)):
             stop = Stop(entry, part, parts)
             one = await self._filler.visit(_permit(stop, LOOKS), stop, self._wish)
-            if one.hole is not None:
+            if one.hole is not None and not one.samples:
                 raise FormatError(one.hole)
             samples += one.samples
             if len(samples) >= wanted:
@@ -203,7 +203,8 @@ class Prober:
     async def _look_at_whole(self, entry: Entry, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
         reader, stop = StoreReader(self._store, entry), Stop(entry, 0, 1)
-        found = await self._format.read(reader, Visit(0, 1, 0, self._seed, None))
+        visit = Visit(0, 1, 0, self._seed, None)
+        found, _ = await read_found(self._format, reader, visit)
         wanted = max(2, wanted)
         samples: list[Sample] = []
         for batch in ordinals(len(found), wanted) if found else ():

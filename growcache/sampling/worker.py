@@ -145,7 +145,9 @@ class Sampler:
         self._transform: Transform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
         )
-        self._format: ObjectFormat = open_format(config.source.format, config.source.options)
+        self._format: ObjectFormat = open_format(
+            config.source.format, config.source.options, config.source.url
+        )
         if not self._format.listed and sampling.weight_by == "objects":
             raise ConfigError(
                 f"sampling.weight_by: objects needs objects, but {config.source.format} draws "

@@ -63,6 +63,7 @@ source:
   # What an object holds (default: npy).
   #   npy: a NumPy file         raw: an array without header
   #   image: a JPEG or PNG      bytes: the object itself, for your own code
+  #   jsonl: lines of JSON
   #   "package.module:function": what that function reads
 {seen}  format: {format}
   # npy:   {{}}                                 the whole array is one sample
@@ -75,6 +76,9 @@ source:
   # image: {{label: folder, classes: [cat, dog]}}
   #        the label is the number of the folder's name in classes, or without them that name;
   #        label: none where it means nothing; decode: true to cache pixels instead of files
+  # jsonl: {{fields: [text, label]}}          which keys; without it all, as they are found
+  #        {{fields: {{y: int64, x: {{path: meta.x, dtype: float32, default: 0}}}}}}
+  #        raw: true (lines as bytes); compression: auto | none | gzip | zlib | zstd
   # bytes: {{decode: "package.module:function"}}  from bytes to a sample, before it is cached
   options: {options}
   # As in fsspec: key, secret, token, endpoint_url, anon, profile, client_kwargs, ... For
@@ -224,7 +228,7 @@ def checked_text(file: str, choices: Choices) -> str:
     """
     text = config_text(file, choices)
     config = load_config(yaml.safe_load(text))
-    check_format(config.source.format, config.source.options)
+    check_format(config.source.format, config.source.options, config.source.url)
     return text
 
 

@@ -36,6 +36,7 @@ OTHERS = (
     (b"fLaC", "FLAC audio"),
     (b"GIF8", "a GIF image"),
 )
+LINES = (".jsonl", ".ndjson", ".jsonlines")
 # Suffixes that say what numbers a file without a header is of.
 DTYPES = {
     **dict.fromkeys((".f32", ".float32"), "<f4"),
@@ -86,6 +87,8 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
         return _of_image(key, kind, size, folders)
     if dtype := DTYPES.get(PurePosixPath(key).suffix.lower()):
         return _of_raw(dtype, size, f"No header; {dtype} is what the name's ending says.")
+    if PurePosixPath(key).suffix.lower() in LINES and head.lstrip()[:1] == b"{":
+        return _of_lines(head, size)
     seen = next((what for magic, what in OTHERS if head.startswith(magic)), None)
     if seen:
         return _of_bytes(size, f"This looks like {seen}.")
@@ -177,6 +180,16 @@ def _of_raw(dtype: str, size: int, *reasons: str) -> Proposal:
         max(1, size // item // window),
         window * item,
     )
+
+
+def _of_lines(head: bytes, size: int) -> Proposal:
+    lines = [line for line in head.splitlines(keepends=True) if not line.isspace()]
+    mean = len(head) / len(lines)
+    reasons = (
+        f"Lines of JSON, the first of {in_bytes(len(lines[0]))}; each is a sample.",
+        "All keys are taken; fields says which, of which dtype, and what if one is missing.",
+    )
+    return Proposal("jsonl", {}, reasons, max(1, round(size / mean)), round(mean))
 
 
 def _of_bytes(size: int, *reasons: str) -> Proposal:

@@ -31,7 +31,7 @@ from growcache.errors import (
     ObjectMissingError,
     StoreError,
 )
-from growcache.remote.formats import Visit, open_format
+from growcache.remote.formats import Visit, open_format, read_found
 from growcache.remote.store import Entry, StoreReader, open_store
 from growcache.remote.urls import parse_url
 from growcache.sampling.fill import WEIGHT, Filler
@@ -153,7 +153,7 @@ async def _made_again(peeked: Peeked, config: Config, identity: Identity) -> lis
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
     store = open_store(config.source, timeout_seconds=sampling.timeout_seconds)
-    format_ = open_format(config.source.format, config.source.options)
+    format_ = open_format(config.source.format, config.source.options, config.source.url)
     stop = stop_of(peeked.sidecar, peeked.i, config.source.url)
     take = identity.sizes["samples_per_object"] if sampling.weight_by == "objects" else None
     sidecar = peeked.sidecar
@@ -165,7 +165,7 @@ async def _made_again(peeked: Peeked, config: Config, identity: Identity) -> lis
         stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
     filler = Filler(store, format_, transform, sampling.seed, 1, Pace(None), weighted=weighted)
     try:
-        found = await format_.read(StoreReader(store, stop.entry), visit)
+        found, _ = await read_found(format_, StoreReader(store, stop.entry), visit)
         visited = filler.prepared(permit, stop, found, identity.schema)
     finally:
         await store.close()

@@ -122,6 +122,24 @@ def hdf5(data: bytes) -> None:
     _visited("hdf5", every[first % len(every)], Held(data[1:]), visit)
 
 
+def jsonl(data: bytes) -> None:
+    """The first byte chooses what is asked of the rest."""
+    first = data[0] if data else 0
+    fields = {"a": "int32", "b": {"dtype": "float32", "default": []}, "c": {"path": "d.e"}}
+    every: tuple[dict[str, Any], ...] = (
+        {},
+        {"raw": True},
+        {"fields": fields},
+        {"fields": ["a"]},
+    )
+    packed = ("none", "none", "gzip", "zlib", "zstd")[first % 5]
+    options = {**every[first % 4], "compression": packed}
+    parts = 1 if packed != "none" else 1 + (first >> 5)
+    held = Held(data[1:])
+    for part in range(parts):
+        _visited("jsonl", options, held, Visit(part, parts, 1, 0, 2 if first & 64 else None))
+
+
 def image(data: bytes) -> None:
     image_kind(data)
     with contextlib.suppress(FormatError):
@@ -289,7 +307,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, hdf5, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

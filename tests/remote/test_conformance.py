@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import sys
 from collections.abc import Callable
@@ -68,6 +69,10 @@ def hdf5() -> bytes:
     return file.getvalue()
 
 
+def json_lines() -> bytes:
+    return b"".join(b'{"n": %d, "x": [0.5, %d], "t": "a"}\r\n' % (n, n) for n in range(12))
+
+
 @dataclass(frozen=True)
 class Case:
     """A format, and an object that it reads."""
@@ -104,6 +109,11 @@ CASES = {
     ),
     "lmdb": Case("lmdb", {"key": "bytes"}, lmdb_built.small),
     "lmdb decoded": Case("lmdb", {"decode": f"{MODULE_NAME}:value"}, lmdb_built.small),
+    "jsonl": Case("jsonl", {}, json_lines),
+    "jsonl raw": Case("jsonl", {"raw": True}, json_lines),
+    "jsonl compressed": Case(
+        "jsonl", {"compression": "gzip"}, lambda: gzip.compress(json_lines(), mtime=0)
+    ),
     "user read": Case(f"{MODULE_NAME}:read"),
     "user sample": Case(f"{MODULE_NAME}:sample"),
 }
@@ -236,7 +246,8 @@ def test_what_is_no_object_of_the_format(tmp_path: Path) -> None:
         for text in (b"", b"<Error><Code>NoSuchKey</Code></Error>", bytes(200)):
             form = case.open()
             held = Held(text, "folder/k", {"beside": text})
-            if name.startswith("raw") or name == "bytes":
+            anything = name.startswith("raw") or name in ("bytes", "jsonl raw")
+            if anything or (name.startswith("jsonl") and not text):  # no lines, no samples
                 visited(form, held)
                 continue
             with pytest.raises(GrowcacheError, match=r"folder/k|draw 0"):

@@ -10,6 +10,7 @@ import pytest
 
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat
+from growcache.remote.formats.objects import PartlyReadError
 from growcache.remote.store import Entry, Store
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Permit, Stop
@@ -33,6 +34,12 @@ class Reading:
         key = reader.entry.key
         if key in ERRORS:
             raise ERRORS[key]
+        if key.startswith("partly"):
+            found = [({"x": np.full(2, n, "<f4")}, n, n + 1) for n in range(3)]
+            raise PartlyReadError("partly: line 3 is none", found)
+        if key == "mixed":
+            values = np.zeros(2, "<f4"), np.zeros(3, "<f4"), np.ones(2, "<f4"), np.zeros(2)
+            return [({"x": x}, n, n + 1) for n, x in enumerate(values)]
         return [({"x": np.full(2, float(key), "<f4")}, 0, 1)]
 
 
@@ -56,6 +63,13 @@ def test_a_permanent_failure_is_a_hole_with_its_reason() -> None:
     assert [visited.hole is None for visited in found] == [True, False, False, True]
     assert "404" in found[1].hole
     assert "text" in found[2].hole
+
+
+def test_what_can_be_read_of_a_visit_is_kept_beside_the_hole() -> None:
+    partly, mixed = visit("partly", "mixed")
+    assert (partly.origins, partly.hole) == ([(0, 1), (1, 2), (2, 3)], "partly: line 3 is none")
+    assert mixed.origins == [(0, 1), (2, 3)]
+    assert mixed.hole.startswith("mixed: expected a sample with x: float32[2], found x: float3")
 
 
 @pytest.mark.mutant(

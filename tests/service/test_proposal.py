@@ -97,6 +97,8 @@ def test_an_image_by_its_folders(
         ("a.npz", b"PK\x03\x04", 999, "bytes", "zip"),
         ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
         ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),
+        ("a.jsonl", b'{"a": 1}\n{"a": 2}\n{"a"', 1 << 30, "jsonl", "Lines of JSON"),
+        ("a.jsonl", b"\x1f\x8b\x08", 1 << 20, "bytes", "gzip"),
         ("a.txt", b"what is it", 10, "bytes", "Nothing known"),
     ],
 )

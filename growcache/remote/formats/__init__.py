@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from growcache.errors import ConfigError
 from growcache.remote.formats.blob import open_bytes
+from growcache.remote.formats.compressed import compression
 from growcache.remote.formats.hdf5 import open_hdf5
 from growcache.remote.formats.image import open_image
+from growcache.remote.formats.jsonl import open_jsonl
 from growcache.remote.formats.lmdb import open_lmdb
 from growcache.remote.formats.npy import open_npy
-from growcache.remote.formats.objects import Measure, ObjectFormat, Reader, Visit
+from growcache.remote.formats.objects import (
+    Measure,
+    ObjectFormat,
+    Reader,
+    Visit,
+    read_found,
+)
 from growcache.remote.formats.raw import open_raw
 from growcache.remote.formats.user import endless_entry, open_user
 
@@ -26,30 +34,40 @@ __all__ = [
     "endless_entry",
     "is_user_format",
     "open_format",
+    "read_found",
 ]
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "bytes": open_bytes,
     "hdf5": open_hdf5,
     "image": open_image,
+    "jsonl": open_jsonl,
     "lmdb": open_lmdb,
     "npy": open_npy,
     "raw": open_raw,
 }
 _DECODED = ("bytes", "lmdb")  # whose option decode names code of the user's
 
+# Formats that take a word for how objects are compressed, of which their names may tell.
+COMPRESSIBLE = ("jsonl",)
 
-def open_format(name: str, options: Mapping[str, Any]) -> ObjectFormat:
+
+def open_format(
+    name: str, options: Mapping[str, Any], urls: Sequence[str] = ()
+) -> ObjectFormat:
     """Return the format of a source's objects.
 
     Args:
         name: a key of `FORMATS`, or ``package.module:function`` of the user's own.
         options: those of the format.
+        urls: of the source.
 
     Raises:
         ConfigError: no such format or option, or a value that cannot be meant.
     """
     if name in FORMATS:
+        if name in COMPRESSIBLE:
+            options = {**options, "compression": compression(options, urls)}
         return FORMATS[name](options)
     if is_user_format(name):
         return open_user(name, options)
@@ -65,11 +83,11 @@ def is_user_format(name: str) -> bool:
     return ":" in name
 
 
-def check_format(name: str, options: Mapping[str, Any]) -> None:
+def check_format(name: str, options: Mapping[str, Any], urls: Sequence[str] = ()) -> None:
     """Refuse what can be seen to be wrong without running any code of the user's.
 
     Raises:
         ConfigError: as `open_format` does.
     """
     if not is_user_format(name) and not (name in _DECODED and options.get("decode")):
-        open_format(name, options)
+        open_format(name, options, urls)

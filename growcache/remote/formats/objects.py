@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, FormatError
@@ -15,6 +15,8 @@ from growcache.schema import Sample
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+Found: TypeAlias = list[tuple[Sample, int, int]]  # each sample with its origin [start, stop)
 
 LARGEST_WHOLE = 1_000_000_000  # bytes; what a sampler may use for a group of shards
 _DECODED = 1 << 25  # bytes of an object that stores next to nothing
@@ -66,15 +68,28 @@ class Measure:
         stride_bytes: by how many bytes one sample lies behind the one before.
         overhead_bytes: such that (size - overhead) / stride is the number of samples; negative
             where samples lie apart.
-        samples: in this object.
-        together: about how many samples lie in what can only be fetched as a whole (a chunk,
-            a row group): so many is a visit worth.
+        samples: in this object; about, where only all of its bytes would tell.
+        together: so many samples are worth one visit, where the user does not say: what can only
+            be fetched together, or what makes a visit worth its request.
     """
 
     stride_bytes: float
     overhead_bytes: int
     samples: int
     together: int = 1
+
+
+class PartlyReadError(FormatError):
+    """Some samples of a visit cannot be read: they are one hole, and the others are kept.
+
+    Args:
+        why: says which, and what is wrong with them.
+        found: the others, with their origins.
+    """
+
+    def __init__(self, why: str, found: Found) -> None:
+        super().__init__(why)
+        self.found = found
 
 
 class ObjectFormat(Protocol):
@@ -102,15 +117,32 @@ class ObjectFormat(Protocol):
             FormatError: the object is not what the format says.
         """
 
-    async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
+    async def read(self, reader: Reader, visit: Visit) -> Found:
         """Return the samples of a visit, each with its origin [start, stop).
 
         Origins count rows; bytes where the object has none. Arrays are little-endian, in C
         order, and may be read-only views of one buffer; beside them there are bytes and str.
 
         Raises:
+            PartlyReadError: some of them cannot be read.
             FormatError: the object is not what the format says.
         """
+
+
+async def read_found(
+    form: ObjectFormat, reader: Reader, visit: Visit
+) -> tuple[Found, FormatError | None]:
+    """Return the samples of a visit that can be read, and what is wrong with the others.
+
+    Raises:
+        FormatError: no sample can be read.
+    """
+    try:
+        return await form.read(reader, visit), None
+    except PartlyReadError as error:
+        if not error.found:
+            raise
+        return error.found, error
 
 
 async def read_whole(reader: Reader) -> Buffer:

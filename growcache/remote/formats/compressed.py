@@ -1,0 +1,147 @@
+"""Objects that are compressed as a whole: by which program, and their bytes within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from growcache.errors import ConfigError, FormatError
+from growcache.remote.formats.objects import Reader, one_of, read_whole
+from growcache.remote.store import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+CHOICES = ("auto", "none", "gzip", "zlib", "zstd")
+MOST_UNPACKED = 500_000_000  # bytes; they and what is made of them are in memory together
+MOST_RATIO = 1032  # what gzip can do at best; who claims more means harm
+_LITTLE = 1 << 20  # bytes that any object may unpack to
+_SUFFIXES = {
+    ".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zz": "zlib",
+    ".zst": "zstd", ".zstd": "zstd", ".tzst": "zstd",
+}  # fmt: skip
+_MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+_ZLIB_STEP = 1 << 14  # bytes, which become 16 MB at most
+_ZSTD_STEP = 512  # bytes, of which every four can become 128 kB at once
+_ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
+
+
+def compression(options: Mapping[str, Any], urls: Sequence[str]) -> str:
+    """Return how the objects of a source are compressed: a word of `CHOICES` but ``auto``.
+
+    Raises:
+        ConfigError: the option is another word, the URLs' endings differ, or Zstandard is
+            needed and not installed.
+    """
+    chosen = one_of(options, "compression", CHOICES, "auto")
+    if chosen == "auto":
+        kinds = {_named(url) or "none" for url in urls} or {"none"}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"source.options.compression: source.url names objects of {' and '.join(sorted(kinds))}"
+                "; which are read in different ways; make them two caches"
+            )
+        chosen = kinds.pop()
+    if chosen == "zstd":
+        _zstandard()
+    return chosen
+
+
+def _named(name: str) -> str | None:
+    return next((kind for end, kind in _SUFFIXES.items() if name.lower().endswith(end)), None)
+
+
+def refuse_compressed(entry: Entry, head: bytes) -> None:
+    """Refuse an object that is compressed though nobody said so.
+
+    Args:
+        entry: of the object.
+        head: its first bytes.
+
+    Raises:
+        FormatError: says what to set.
+    """
+    for kind, magic in _MAGIC.items():
+        if head.startswith(magic):
+            raise FormatError(
+                f"{entry.key}: is compressed by {kind}; set compression: {kind} in "
+                "source.options"
+            )
+
+
+async def read_unpacked(reader: Reader, kind: str) -> Buffer:
+    """Return all bytes of an object, unpacked.
+
+    Raises:
+        FormatError: it is larger than a sampler can hold, damaged, or cut off.
+    """
+    data = await read_whole(reader)
+    if kind == "none":
+        return data
+    return await asyncio.to_thread(unpack, data, kind, reader.entry)
+
+
+def unpack(data: Buffer, kind: str, entry: Entry) -> bytes:
+    """Return the bytes that were compressed; several streams behind each other are one.
+
+    Raises:
+        FormatError: damaged, cut off, or more than is borne.
+    """
+    view = memoryview(data)
+    most = min(MOST_UNPACKED, MOST_RATIO * view.nbytes + _LITTLE)
+    pieces: list[bytes] = []
+    found = 0
+    for piece in _pieces(view, kind, entry):
+        pieces.append(piece)
+        found += len(piece)
+        if found > most:
+            raise FormatError(
+                f"{entry.key}: may be unpacked to {most:,} bytes, found more; make smaller "
+                "objects"
+            )
+    return b"".join(pieces)
+
+
+def _pieces(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
+    """Yield what the streams unpack to, little by little: some bytes become very many."""
+    make, step, wrong = _unpacker(kind)
+    stream, at = make(), 0
+    while at < view.nbytes:
+        packed = bytes(view[at : at + step])
+        if stream.eof:
+            padded = len(packed) - len(packed.lstrip(b"\0"))
+            at, packed = at + padded, packed[padded:]
+            stream = make() if packed else stream
+        try:
+            yield stream.decompress(packed) if packed else b""
+        except wrong as error:
+            raise _damaged(entry, kind, str(error)) from None
+        at += len(packed) - len(stream.unused_data if packed else b"")
+    if at and not stream.eof:
+        raise _damaged(entry, kind, "it is cut off")
+
+
+def _unpacker(kind: str) -> tuple[Callable[[], Any], int, type[Exception]]:
+    """Return what begins a stream, how much to give it at a time, and what it raises."""
+    if kind == "zstd":
+        zstandard = _zstandard()
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        return unpacker.decompressobj, _ZSTD_STEP, zstandard.ZstdError
+    wbits = {"gzip": 31, "zlib": 15}[kind]
+    return lambda: zlib.decompressobj(wbits), _ZLIB_STEP, zlib.error
+
+
+def _damaged(entry: Entry, kind: str, why: str) -> FormatError:
+    return FormatError(f"{entry.key}: expected an object compressed by {kind}, found: {why}")
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError(
+            "source.options.compression: needs zstandard; pip install 'growcache[zstd]'"
+        ) from None
+    return zstandard
