@@ -54,8 +54,6 @@ class Planned(NamedTuple):
 # it a typing error.
 PLANNED = {
     "source.fields": Planned("several objects joined into one sample"),
-    "source.labels": Planned("label files"),
-    "source.on_missing": Planned("label files", "error"),
 }
 
 
@@ -63,10 +61,84 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
+def _names_group(value: str, group: str) -> bool:
+    """Whether a text is a regular expression with a group of this name.
+
+    Raises:
+        ValueError: it is no regular expression.
+    """
+    try:
+        return group in re.compile(value).groupindex
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+
+
+class LabelsConfig(_Model):
+    """A table whose columns every sample gets, by the row of its object."""
+
+    url: Annotated[str, Field(min_length=1)]
+    key: Annotated[str, Field(min_length=1)]
+    columns: tuple[str, ...]
+    match: str = "exact"
+
+    @field_validator("url")
+    @classmethod
+    def _of_a_known_kind(cls, value: str) -> str:
+        table_kind(value)
+        return value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("columns")
+    @classmethod
+    def _different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(value) or len(set(value)) < len(value):
+            raise ValueError("name at least one column, and none twice")
+        return value
+
+    @field_validator("match")
+    @classmethod
+    def _can_be_meant(cls, value: str) -> str:
+        if value in MATCHES or _names_group(value, "key"):
+            return value
+        raise ValueError(
+            f"expected {', '.join(MATCHES)}, or a regular expression with (?P<key>…)"
+        )
+
+
+MATCHES = ("exact", "name", "stem")
+TABLES = ("csv", "tsv", "jsonl", "parquet")
+
+
+def table_kind(url: str) -> str:
+    """Return what a table is by the end of its name, and ``.gz`` where it is packed.
+
+    Raises:
+        ValueError: it is none that can be read.
+
+    >>> table_kind("s3://b/labels.csv"), table_kind("https://h/labels.tsv.gz?v=1")
+    ('csv', 'tsv.gz')
+    """
+    name = re.split(r"[?#]", url)[0] if re.match("https?:", url) else url
+    packed = ".gz" if name.lower().endswith(".gz") else ""
+    kind = name.lower().removesuffix(".gz").rpartition(".")[2]
+    if kind not in TABLES or (packed and kind == "parquet"):
+        raise ValueError(
+            f"expected a name that ends in .{', .'.join(TABLES)}, or .gz behind one of the first "
+            "three"
+        )
+    return kind + packed
+
+
 class SourceConfig(_Model):
     """Where the objects are, and what they hold."""
 
     url: tuple[str, ...]
+    labels: LabelsConfig | None = None
+    on_missing: Literal["error", "skip"] = "error"
     format: str = "npy"
     options: dict[str, Any] = {}
     storage_options: dict[str, Any] = {}
@@ -85,6 +157,12 @@ class SourceConfig(_Model):
         return value
 
 
+class LabelGroup(_Model):
+    """What tells groups apart: a column of the labels."""
+
+    label: str
+
+
 class SplitConfig(_Model):
     """Which share of the objects is drawn from: a subset, by a hash of an object's group.
 
@@ -92,19 +170,23 @@ class SplitConfig(_Model):
     group in common all the same.
     """
 
-    group: str | None = None
+    group: str | LabelGroup | None = None
     fractions: dict[str, Annotated[float, Field(gt=0, le=1)]]
     use: str
     seed: int = 0
 
+    @field_validator("group", mode="before")
+    @classmethod
+    def _is_text_or_label(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and set(value) != {"label"}:
+            raise ValueError("expected a regular expression, or {label: COLUMN}")
+        return value
+
     @field_validator("group")
     @classmethod
-    def _names_the_group(cls, value: str | None) -> str | None:
-        try:
-            if value is None or "group" in re.compile(value).groupindex:
-                return value
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
+    def _names_the_group(cls, value: str | LabelGroup | None) -> str | LabelGroup | None:
+        if not isinstance(value, str) or _names_group(value, "group"):
+            return value
         raise ValueError("expected (?P<group>…) around what tells groups apart")
 
     @field_validator("fractions")
@@ -282,6 +364,16 @@ class Config(_Model):
         remember(values)  # in every process that is told a configuration
         return values
 
+    @model_validator(mode="after")
+    def _groups_by_a_label(self) -> Config:
+        group = self.split.group if self.split is not None else None
+        columns = self.source.labels.columns if self.source.labels is not None else ()
+        if isinstance(group, LabelGroup) and group.label not in columns:
+            raise ValueError(
+                f"split.group: expected one of source.labels.columns, found {group.label!r}"
+            )
+        return self
+
 
 def load_config(
     source: str | os.PathLike[str] | Mapping[str, Any] | Config,
@@ -436,11 +528,17 @@ def _explain(error: ValidationError, label: str) -> str:
     """Return a line per key that is wrong, for two of them."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors():
-        # What follows section, key and place in a list names the branch of a union.
-        where = [str(part) for n, part in enumerate(item["loc"]) if n < 2 or type(part) is int]
+        # What follows section, key and place in a list names the branch of a union, but for
+        # mappings of keys of their own.
+        most = len(item["loc"]) if item["loc"][:2] in _NESTED else 2
+        loc = enumerate(item["loc"])
+        where = [str(part) for n, part in loc if n < most or type(part) is int]
         found.setdefault(".".join(where) or "config", []).append(item)
     lines = [f"{label}: {_complaint(dotted, items)}" for dotted, items in found.items()]
     return "\n".join(line[:300] for line in lines[:2])
+
+
+_NESTED: dict[tuple[int | str, ...], type[_Model]] = {("source", "labels"): LabelsConfig}
 
 
 def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
@@ -451,6 +549,8 @@ def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
         return f"{dotted} is missing"
     said = [item["msg"].removeprefix("Value error, ") for item in items]
     said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
+    if dotted == "config":  # what is wrong about several sections together
+        return said[0]
     said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
     value = items[0]["input"]
     shown = _shown(dotted, value)
@@ -486,6 +586,7 @@ def _nearest(where: list[str]) -> str:
         "cache": CacheConfig,
     }
     inside = models.get(where[0]) if len(where) > 1 else None
+    inside = _NESTED.get(tuple(where[:2]), inside) if len(where) > 2 else inside
     known = list((inside or Config).model_fields)
     everywhere = {key: name for name, model in models.items() for key in model.model_fields}
     for choices in (known, list(everywhere)):

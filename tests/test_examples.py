@@ -361,7 +361,7 @@ class Tried(NamedTuple):
     Attributes:
         make: makes objects in a new folder, and returns their URL.
         batch: dtype and shape of each array of a batch of four; lengths of lists.
-        overrides: further settings.
+        overrides: further settings; DATA is the folder.
     """
 
     make: Callable[[Path], str]
@@ -377,6 +377,16 @@ def subjects(folder: Path) -> str:
     for subject in range(40):
         arrays(folder / f"sub-{subject:02d}", count=2)
     return f"{folder}/*/*.npy"
+
+
+def labelled(folder: Path) -> str:
+    """Recordings of four subjects, and a table of all but one of them."""
+    for i in range(4):
+        arrays(folder / f"sub-{i}", count=2, shape=(12_000, 2))
+    keys = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.npy"))
+    rows = [f"{key},{key.split('/')[0]},{n % 2}" for n, key in enumerate(keys[1:])]
+    (folder / "labels.csv").write_text("\n".join(["path,subject,state", *rows]))
+    return f"{folder}/**/*.npy"
 
 
 def series(folder: Path) -> str:
@@ -407,6 +417,15 @@ CONFIGS = {
             "label": ("int64", (4,)),
             "text": 4,
         },
+    ),
+    "labels": Tried(
+        labelled,
+        {
+            "x": ("float32", (4, 4096, 2)),
+            "subject": 4,
+            "state": ("int64", (4,)),
+        },
+        ("source.labels.url=DATA/labels.csv",),
     ),
     "local": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-cache": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
@@ -450,7 +469,8 @@ def test_config(
     monkeypatch.chdir(ROOT)  # where a clone is tried out; examples.recordings is found there
     tried, cache = CONFIGS[name], tmp_path / "cache"
     url = tried.make(tmp_path / "data")
-    settings = [f"cache.path={cache}", "sampling.workers=1", *tried.overrides]
+    settings = [f"cache.path={cache}", "sampling.workers=1"]
+    settings += [text.replace("DATA", str(tmp_path / "data")) for text in tried.overrides]
     if name.endswith("-s3"):
         bucket: Bucket = request.getfixturevalue("bucket")
         url = uploaded(bucket, url)

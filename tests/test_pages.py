@@ -33,7 +33,9 @@ from growcache.numpy import EpochLoader
 from growcache.remote.formats import FORMATS, Measure, Visit, open_format
 from growcache.remote.formats.rows import Grid, Rows, read_samples
 from growcache.remote.store import Entry
+from growcache.remote.table_files import parse_table
 from growcache.sampling import draws, roster
+from growcache.sampling.labels import Labels
 from growcache.sampling.sizing import measure_sizing
 from growcache.schema import Sample, Schema
 from growcache.service.cli import app, main
@@ -42,7 +44,7 @@ from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
 
 ROOT = Path(__file__).parent.parent
-NAMES = ["epochs", "choosing", "formats", "tensorflow", "not_offered"]
+NAMES = ["epochs", "choosing", "formats", "joining", "tensorflow", "not_offered"]
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
 GB, MB, KIB = 10**9, 10**6, 1024
 
@@ -105,7 +107,7 @@ def run_blocks(page: str, *flags: str) -> None:
 def test_every_block_is_of_a_kind_that_is_run() -> None:
     for page, text in PAGES.items():
         fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)
-        assert set(fences[::2]) <= {"python", "yaml", "sh"}, page
+        assert set(fences[::2]) <= {"csv", "python", "yaml", "sh"}, page
         assert set(fences[1::2]) <= {""}, page
 
 
@@ -156,6 +158,27 @@ def test_every_setting_that_is_named_exists() -> None:
         for section, key in re.findall(r"`(source|sampling|cache)\.(\w+)", text):
             known = hasattr(getattr(config, section), key) or f"{section}.{key}" in PLANNED
             assert known, f"{page}: {section}.{key}"
+
+
+# ----------------------------------------------------------------------- joining
+
+
+def test_the_table_belongs_to_the_objects(tmp_path: Path) -> None:
+    table = blocks("joining", "csv")
+    (tmp_path / "c.yaml").write_text(blocks("joining", "yaml")[0])
+    source = load_config(tmp_path / "c.yaml").source
+    assert source.labels is not None
+    parsed = parse_table(table[0].encode(), "csv", "path", source.labels.columns)
+    key = "recordings/sub-01/run-2.npy"
+    assert Labels(source, parsed).joined([0], [key]) == [{"subject": "sub-01", "state": "task"}]
+    ways = rows_below("joining", "of an object stands in the column")
+    for match, _ in ways[1:]:
+        name = match.strip("`").strip('"')
+        labels = source.labels.model_copy(update={"match": name})
+        expected = {"name": "run-2.npy", "stem": "run-2"}.get(name, "sub-01")
+        row = parse_table(f"path,state\n{expected},1\n".encode(), "csv", "path", ["state"])
+        matched = Labels(source.model_copy(update={"labels": labels}), row)
+        assert matched.rows([0], [key]).tolist() == [0]
 
 
 # ------------------------------------------------------------------------ epochs

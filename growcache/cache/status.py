@@ -121,6 +121,7 @@ class Status:
         wishes: shards that readers wait for and that are drawn again for them.
         refetched_samples: samples that were drawn again because a reader wished for them.
         subsets: of the split; none without one, or while the source is being listed.
+        unmatched: objects that are left out for want of labels (`source.on_missing`).
     """
 
     state: State = "stopped"
@@ -173,6 +174,7 @@ class Status:
     wishes: int = 0
     refetched_samples: int = 0
     subsets: list[SubsetStatus] = field(default_factory=list)
+    unmatched: int = 0
 
     def to_json(self) -> builtins.bytes:
         """Return the status as one JSON object."""

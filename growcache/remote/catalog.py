@@ -200,13 +200,22 @@ class Catalog:
         Raises:
             IndexError: there are fewer.
         """
+        for _, keys in self.names(start, stop):
+            yield keys
+
+    def names(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
+        """Yield what tells entries apart, in pieces: their stores and their keys.
+
+        Raises:
+            IndexError: there are fewer than ``stop``.
+        """
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
         while start < stop:
-            first, keys = self._keys_around(start)
-            piece = keys[start - first : stop - first]
-            yield piece
-            start += len(piece)
+            first, stores, keys = self._names_around(start)
+            piece = slice(start - first, stop - first)
+            yield stores[piece], keys[piece]
+            start = min(stop, first + len(keys))
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -401,13 +410,15 @@ class Catalog:
             self._seen = seen
         return self._seen
 
-    def _keys_around(self, ordinal: int) -> tuple[int, list[str]]:
-        """Return the keys that were (or will be) written together, and the first's ordinal."""
+    def _names_around(self, ordinal: int) -> tuple[int, list[int], list[str]]:
+        """Return what is (or will be) written together: the first ordinal, stores and keys."""
         with self._lock:
             if ordinal >= self._stored:
-                return self._stored, [entry.key for entry in self._pending]
+                stores = [entry.store for entry in self._pending]
+                return self._stored, stores, [entry.key for entry in self._pending]
             block = bisect_right(self._firsts, ordinal) - 1
-            return self._firsts[block], self._read_columns(block)[0]
+            columns = self._read_columns(block)
+            return self._firsts[block], columns[3], columns[0]
 
     def _identities(self, block: int) -> list[str]:
         columns = self._read_columns(block)

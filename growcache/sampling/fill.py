@@ -21,11 +21,11 @@ from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat, Visit, read_found
 from growcache.remote.store import Store, StoreReader
 from growcache.sampling.allowance import Allowance, Limits, Visited
-from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.messages import Joined, Permit, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.reasons import reason
 from growcache.sampling.transforms import Transform
-from growcache.schema import Origin, Sample, Schema
+from growcache.schema import Origin, Sample, Schema, Value
 from growcache.usercode import short
 
 WEIGHT = "_weight"  # field: by which a sample counts to undo what sampling.strata favours
@@ -172,7 +172,8 @@ class Filler:
         self, permit: Permit, stop: Stop, found: tuple[Sample, int, int], index: int
     ) -> Sample | None:
         """Return what the user's function makes of a sample; None where it passes over it."""
-        sample, start, end = found
+        bare, start, end = found
+        sample = join(bare, stop.joined, stop.entry.key)
         if self._transform is None:
             return sample
         origin = Origin(stop.entry.key, stop.entry.etag, start, end)
@@ -190,6 +191,28 @@ def _weighted(sample: Sample, weight: float) -> Sample:
     if WEIGHT in sample:
         raise FormatError(f"a sample has a field {WEIGHT} already; sampling.strata adds one")
     return {**sample, WEIGHT: np.asarray(weight, np.float32)}
+
+
+def join(sample: Sample, values: Joined, key: str) -> Sample:
+    """Return a sample with more fields.
+
+    Raises:
+        FormatError: it has one of them already.
+    """
+    if not values:
+        return sample
+    if taken := sample.keys() & values.keys():
+        raise FormatError(
+            f"{short(key)}: its samples have a field {min(taken)!r} of their own, and "
+            "source.labels.columns names another; call the table's column something else"
+        )
+    return sample | {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: float | str) -> Value:
+    if isinstance(value, str):
+        return value
+    return np.asarray(value, np.int64 if isinstance(value, int) else np.float64)
 
 
 def encode_group(

@@ -19,6 +19,7 @@ from growcache.secrecy import public, public_url
 
 TRANSFORM = "the transform's source"
 FORMAT = "the format's source"
+LABELS = "the rows of source.labels"
 
 # What storage_options say about which server it is, and not about who asks or how.
 SERVER_OPTIONS = frozenset(
@@ -42,11 +43,13 @@ def identify(
         config: what the user wrote.
         schema: of the first readable sample.
         sizing: measured on the same object.
-        digests: of the modules of the user's code, as the samplers imported them; by
-            `TRANSFORM` and `FORMAT`.
+        digests: of the modules of the user's code, as the samplers imported them, and of the
+            table of labels; by `TRANSFORM`, `FORMAT` and `LABELS`.
         sizes: what else was measured, kept but not hashed.
     """
     parts = wishes(config) | {name: digests.get(name) for name in (TRANSFORM, FORMAT)}
+    if config.source.labels is not None:
+        parts[LABELS] = digests.get(LABELS)
     parts["schema"] = str(schema)
     parts |= {f"sampling.{name}": value for name, value in asdict(sizing).items()}
     canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
@@ -57,23 +60,36 @@ def identify(
 def wishes(config: Config) -> dict[str, Any]:
     """Return the parts that the configuration alone gives, before anything is measured."""
     sampling = config.sampling
-    return {
-        "source.url": [public_url(url) for url in config.source.url],
-        "source.format": config.source.format,
-        "source.options": public(config.source.options),
-        "source.storage_options": _server(config.source.storage_options),
-        "sampling.seed": sampling.seed,
-        "sampling.order": sampling.order,
-        "sampling.weight_by": sampling.weight_by,
-        "sampling.schema": sampling.schema,
-        "sampling.transform": sampling.transform,
-        "sampling.transform_options": public(sampling.transform_options),
-        "sampling.node": sampling.node,
-        "sampling.nodes": sampling.nodes,
-        "cache.format": config.cache.format,
-        "cache.max_samples": config.cache.max_samples,
-        "draw version": draws.DRAW_VERSION,
-    } | _chosen(config)
+    return (
+        {
+            "source.url": [public_url(url) for url in config.source.url],
+            "source.format": config.source.format,
+            "source.options": public(config.source.options),
+            "source.storage_options": _server(config.source.storage_options),
+            "sampling.seed": sampling.seed,
+            "sampling.order": sampling.order,
+            "sampling.weight_by": sampling.weight_by,
+            "sampling.schema": sampling.schema,
+            "sampling.transform": sampling.transform,
+            "sampling.transform_options": public(sampling.transform_options),
+            "sampling.node": sampling.node,
+            "sampling.nodes": sampling.nodes,
+            "cache.format": config.cache.format,
+            "cache.max_samples": config.cache.max_samples,
+            "draw version": draws.DRAW_VERSION,
+        }
+        | _labels(config)
+        | _chosen(config)
+    )
+
+
+def _labels(config: Config) -> dict[str, Any]:
+    """Return what is joined to the objects; nothing without labels."""
+    labels = config.source.labels
+    if labels is None:
+        return {}
+    values = labels.model_dump(mode="json") | {"url": public_url(labels.url)}
+    return {"source.labels": values, "source.on_missing": config.source.on_missing}
 
 
 def _chosen(config: Config) -> dict[str, Any]:

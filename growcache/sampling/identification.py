@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from growcache.errors import ConfigError, SamplingError
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
-from growcache.sampling.fingerprint import identify
+from growcache.sampling.fingerprint import LABELS, identify
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.reasons import suspects
@@ -96,24 +96,27 @@ class Identification:
         self._give_up_early(listed=listed)
         first, found = self._unreadable, self._found_objects
         if listed and not found:
-            use = self._config.split.use if self._config.split is not None else ""
-            raise ConfigError(
-                f"split.use: none of the {len(self._catalog):,} objects belongs to {use}; "
-                "raise its share, or make the groups smaller"
-            )
+            raise ConfigError(self._nothing_drawn())
         if found <= first or not (listed or found >= first + PROBED):
             self.waiting_for = "the listing to show an object that can be read"
             return
         # Where one of them crashes samplers, the first one alone decides: the others belong to
         # permits, which know how to say which object it is.
         probed = 1 if self._suspicion >= CRASH else PROBED
-        entries = self._objects.entries(np.arange(first, min(found, first + probed)))
+        stops = self._objects.stops(np.arange(first, min(found, first + probed)))
         self.waiting_for = "a first object to be read"
         self._prober = ready[0]
         self._prober.probing = True
         self._prober.moved()
-        self._prober.send(
-            {"type": "probe", "entries": [[*asdict(entry).values()] for entry in entries]}
+        self._prober.send({"type": "probe", "stops": [stop.to_values() for stop in stops]})
+
+    def _nothing_drawn(self) -> str:
+        if self._objects.unmatched:
+            return self._objects.complaint()
+        use = self._config.split.use if self._config.split is not None else ""
+        return (
+            f"split.use: none of the {len(self._catalog):,} objects belongs to {use}; "
+            "raise its share, or make the groups smaller"
         )
 
     def lost(self, slot: Slot, death: Death) -> None:
@@ -127,7 +130,7 @@ class Identification:
         self._prober = None
         self._suspicion += death.suspicion
         if self._suspicion >= MOST_SUSPICION:
-            first = short(self._objects.entries(np.array([self._unreadable]))[0].key)
+            first = short(self._objects.stops(np.array([self._unreadable]))[0].entry.key)
             raise SamplingError(
                 f"sampler after sampler died while it looked at {first}, the last {death}"
                 + ("" if death.stalled else suspects(self._config))
@@ -197,5 +200,6 @@ class Identification:
     def _found(
         self, schema: Schema, sizing: Sizing, introduction: Message, kept: dict[str, Any]
     ) -> Found:
-        digests = introduction["digests"]
+        labels = self._objects.labels
+        digests = introduction["digests"] | {LABELS: labels.digest if labels else None}
         return Found(identify(self._config, schema, sizing, digests, kept), sizing)

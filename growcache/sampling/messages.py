@@ -9,15 +9,17 @@ The end of the pipe is a message too: whoever reads it stops.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
 
 import orjson
 
 from growcache.remote.store import Entry
 
 Message = dict[str, Any]
+Joined: TypeAlias = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,51 @@ class Stop:
         parts: how many it has.
         round: pass of the permutation; None: that of the permit.
         weight: that its samples are to be counted by; None where all are alike.
+        joined: what its samples get beside their own fields, by name.
     """
 
     entry: Entry
-    part: int
-    parts: int
+    part: int = 0
+    parts: int = 1
     round: int | None = None
     weight: float | None = None
+    joined: Joined = field(default_factory=dict)
 
-    def values(self) -> list[Any]:
-        """Return what a message has of it: mostly seven values, for there may be very many."""
-        drawn = [] if self.round is None else [self.round, self.weight]
-        return [*asdict(self.entry).values(), self.part, self.parts, *drawn]
+    def to_values(self) -> list[Any]:
+        """Return a JSON value: mostly seven values, for there may be very many stops."""
+        more: dict[str, Any] = {}
+        if self.round is not None:
+            more |= {"round": self.round, "weight": self.weight}
+        if self.joined:
+            more["joined"] = {name: _packed(value) for name, value in self.joined.items()}
+        values = [*entry_values(self.entry), self.part, self.parts]
+        return [*values, more] if more else values
+
+    @classmethod
+    def from_values(cls, values: list[Any]) -> Self:
+        """Return the stop that `to_values` described."""
+        *entry, part, parts = values[:7]
+        more = dict(values[7]) if len(values) > 7 else {}
+        if "joined" in more:
+            joined = more["joined"].items()
+            more["joined"] = {name: _unpacked(value) for name, value in joined}
+        return cls(Entry(*entry), part, parts, **more)
+
+
+def entry_values(entry: Entry) -> list[Any]:
+    """Return the arguments that make the entry again."""
+    return [entry.key, entry.size, entry.etag, entry.mtime, entry.store]
+
+
+def _packed(value: float | str) -> Any:
+    """Return a value as JSON has it, which has no word for what is no number."""
+    plain = not isinstance(value, float) or math.isfinite(value)
+    return value if plain else [repr(value)]
+
+
+def _unpacked(value: Any) -> int | float | str:
+    found: int | float | str = float(value[0]) if isinstance(value, list) else value
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +113,6 @@ class Permit:
     def to_message(self) -> Message:
         """Return the message that carries the permit."""
         head = {"type": "permit", "id": self.id, "group": self.group, "edition": self.edition}
-        entries = [stop.values() for stop in self.stops]
         return {
             **head,
             "round": self.round,
@@ -86,7 +120,7 @@ class Permit:
             "take": self.take,
             "editions": self.editions,
             "write": self.write,
-            "stops": entries,
+            "stops": [stop.to_values() for stop in self.stops],
         }
 
     @classmethod
@@ -98,7 +132,7 @@ class Permit:
             message["edition"],
             message["round"],
             tuple(message["shards"]),
-            tuple(Stop(Entry(*values[:5]), *values[5:]) for values in message["stops"]),
+            tuple(map(Stop.from_values, message["stops"])),
             message["take"],
             tuple((objects, digest, first) for objects, digest, first in message["editions"]),
             None if message["write"] is None else tuple(message["write"]),

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, compress
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from growcache.errors import ConfigError
 from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
+from growcache.remote.tables import NONE as NO_ROW
 from growcache.sampling.draws import Ints
 from growcache.sampling.growing import Growing
-from growcache.sampling.subsets import Subsets
+from growcache.sampling.labels import Labels
+from growcache.sampling.messages import Stop
+from growcache.sampling.subsets import NONE, Subsets
 from growcache.seeding import hash64
+
+SHOWN = 10  # objects without labels that a message names
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,69 +48,124 @@ class Objects:
     """A numbering of the objects that are drawn from, in the order of the listing.
 
     Numbers never change: the catalog is append-only, and whether an object is drawn from
-    follows from its key.
+    follows from its key, the split and the table of labels.
 
     Args:
         catalog: the listing.
         subsets: of which only one is drawn from; None: all objects are.
+        skips: whether objects without labels are left out; else they are an error.
+
+    Attributes:
+        labels: that samples get; None: none. Set before the first look.
+        unmatched: objects that would be drawn from, had they labels.
     """
 
-    def __init__(self, catalog: Catalog, subsets: Subsets | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, subsets: Subsets | None = None, *, skips: bool = False
+    ) -> None:
         self._catalog = catalog
         self._subsets = subsets
+        self._skips = skips
+        self.labels: Labels | None = None
+        self.unmatched = 0
+        self._missing: list[tuple[int, str]] = []  # the first of these
         self._ordinals = Growing(np.dtype(np.int64))  # in the catalog, of those drawn from
-        # Of every entry of the catalog that was looked at:
+        self._looked = 0  # entries of the catalog that are sorted out
+        # Of each of these, where there is a split; `NONE` where it has no labels:
         self._places = Growing(np.dtype(np.int8))
         self._groups = Growing(np.dtype(np.uint64))
+
+    @property
+    def _all(self) -> bool:
+        """Whether every entry of the catalog is an object that is drawn from."""
+        return self._subsets is None and self.labels is None
 
     def look(self, listed: int) -> None:
         """Sort out the first ``listed`` entries of the catalog.
 
         Raises:
-            ConfigError: one cannot be told to be of a subset.
+            ConfigError: one cannot be told to be of a subset, or has no labels.
         """
-        first = len(self._places)
-        if self._subsets is None or listed <= first:
+        if self._all or listed <= self._looked:
             return
-        for keys in self._catalog.keys(first, listed):
+        for stores, keys in self._catalog.names(self._looked, listed):
+            drawn = self._sorted_out(stores, keys)
+            self._ordinals.extend(np.flatnonzero(drawn) + self._looked)
+            self._looked += len(keys)
+        if self.unmatched and not self._skips:
+            raise ConfigError(self.complaint())
+
+    def _sorted_out(self, stores: list[int], keys: list[str]) -> Mask:
+        """Return which of some entries are drawn from."""
+        rows = None if self.labels is None else self.labels.rows(stores, keys)
+        labelled = np.ones(len(keys), np.bool_) if rows is None else rows != NO_ROW
+        wanted = self._of_the_subset(keys, rows, labelled)
+        for i in np.flatnonzero(wanted & ~labelled).tolist():
+            self.unmatched += 1
+            if len(self._missing) < SHOWN:
+                self._missing.append((stores[i], keys[i]))
+        return wanted & labelled
+
+    def _of_the_subset(self, keys: list[str], rows: Ints | None, labelled: Mask) -> Mask:
+        if self._subsets is None:
+            return np.ones(len(keys), np.bool_)
+        label = self._subsets.label
+        if label is None:
             groups = self._subsets.groups(keys)
-            places = self._subsets.places(groups)
-            drawn = np.flatnonzero(places == self._subsets.used) + len(self._places)
-            self._ordinals.extend(drawn)
-            self._places.extend(places)
-            self._groups.extend(np.fromiter(map(hash64, groups), np.uint64, len(groups)))
+        else:
+            assert self.labels is not None
+            assert rows is not None
+            groups = self.labels.texts(label, rows)
+        places = self._subsets.places(groups)
+        self._places.extend(np.where(labelled, places, NONE))
+        self._groups.extend(np.fromiter(map(hash64, groups), np.uint64, len(groups)))
+        wanted: Mask = places == self._subsets.used
+        return wanted if label is None else wanted | ~labelled
+
+    def complaint(self) -> str:
+        """Say which objects have no labels."""
+        assert self.labels is not None
+        looked = self.unmatched + len(self._ordinals)
+        return self.labels.complaint(self._missing, self.unmatched, looked)
 
     def among(self, listed: int) -> int:
         """Return how many of the first ``listed`` entries of the catalog are drawn from."""
-        if self._subsets is None:
+        if self._all:
             return listed
         self.look(listed)
         return int(np.searchsorted(self._ordinals.values, listed))
 
-    def entries(self, numbers: Ints) -> list[Entry]:
-        """Return objects by their numbers."""
-        if self._subsets is None:
-            return self._catalog.entries(numbers)
-        return self._catalog.entries(self._ordinals.values[numbers])
+    def stops(self, numbers: Ints) -> list[Stop]:
+        """Return visits to objects by their numbers, as if each were one part."""
+        entries = self._catalog.entries(
+            numbers if self._all else self._ordinals.values[numbers]
+        )
+        if self.labels is None:
+            return [Stop(entry) for entry in entries]
+        stores, keys = [entry.store for entry in entries], [entry.key for entry in entries]
+        joined = self.labels.joined(stores, keys)
+        return [
+            Stop(entry, joined=values) for entry, values in zip(entries, joined, strict=True)
+        ]
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return the bytes of the objects from one number to another."""
-        if self._subsets is None:
+        if self._all:
             return self._catalog.sizes[start:stop]
         sizes: Ints = self._catalog.sizes[self._ordinals.values[start:stop]]
         return sizes
 
     def keys(self, start: int, stop: int) -> Iterator[str]:
         """Yield the keys of the objects from one number to another."""
-        if self._subsets is None:
+        if self._all:
             return chain.from_iterable(self._catalog.keys(start, stop))
         ordinals = self._ordinals.values[start:stop]
         if not len(ordinals):
             return iter(())
         first, last = int(ordinals[0]), int(ordinals[-1]) + 1
-        listed = chain.from_iterable(self._catalog.keys(first, last))
-        mine = self._places.values[first:last] == self._subsets.used
-        return compress(listed, mine)
+        drawn = np.zeros(last - first, np.bool_)
+        drawn[ordinals - first] = True
+        return compress(chain.from_iterable(self._catalog.keys(first, last)), drawn)
 
     def subsets(self) -> list[Subset]:
         """Return what is listed of each subset; nothing without a split."""

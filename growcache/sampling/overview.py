@@ -84,6 +84,7 @@ class Overview:
         beginning: str,
         stopped: bool,
         disk_full: bool,
+        unmatched: int,
     ) -> Status:
         """Return the status of this moment."""
         cache, totals = self._cache, self._cache.totals()
@@ -146,6 +147,7 @@ class Overview:
             endless=endless,
             wishes=len(cache.wishes),
             subsets=self._subsets,
+            unmatched=unmatched,
         )
 
     def _state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,12 +90,15 @@ class Population:
         """Return where the parts of a draw lie, as visits of a permit."""
         ordinals, within = locate(self._starts, draw.parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
-        entries = self._objects.entries(ordinals)
-        rows = zip(entries, within.tolist(), counts.tolist(), strict=True)
+        stops = self._objects.stops(ordinals)
+        rows = zip(stops, within.tolist(), counts.tolist(), strict=True)
+        cut = (replace(stop, part=part, parts=of) for stop, part, of in rows)
         if draw.rounds is None or draw.weights is None:
-            return tuple(Stop(entry, part, of) for entry, part, of in rows)
-        more = zip(rows, draw.rounds.tolist(), draw.weights.tolist(), strict=True)
-        return tuple(Stop(*row, round_, weight) for row, round_, weight in more)
+            return tuple(cut)
+        more = zip(cut, draw.rounds.tolist(), draw.weights.tolist(), strict=True)
+        return tuple(
+            replace(stop, round=round_, weight=weight) for stop, round_, weight in more
+        )
 
     def samples(self, listed: int, samples_per_whole: int) -> float:
         """Estimate the samples of the objects among the first ``listed`` of the catalog.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import fmean
 
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import Measure, ObjectFormat, Visit, read_found
-from growcache.remote.store import Entry, Store, StoreReader
+from growcache.remote.store import Store, StoreReader
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Message, Permit, Stop
 from growcache.sampling.reasons import reason
@@ -73,15 +73,15 @@ def _kind(schema: Schema) -> tuple[tuple[str, str, int], ...]:
     return tuple((field.name, field.dtype, len(field.shape)) for field in schema.fields)
 
 
-def chunk(entries: Sequence[Entry], *, ranged: bool) -> Sequence[Entry]:
-    """Return the first of the entries: so many as may be looked at together, at least one."""
+def chunk(objects: Sequence[Stop], *, ranged: bool) -> Sequence[Stop]:
+    """Return the first of the objects: so many as may be looked at together, at least one."""
     together, nbytes = 1, 0
-    for entry in entries[1:PROBE_OBJECTS]:
-        nbytes += 0 if ranged else entry.size
+    for one in objects[1:PROBE_OBJECTS]:
+        nbytes += 0 if ranged else one.entry.size
         if nbytes > PROBE_BYTES:
             break
         together += 1
-    return entries[:together]
+    return objects[:together]
 
 
 def ordinals(count: int, first: int) -> Iterator[list[int]]:
@@ -122,12 +122,12 @@ class Prober:
         self._seed = seed
         self._wish = wish
 
-    async def probe(self, entries: Sequence[Entry]) -> Message:
+    async def probe(self, objects: Sequence[Stop]) -> Message:
         """Return what the first of these objects show, or why none of them can be read."""
-        entries = chunk(entries, ranged=self._format.ranged)
-        wanted = -(-LOOKS // len(entries))
+        objects = chunk(objects, ranged=self._format.ranged)
+        wanted = -(-LOOKS // len(objects))
         look = self._look_at_parts if self._format.ranged else self._look_at_whole
-        looks = [look(entry, wanted) for entry in entries]
+        looks = [look(one, wanted) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         for result in found:
             if isinstance(result, TransientStoreError):
@@ -140,10 +140,10 @@ class Prober:
         probed = [result for result in found if isinstance(result, Probed)]
         if probed:
             return self._message(probed)
-        reasons = zip(entries, found, strict=True)
+        reasons = zip(objects, found, strict=True)
         return {
             "type": "probed",
-            "errors": [reason(entry.key, why) for entry, why in reasons],
+            "errors": [reason(one.entry.key, why) for one, why in reasons],
             "passed_over": sum(isinstance(why, PassedOverError) for why in found),
         }
 
@@ -163,46 +163,46 @@ class Prober:
             "sample_bytes": fmean(sample_bytes(sample) for _, sample in fitting),
         }
 
-    async def _look_at_parts(self, entry: Entry, wanted: int) -> Probed:
+    async def _look_at_parts(self, one: Stop, wanted: int) -> Probed:
         """Look at parts of an object, each of which is one sample."""
-        measure = await self._format.measure(StoreReader(self._store, entry))
+        measure = await self._format.measure(StoreReader(self._store, one.entry))
         if measure.together > 1:
-            return await self._look_at_units(entry, wanted, measure)
+            return await self._look_at_units(one, wanted, measure)
         parts = max(1, measure.samples)
         samples: list[Sample] = []
         holes: list[str] = []
         for batch in ordinals(parts, wanted):
-            stops = [Stop(entry, part, parts) for part in batch]
+            stops = [replace(one, part=part, parts=parts) for part in batch]
             visits = [self._filler.visit(_permit(stop), stop, self._wish) for stop in stops]
-            for one in await asyncio.gather(*visits):
-                samples += one.samples
-                holes += [one.hole] if one.hole is not None else []
+            for visited in await asyncio.gather(*visits):
+                samples += visited.samples
+                holes += [visited.hole] if visited.hole is not None else []
             # What is wrong with one part of an object is so with the next; draws differ.
             if len(samples) >= wanted or (holes and self._format.listed):
                 break
         if samples:
-            return Probed(entry.key, measure, samples)
+            return Probed(one.entry.key, measure, samples)
         raise FormatError(holes[0]) if holes else self._nothing(measure.samples)
 
-    async def _look_at_units(self, entry: Entry, wanted: int, measure: Measure) -> Probed:
+    async def _look_at_units(self, one: Stop, wanted: int, measure: Measure) -> Probed:
         """Look at some samples of a chunk or row group, which costs as much as all of it."""
         parts = max(1, measure.samples // measure.together)
         samples: list[Sample] = []
         for part in range(min(parts, LOOKS)):
-            stop = Stop(entry, part, parts)
-            one = await self._filler.visit(_permit(stop, LOOKS), stop, self._wish)
-            if one.hole is not None and not one.samples:
-                raise FormatError(one.hole)
-            samples += one.samples
+            stop = replace(one, part=part, parts=parts)
+            visited = await self._filler.visit(_permit(stop, LOOKS), stop, self._wish)
+            if visited.hole is not None and not visited.samples:
+                raise FormatError(visited.hole)
+            samples += visited.samples
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(entry.key, measure, samples)
+            return Probed(one.entry.key, measure, samples)
         raise self._nothing(measure.samples)
 
-    async def _look_at_whole(self, entry: Entry, wanted: int) -> Probed:
+    async def _look_at_whole(self, stop: Stop, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
-        reader, stop = StoreReader(self._store, entry), Stop(entry, 0, 1)
+        reader = StoreReader(self._store, stop.entry)
         visit = Visit(0, 1, 0, self._seed, None)
         found, _ = await read_found(self._format, reader, visit)
         wanted = max(2, wanted)
@@ -213,7 +213,7 @@ class Prober:
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(entry.key, await self._format.measure(reader), samples)
+            return Probed(stop.entry.key, await self._format.measure(reader), samples)
         raise self._nothing(len(found))
 
     def _nothing(self, samples: int) -> PassedOverError:

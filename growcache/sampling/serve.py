@@ -30,7 +30,7 @@ from growcache.errors import (
     GrowcacheError,
     SamplingError,
 )
-from growcache.sampling.fingerprint import FORMAT, TRANSFORM, identify
+from growcache.sampling.fingerprint import FORMAT, LABELS, TRANSFORM, identify
 from growcache.sampling.following import ConfigFile
 from growcache.sampling.messages import Message, pack, unpack
 from growcache.sampling.sizing import stored_sizing, with_wishes
@@ -88,8 +88,8 @@ def _joins(config: Config) -> bool:
         return True  # it has not measured its first object; what it draws will show
     ranged = bool(running.sizes["ranged"])
     sizing = with_wishes(config, stored_sizing(running.sizes), ranged=ranged)
-    # Known to the samplers only, who have imported the user's code.
-    digests = {name: running.parts.get(name) for name in (TRANSFORM, FORMAT)}
+    # Known to the service only, and to its samplers, who have imported the user's code.
+    digests = {name: running.parts.get(name) for name in (TRANSFORM, FORMAT, LABELS)}
     ours = identify(config, running.schema, sizing, digests, running.sizes)
     if ours.fingerprint != running.fingerprint:
         differing = "; ".join(running.differing(ours))

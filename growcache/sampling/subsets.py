@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from growcache.config import SplitConfig
+from growcache.config import LabelGroup, SplitConfig
 from growcache.errors import ConfigError
 from growcache.seeding import derive
 from growcache.usercode import short
@@ -17,17 +17,23 @@ NONE = -1  # of an object that belongs to no subset
 
 
 class Subsets:
-    """Assigns keys to the subsets of a split; the same key always to the same one.
+    """Assigns groups to the subsets of a split; the same group always to the same one.
 
     Args:
         split: of the configuration.
+
+    Attributes:
+        names: of the subsets.
+        used: the number of the one that is drawn from.
+        label: by which objects are grouped; None: by their keys.
     """
 
     def __init__(self, split: SplitConfig) -> None:
         self.names = tuple(split.fractions)
         self.used = self.names.index(split.use)
         self._seed = split.seed
-        self._group = re.compile(split.group) if split.group is not None else None
+        self.label = split.group.label if isinstance(split.group, LabelGroup) else None
+        self._group = re.compile(split.group) if isinstance(split.group, str) else None
         # The last bound is 1 where nothing shall be left out, whatever the rounding.
         bounds = np.cumsum(list(split.fractions.values()))
         self._bounds = [1.0 if bound > 1 - 1e-9 else float(bound) for bound in bounds]

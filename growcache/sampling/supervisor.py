@@ -30,11 +30,13 @@ from growcache.errors import (
 )
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import check_format, is_user_format
+from growcache.remote.table_files import require_reader
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import wishes
 from growcache.sampling.following import ConfigFile, Following
 from growcache.sampling.identification import Found, Identification
 from growcache.sampling.intake import Intake
+from growcache.sampling.labels import Labels, Reading
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.overview import Overview
@@ -89,6 +91,8 @@ def run(
         GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
     """
     check_format(config.source.format, config.source.options)  # a typing error costs no process
+    if config.source.labels is not None:
+        require_reader(config.source.labels.url)
     cache = Cache.open(config.cache.path, config.cache)
     try:
         limits = RunLimits(until_full, duration, samples)
@@ -120,7 +124,8 @@ class Supervisor:
         cache.claim(wishes(config))  # first: the catalog must not mix two sources
         self._catalog = Catalog.open(cache.layout.catalog)
         subsets = Subsets(config.split) if config.split is not None else None
-        self._objects = Objects(self._catalog, subsets)
+        skips = config.source.on_missing == "skip"
+        self._objects = Objects(self._catalog, subsets, skips=skips)
         self._overview = Overview(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
@@ -150,6 +155,7 @@ class Supervisor:
         self._roster = Roster(sampling.workers, setup, self._heard, self._died, self._fail)
         try:
             self._guard(self._start_listing)
+            self._guard(self._start_labels)
             while not self._ended and self._error is None:
                 await self._sleep()
                 self._guard(self._turn)
@@ -198,6 +204,23 @@ class Supervisor:
 
     def _start_listing(self) -> None:
         self._intake.start(self._introduction, refresh=self._refresh)
+
+    def _start_labels(self) -> None:
+        if self._unlabelled:
+            timeout = self._config.sampling.timeout_seconds
+            Reading(self._config.source, timeout, self._labels_came)
+
+    def _labels_came(self, found: Labels | GrowcacheError) -> None:
+        if isinstance(found, GrowcacheError):
+            self._fail(found)
+        else:
+            self._objects.labels = found
+        self._wake()
+
+    @property
+    def _unlabelled(self) -> bool:
+        """Whether the labels are not here yet, without which no object can be looked at."""
+        return self._config.source.labels is not None and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
         self._overview.failures += 1  # from the listing's thread; a lost count is no harm
@@ -331,6 +354,9 @@ class Supervisor:
     def _identify(self) -> None:
         if self._introduction is None or not len(self._catalog):
             return
+        if self._unlabelled:
+            self._identification.waiting_for = "the labels"
+            return
         listed = self._intake.listed
         found = self._found or self._identification.known(self._introduction, listed=listed)
         if found is not None:
@@ -372,7 +398,8 @@ class Supervisor:
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.poll_leases(now)
         self._intake.take(self._dispatcher.landlord if self._dispatcher else None)
-        self._objects.look(len(self._catalog))
+        if not self._unlabelled:
+            self._objects.look(len(self._catalog))
         if self._following is not None:
             self._last_errors.extend(self._following.look(now))
         if self._dispatcher is None:
@@ -488,6 +515,7 @@ class Supervisor:
             beginning=printable(self._identification.waiting_for),
             stopped=stopped,
             disk_full=self._disk_full,
+            unmatched=self._objects.unmatched,
         )
 
 

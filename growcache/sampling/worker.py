@@ -31,11 +31,11 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.remote.formats import ObjectFormat, open_format
-from growcache.remote.store import Entry, Store, open_store
+from growcache.remote.store import Store, open_store
 from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
-from growcache.sampling.messages import Message, Permit, pack, unpack
+from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
 from growcache.sampling.pace import Pace
 from growcache.sampling.probing import Prober
 from growcache.sampling.transforms import Transform, load_transform
@@ -153,7 +153,11 @@ class Sampler:
                 f"sampling.weight_by: objects needs objects, but {config.source.format} draws "
                 "samples by itself; leave it out"
             )
-        chosen = {"split": config.split, "sampling.strata": sampling.strata}
+        chosen = {
+            "split": config.split,
+            "sampling.strata": sampling.strata,
+            "source.labels": config.source.labels,
+        }
         for name, section in chosen.items():
             if not self._format.listed and section is not None:
                 raise ConfigError(
@@ -212,8 +216,8 @@ class Sampler:
                 message = await inbox.get()
                 match message["type"]:
                     case "probe":
-                        entries = [Entry(*values) for values in message["entries"]]
-                        tasks.create_task(self._probe(entries))
+                        stops = [Stop.from_values(values) for values in message["stops"]]
+                        tasks.create_task(self._probe(stops))
                     case "identity":
                         self._schema = Schema.from_json(message["schema"])
                         self._fingerprint = message["fingerprint"]
@@ -281,8 +285,8 @@ class Sampler:
     def _fail(self, permit: Permit, error: str, *, disk: bool = False) -> None:
         self._line.send({"type": "failed", "id": permit.id, "error": error, "disk": disk})
 
-    async def _probe(self, entries: list[Entry]) -> None:
-        self._line.send(await self._prober.probe(entries))
+    async def _probe(self, stops: list[Stop]) -> None:
+        self._line.send(await self._prober.probe(stops))
 
     async def _report_progress(self) -> None:
         last = time.monotonic()

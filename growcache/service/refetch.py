@@ -35,11 +35,13 @@ from growcache.remote.formats import Visit, open_format, read_found
 from growcache.remote.store import Entry, StoreReader, open_store
 from growcache.remote.urls import parse_url
 from growcache.sampling.fill import WEIGHT, Filler
-from growcache.sampling.fingerprint import wishes
+from growcache.sampling.fingerprint import LABELS, wishes
+from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import load_transform
 from growcache.schema import Sample, Value
+from growcache.secrecy import public_url
 from growcache.service.peeked import Peeked, sample_at
 from growcache.service.terminal import folded, redraws
 from growcache.usercode import short
@@ -106,14 +108,15 @@ def config_of(identity: Identity, root: Path) -> Config:
 
 _CONFIGURED = frozenset(
     {"source.url", "source.format", "source.options", "sampling.seed", "sampling.weight_by"}
-    | {"sampling.transform", "sampling.transform_options"}
+    | {"source.labels", "sampling.transform", "sampling.transform_options"}
 )
 
 
 def _verdict(peeked: Peeked, config: Config, identity: Identity) -> tuple[str, str]:
     _require_same(config, identity)
+    labels = _labels(config, identity)
     try:
-        again = asyncio.run(_made_again(peeked, config, identity))
+        again = asyncio.run(_made_again(peeked, config, identity, labels))
     except ObjectMissingError:
         return "gone", f"{peeked.origin.key} is not in the store any more"
     except ObjectChangedError:
@@ -132,15 +135,35 @@ def _require_same(config: Config, identity: Identity) -> None:
     Raises:
         FingerprintError: names the settings.
     """
-    ours = {key: value for key, value in wishes(config).items() if key in _CONFIGURED}
-    theirs = {key: identity.parts.get(key) for key in ours}
+    wished = wishes(config)
+    ours = {key: wished.get(key) for key in _CONFIGURED}
+    theirs = {key: identity.parts.get(key) for key in _CONFIGURED}
     if differing := describe_differences(theirs, ours):
         raise FingerprintError(
             f"the cache was filled by another configuration: {'; '.join(differing)}"
         )
 
 
-async def _made_again(peeked: Peeked, config: Config, identity: Identity) -> list[Sample]:
+def _labels(config: Config, identity: Identity) -> Labels | None:
+    """Return what was joined to the samples.
+
+    Raises:
+        ConfigError: the table cannot be used any more.
+        FingerprintError: it is another one now.
+    """
+    if config.source.labels is None:
+        return None
+    labels = read_labels(config.source, config.sampling.timeout_seconds)
+    if labels.digest != identity.parts.get(LABELS):
+        raise FingerprintError(
+            f"{public_url(config.source.labels.url)} was changed since the cache was filled"
+        )
+    return labels
+
+
+async def _made_again(
+    peeked: Peeked, config: Config, identity: Identity, labels: Labels | None
+) -> list[Sample]:
     """Return the samples that the visit of this sample yields at its place, mostly one."""
     here = str(Path.cwd())
     if here not in sys.path:  # where samplers find the user's code, too
@@ -155,6 +178,9 @@ async def _made_again(peeked: Peeked, config: Config, identity: Identity) -> lis
     store = open_store(config.source, timeout_seconds=sampling.timeout_seconds)
     format_ = open_format(config.source.format, config.source.options, config.source.url)
     stop = stop_of(peeked.sidecar, peeked.i, config.source.url)
+    if labels is not None:
+        (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
+        stop = replace(stop, joined=joined)
     take = identity.sizes["samples_per_object"] if sampling.weight_by == "objects" else None
     sidecar = peeked.sidecar
     permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)

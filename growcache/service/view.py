@@ -274,8 +274,11 @@ def _rate(status: Status) -> Pieces:
 
 
 def _coverage(status: Status) -> Text | Pieces:
-    drawn = next((one.objects for one in status.subsets if one.used), status.objects)
+    found = status.objects - status.unmatched
+    drawn = next((one.objects for one in status.subsets if one.used), found)
     objects = plural(drawn, "object")
+    if status.unmatched:
+        objects += f", {status.unmatched:,} without labels left out"
     if status.endless:
         return Text("unknown: your function draws, from as many samples as it likes")
     if not status.listing_complete:

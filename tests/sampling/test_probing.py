@@ -17,7 +17,7 @@ from growcache.errors import FormatError
 from growcache.remote.formats import open_format
 from growcache.remote.store import Entry, open_store
 from growcache.sampling.fill import Filler
-from growcache.sampling.messages import Message
+from growcache.sampling.messages import Message, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.probing import PROBE_BYTES, PROBE_OBJECTS, Prober, chunk, settle
 from growcache.sampling.transforms import load_transform
@@ -63,7 +63,7 @@ def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> N
     store = open_store(source, on_bytes=read.append)
     form = open_format("hdf5", {"axis": 0})
     prober = Prober(store, form, Filler(store, form, None, 0, 4, Pace(None)), 0, None)
-    found = asyncio.run(prober.probe(next(iter(store.pages()))))
+    found = asyncio.run(prober.probe([*map(Stop, next(iter(store.pages())))]))
     assert found["measure"]["together"] == 100
     assert found["sample_bytes"] == 4000
     assert sum(read) < 1.2 * 100 * 4000
@@ -75,13 +75,13 @@ def test_what_cannot_be_one_schema_says_what_to_do() -> None:
 
 
 def test_large_objects_are_not_all_fetched_to_look_at_them() -> None:
-    def entries(size: int) -> list[Entry]:
-        return [Entry(str(i), size, None, None) for i in range(16)]
+    def objects(size: int) -> list[Stop]:
+        return [Stop(Entry(str(i), size, None, None)) for i in range(16)]
 
-    assert len(chunk(entries(100), ranged=False)) == PROBE_OBJECTS
-    assert len(chunk(entries(PROBE_BYTES // 2), ranged=False)) == 3
-    assert len(chunk(entries(PROBE_BYTES + 1), ranged=False)) == 1
-    assert len(chunk(entries(PROBE_BYTES + 1), ranged=True)) == PROBE_OBJECTS
+    assert len(chunk(objects(100), ranged=False)) == PROBE_OBJECTS
+    assert len(chunk(objects(PROBE_BYTES // 2), ranged=False)) == 3
+    assert len(chunk(objects(PROBE_BYTES + 1), ranged=False)) == 1
+    assert len(chunk(objects(PROBE_BYTES + 1), ranged=True)) == PROBE_OBJECTS
 
 
 def probed(
@@ -91,14 +91,14 @@ def probed(
     for number, array in enumerate(arrays):
         np.save(folder / f"{number:03d}.npy", array)
     store = open_store(SourceConfig(url=(f"{folder}/*.npy",)))
-    entries = [entry for page in store.pages() for entry in page]
+    objects = [Stop(entry) for page in store.pages() for entry in page]
     form = open_format("npy", options)
     code = load_transform(transform, {}, 0)
     filler = Filler(store, form, code, 0, 4, Pace(None))
 
     async def probe() -> Message:
         try:
-            return await Prober(store, form, filler, 0, None).probe(entries)
+            return await Prober(store, form, filler, 0, None).probe(objects)
         finally:
             await store.close()
 

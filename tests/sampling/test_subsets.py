@@ -91,7 +91,7 @@ def test_the_numbering_does_not_hang_on_how_the_listing_came(
             among = objects.among(step)
             assert among == sum(key in wanted for key in listed[:step])
         count = objects.among(300)
-        assert [entry.key for entry in objects.entries(np.arange(count))] == wanted
+        assert [stop.entry.key for stop in objects.stops(np.arange(count))] == wanted
         assert objects.sizes(0, count).tolist() == [listed.index(key) + 1 for key in wanted]
         for start, stop in pairwise([0, count // 3, count // 3, count]):
             assert list(objects.keys(start, stop)) == wanted[start:stop]
