@@ -34,7 +34,7 @@ from growcache.torch import EpochLoader
 MODES: tuple[Gather, ...] = ("thread", "process", "auto")
 STEP_SECONDS = {"256 KiB": 5e-3, "3 KiB": 0.5e-3}
 GOAL_WAIT_MS = {"256 KiB": 0.4, "3 KiB": 0.02}
-SETTLE_SECONDS = 12.0  # in which auto decides, and a process starts: before the turns begin
+SETTLE_SECONDS = 8.0  # in which auto decides, and a process starts: before the turns begin
 ROUND_SECONDS = 2.0
 
 

@@ -5,19 +5,23 @@ interpreter lock. But it needs the lock between two copies, and beside a loop th
 Python it gets it only every switch interval (5 ms). Then the thread stands still; the loop
 waits for it, or for the lock that the thread took where the loop let go of it for a moment,
 which no clock around the wait for batches shows. So what tells that a process may help is that
-the thread stands still, and what tells that it does help is the time of a step.
+the thread stands still. What tells that it does help is that the loop loses less of its time:
+seconds in which its own thread did not compute. The time of a step does not tell, for the same
+step may take half as long again a second later, where others use the machine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
-WINDOW_SECONDS = 1.0  # that one measurement lasts
-WINDOWS = 2  # in a row that must agree, for a step may be an unusual one
-LEAST_BATCHES = 4  # of a measurement
+TRIAL_SECONDS = 0.2
+TRIALS = 5  # that are judged by their median, for a step may be an unusual one
+LEAST_BATCHES = 4  # of a trial
 LEAST_STALLED_SHARE = 0.3  # of the thread's time for blocks that it does not compute
 LEAST_STALLED_TIME = 0.02  # the same, of the loop's time
-LEAST_GAIN = 0.03  # of the loop's time; below it a process is not worth its memory
+LEAST_GAIN = 0.015  # of the loop's time; below it a process is not worth its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,14 @@ class Totals:
         making_seconds: that the thread took for blocks, without waiting for the loop, for
             samples or for files that are opened.
         computed_seconds: of these, its CPU time.
+        loop_seconds: CPU time of the loop's thread.
     """
 
     seconds: float = 0.0
     batches: int = 0
     making_seconds: float = 0.0
     computed_seconds: float = 0.0
+    loop_seconds: float = 0.0
 
     def since(self, before: Totals) -> Totals:
         """Return what was counted since then."""
@@ -44,17 +50,23 @@ class Totals:
             self.batches - before.batches,
             self.making_seconds - before.making_seconds,
             self.computed_seconds - before.computed_seconds,
+            self.loop_seconds - before.loop_seconds,
         )
 
     @property
     def whole(self) -> bool:
-        """Whether it is enough to judge by."""
-        return self.seconds >= WINDOW_SECONDS and self.batches >= LEAST_BATCHES
+        """Whether it is enough for a trial."""
+        return self.seconds >= TRIAL_SECONDS and self.batches >= LEAST_BATCHES
 
     @property
     def batch_seconds(self) -> float:
         """Seconds of the loop per batch."""
         return self.seconds / self.batches
+
+    @property
+    def lost_seconds(self) -> float:
+        """Seconds per batch in which the loop's thread did not compute."""
+        return (self.seconds - self.loop_seconds) / self.batches
 
     @property
     def stalled_share(self) -> float:
@@ -67,30 +79,38 @@ class Totals:
         return self.making_seconds - self.computed_seconds
 
 
-def wants_process(measured: Totals, cores: int) -> bool:
+def wants_process(trials: Sequence[Totals], cores: int) -> bool:
     """Return whether a process would help a loop that a thread gathers for.
 
     Args:
-        measured: beside the thread.
+        trials: the latest, beside the thread.
         cores: that this process may use.
 
-    >>> wants_process(Totals(1.0, 100, 0.3, 0.1), cores=2)
+    >>> wants_process([Totals(1.0, 100, 0.3, 0.1)] * 5, cores=2)
     True
-    >>> wants_process(Totals(1.0, 100, 0.9, 0.85), cores=2)  # as fast as memory is
+    >>> wants_process([Totals(1.0, 100, 0.9, 0.85)] * 5, cores=2)  # as fast as memory is
     False
     """
     return (
         cores > 1
-        and measured.stalled_share >= LEAST_STALLED_SHARE
-        and measured.stalled_seconds >= LEAST_STALLED_TIME * measured.seconds
+        and len(trials) >= TRIALS
+        and median(t.stalled_share for t in trials) >= LEAST_STALLED_SHARE
+        and median(t.stalled_seconds / t.seconds for t in trials) >= LEAST_STALLED_TIME
     )
 
 
-def keeps_process(by_thread: Totals, by_process: Totals) -> bool:
-    """Return whether the process helped: the loop is faster.
+def keeps_process(by_thread: Sequence[Totals], by_process: Sequence[Totals]) -> bool:
+    """Return whether the process helped: the loop loses less of its time.
 
     Args:
-        by_thread: measured before.
-        by_process: measured since.
+        by_thread: trials before.
+        by_process: trials since.
+
+    >>> thread = Totals(1.0, 100, loop_seconds=0.95)
+    >>> keeps_process([thread], [Totals(1.2, 100, loop_seconds=1.19)])  # a slower machine
+    True
+    >>> keeps_process([thread], [Totals(0.8, 100, loop_seconds=0.75)])  # a faster one
+    False
     """
-    return by_process.batch_seconds <= (1 - LEAST_GAIN) * by_thread.batch_seconds
+    lost, still = (median(t.lost_seconds for t in of) for of in (by_thread, by_process))
+    return lost - still >= LEAST_GAIN * median(t.batch_seconds for t in by_thread)

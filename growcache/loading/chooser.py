@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from statistics import median
 from typing import TypeAlias
 
 from growcache.loading import choice
@@ -24,6 +27,7 @@ from growcache.loading.state import LoaderState
 Cross: TypeAlias = Callable[[Child, LoaderState], Source]
 
 _log = logging.getLogger(__name__)
+_FIGURES = "%.3g ms per step, of which %.3g are lost; with the thread %.3g, and %.3g"
 
 
 class Phase(Enum):
@@ -51,10 +55,10 @@ class Chooser:
     def __init__(self, gather: Gather, *, possible: bool) -> None:
         self.kind: Kind = "process" if gather == "process" else "thread"
         self._phase = Phase.MEASURING if possible else Phase.SETTLED
-        self._before: Totals | None = None  # at the beginning of this measurement
-        self._agreed = 0
-        self._judged = 0
-        self._first = self._by_thread = Totals()
+        self._consumer = 0  # the thread, for the time that it computes is looked at
+        self._before: Totals | None = None  # at the beginning of this trial
+        self._by_thread: deque[Totals] = deque(maxlen=choice.TRIALS)
+        self._by_process: list[Totals] = []
         self._child: Child | None = None
         self.next: Source | None = None
 
@@ -71,6 +75,8 @@ class Chooser:
             now: what was counted so far.
             cross: makes the source that goes on.
         """
+        if (consumer := threading.get_ident()) != self._consumer:
+            self._consumer, self._before = consumer, None
         match self._phase:
             case Phase.MEASURING:
                 self._measure(now)
@@ -79,37 +85,31 @@ class Chooser:
                 self._phase = Phase.HALTING
             case Phase.HALTING if source.halted is not None and self._child is not None:
                 self.next = cross(self._child, source.halted)
-                self._phase, self._before, self._judged = Phase.CROSSED, None, 0
+                self._phase, self._before, self._by_process = Phase.CROSSED, None, []
             case Phase.CROSSED if source.kind == "process":
                 self._judge(source, now)
 
-    def _measured(self, now: Totals) -> Totals | None:
-        """Return a measurement that ends now; None where it goes on."""
+    def _tried(self, now: Totals) -> Totals | None:
+        """Return a trial that ends now; None where it goes on."""
         if self._before is None:
             self._before = now
-        measured = now.since(self._before)
-        if not measured.whole:
+        tried = now.since(self._before)
+        if not tried.whole:
             return None
         self._before = now
-        return measured
+        return tried
 
     def _measure(self, now: Totals) -> None:
-        began, measured = self._before, self._measured(now)
-        if measured is None or began is None:
+        tried = self._tried(now)
+        if tried is None:
             return
-        cores = len(os.sched_getaffinity(0))
-        if not choice.wants_process(measured, cores):
-            self._agreed = 0
-            return
-        self._first = began if not self._agreed else self._first
-        self._agreed += 1
-        if self._agreed >= choice.WINDOWS:
+        self._by_thread.append(tried)
+        if choice.wants_process(self._by_thread, len(os.sched_getaffinity(0))):
             _log.info(
                 "the thread that makes batches stands still %.0f %% of its time, for want of the "
                 "interpreter's lock: starting a gather process",
-                100 * measured.stalled_share,
+                100 * median(trial.stalled_share for trial in self._by_thread),
             )
-            self._by_thread = now.since(self._first)
             self._start()
 
     def _start(self) -> None:
@@ -122,24 +122,22 @@ class Chooser:
             self._phase = Phase.STARTING
 
     def _judge(self, source: Source, now: Totals) -> None:
-        measured = self._measured(now)
-        if measured is None:
+        tried = self._tried(now)
+        if tried is None:
             return
-        self._judged += 1
-        if self._judged == 1:  # what was made ahead flatters
-            self._first = now
-        if self._judged <= choice.WINDOWS:
+        self._by_process.append(tried)
+        trials = self._by_process[1:]  # what was made ahead flatters the first
+        if len(trials) < choice.TRIALS:
             return
-        self._phase, measured = Phase.SETTLED, now.since(self._first)
-        before, after = (1e3 * m.batch_seconds for m in (self._by_thread, measured))
-        if choice.keeps_process(self._by_thread, measured):
+        self._phase, both = Phase.SETTLED, (self._by_thread, trials)
+        steps = [1e3 * median(t.batch_seconds for t in of) for of in both]
+        lost = [1e3 * median(t.lost_seconds for t in of) for of in both]
+        figures = steps[1], lost[1], steps[0], lost[0]
+        if choice.keeps_process(*both):
             self.kind = "process"
-            _log.info("the gather process stays: %.3g ms per step, not %.3g", after, before)
+            _log.info("the gather process stays: %s", _FIGURES % figures)
             return
-        _log.info(
-            "back to the thread: %.3g ms per step with the gather process, %.3g without",
-            *(after, before),
-        )
+        _log.info("back to the thread: %s", _FIGURES % figures)
         source.halt()
 
     def crossed(self) -> Source | None:
@@ -157,4 +155,5 @@ class Chooser:
             self._child.close()
             self._child = self.next = None
         if not self.settled:
-            self._phase, self._before, self._agreed = Phase.MEASURING, None, 0
+            self._phase, self._before = Phase.MEASURING, None
+            self._by_thread.clear()

@@ -261,7 +261,7 @@ class Engine:
     def _choose(self, source: Source) -> None:
         if not self._chooser.settled:
             counted = self._batches_received, *source.making
-            now = Totals(time.perf_counter(), *counted)
+            now = Totals(time.perf_counter(), *counted, time.thread_time())
             self._chooser.look(source, now, self._cross)
 
     def _cross(self, child: Child, state: LoaderState) -> Source:

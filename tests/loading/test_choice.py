@@ -6,10 +6,13 @@ import gc
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 
 from growcache.loading import choice, gather
 from growcache.loading.choice import Totals, keeps_process, wants_process
+from growcache.loading.chooser import Chooser
 from growcache.loading.options import Gather
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -29,41 +33,88 @@ shares = st.floats(0, 1)
 @st.composite
 def measured(draw: st.DrawFn) -> Totals:
     seconds, making = draw(st.floats(1, 100)), draw(st.floats(1e-3, 100))
-    return Totals(seconds, draw(st.integers(4, 10_000)), making, making * draw(shares))
+    batches, computed = draw(st.integers(4, 10_000)), making * draw(shares)
+    return Totals(seconds, batches, making, computed, seconds * draw(shares))
 
 
 @given(measured(), st.integers(1, 64))
 def test_a_process_is_wanted_where_the_thread_stands_still(found: Totals, cores: int) -> None:
     stalled = found.making_seconds - found.computed_seconds
     of_its_own = stalled / found.making_seconds >= choice.LEAST_STALLED_SHARE
-    of_the_loops = stalled >= choice.LEAST_STALLED_TIME * found.seconds
-    assert wants_process(found, cores) == (cores > 1 and of_its_own and of_the_loops)
+    of_the_loops = stalled / found.seconds >= choice.LEAST_STALLED_TIME
+    wanted = cores > 1 and of_its_own and of_the_loops
+    assert wants_process([found] * choice.TRIALS, cores) == wanted
+
+
+FREE, STALLED = Totals(1.0, 100, 0.3, 0.29), Totals(1.0, 100, 0.3, 0.03)
+
+
+@given(st.permutations([FREE] * 2 + [STALLED] * 3), st.permutations([FREE] * 3 + [STALLED] * 2))
+def test_most_of_the_trials_must_agree(most: list[Totals], few: list[Totals]) -> None:
+    assert wants_process(most, 2)
+    assert not wants_process(few, 2)
+    assert not wants_process([STALLED] * (choice.TRIALS - 1), 2)
 
 
 @given(measured())
 def test_what_computes_all_the_time_or_has_little_to_do_stays(found: Totals) -> None:
-    assert not wants_process(Totals(found.seconds, found.batches, 1.0, 0.95), 64)
-    assert not wants_process(Totals(found.seconds, found.batches, 0.01, 0.0), 64)
-    assert not wants_process(Totals(found.seconds, found.batches), 64)
+    for quiet in (
+        Totals(found.seconds, found.batches, 1.0, 0.95),
+        Totals(found.seconds, found.batches, 0.01, 0.0),
+        Totals(found.seconds, found.batches),
+    ):
+        assert not wants_process([quiet] * choice.TRIALS, 64)
 
 
-@given(measured(), st.floats(0.5, 2))
-def test_the_faster_one_stays(by_thread: Totals, factor: float) -> None:
-    by_process = Totals(by_thread.seconds * factor, by_thread.batches)
-    if abs(factor - (1 - choice.LEAST_GAIN)) > 1e-6:
-        assert keeps_process(by_thread, by_process) == (factor < 1 - choice.LEAST_GAIN)
+def loop(computes: float, loses: float) -> Totals:
+    """A trial of 100 batches with so much computed and lost for each."""
+    return Totals(100 * (computes + loses), 100, loop_seconds=100 * computes)
+
+
+@given(st.floats(1e-4, 1), shares, shares, st.floats(0.5, 2))
+def test_what_loses_less_stays_however_fast_the_machine_is(
+    step: float, before: float, after: float, machine: float
+) -> None:
+    by_thread = loop(step, before * step)
+    by_process = loop(step * machine, after * step)
+    gain = (before - after) / (1 + before)
+    if abs(gain - choice.LEAST_GAIN) > 1e-6:
+        assert keeps_process([by_thread], [by_process]) == (gain > choice.LEAST_GAIN)
+
+
+def test_two_strange_trials_of_five_decide_nothing() -> None:
+    thread, process = loop(0.6, 0.03), loop(0.6, 0.001)
+    strange = [loop(0.6, 0.9), loop(0.9, 0.5)]
+    assert keeps_process([thread] * 5, [strange[0], process, process, strange[1], process])
+    assert not keeps_process([thread] * 5, [strange[0], thread, thread, strange[1], process])
+    assert not keeps_process([*strange, process, process, process], [process] * 5)
 
 
 @given(measured(), measured())
 def test_totals_subtract(one: Totals, other: Totals) -> None:
-    both = Totals(
-        one.seconds + other.seconds,
-        one.batches + other.batches,
-        one.making_seconds + other.making_seconds,
-        one.computed_seconds + other.computed_seconds,
-    )
+    both = Totals(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
     assert both.since(one).batches == other.batches
     assert both.since(one).batch_seconds == pytest.approx(other.batch_seconds)
+    assert both.since(one).loop_seconds == pytest.approx(other.loop_seconds, abs=1e-9)
+
+
+def test_another_thread_that_takes_the_batches_begins_a_trial_anew(
+    eager: pytest.MonkeyPatch,
+) -> None:
+    """The time that the loop's thread computes is not that of another."""
+    eager.setattr(choice, "TRIAL_SECONDS", 1.0)
+    chooser, source = Chooser("auto", possible=True), Mock(kind="thread")
+    eager.setattr(choice, "wants_process", lambda trials, cores: tried.extend(trials))
+    tried: list[Totals] = []
+    one, other = Totals(0, 0, 0, 0, 100.0), Totals(1.1, 10, 1, 0, 2.0)
+    chooser.look(source, one, Mock())
+    thread = threading.Thread(target=chooser.look, args=(source, other, Mock()))
+    thread.start()
+    thread.join()
+    assert tried == []
+    chooser.look(source, Totals(9, 20, 2, 0, 101.0), Mock())
+    chooser.look(source, Totals(11, 40, 3, 0, 102.5), Mock())
+    assert tried == [Totals(2, 20, 1, 0, 1.5)]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +127,8 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """It crosses over as soon as it can."""
-    monkeypatch.setattr(choice, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "TRIALS", 2)
     monkeypatch.setattr(choice, "LEAST_BATCHES", 1)
     monkeypatch.setattr(choice, "LEAST_STALLED_SHARE", -1.0)
     monkeypatch.setattr(choice, "LEAST_STALLED_TIME", -1.0)
