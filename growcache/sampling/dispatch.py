@@ -34,6 +34,7 @@ from growcache.sampling.wished import NO_ROOM, Task, Wished
 from growcache.usercode import printable, short
 
 FULL = "the cache is full, and with cache.eviction none no shard makes room for another"
+IN_TURN_SECONDS = 5.0  # that a finished group waits for an earlier one
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
@@ -47,6 +48,7 @@ class Flight:
         need_bytes: what it takes, once the sampler knows.
         granted: whether it may write.
         fresh: its shards that were never committed.
+        awaited_since: when a later group was done first.
         asked_at: order of asking, so that room goes to who waits longest.
     """
 
@@ -55,6 +57,7 @@ class Flight:
     need_bytes: int | None = None
     granted: bool = False
     asked_at: float = 0.0
+    awaited_since: float = math.inf
     fresh: tuple[int, ...] = ()
 
 
@@ -355,6 +358,7 @@ class Dispatcher:
         self.landlord.shrink()
         if self.flights:
             self.landlord.keep_ahead()
+        waiting = [f for f in waiting if not self._leaves_the_first_place(f)]
         for flight in sorted(waiting, key=lambda f: (not self._is_wished(f), f.asked_at)):
             assert flight.need_bytes is not None
             wished = self._is_wished(flight)
@@ -366,6 +370,22 @@ class Dispatcher:
             flight.granted = True
             granted.append(flight.permit.id)
         return granted
+
+    def _leaves_the_first_place(self, flight: Flight) -> bool:
+        """Whether a finished group of the ramp waits for earlier ones to be written first.
+
+        A group is done sooner where none of its objects is slow, and a small cache of such
+        groups would favour fast objects. A store that hangs must not keep training from its
+        first samples, so no group is waited for long; later on, those in flight are few beside
+        those cached.
+        """
+        group, now = flight.permit.group, time.monotonic()
+        if group >= RAMP_END or not flight.fresh:
+            return False
+        earlier = [f for f in self.flights.values() if f.permit.group < group]
+        for one in earlier:
+            one.awaited_since = min(one.awaited_since, now)
+        return any(now < one.awaited_since + IN_TURN_SECONDS for one in earlier)
 
     def _obstacle(self, permit: str, nbytes: int, *, wished: bool) -> str:
         """Reserve the bytes; return what has to happen before that can be done."""

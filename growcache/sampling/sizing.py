@@ -18,7 +18,9 @@ SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
 GROUP_SAMPLES = 500_000  # of tiny ones, whose origins take more than they do
 GROUP_BYTES = 256_000_000  # what a sampler may hold in memory for one group
 MOST_GROUP_BYTES = 1_000_000_000  # and at most, where the user sets the sizes
-MAX_GROUP_SHARDS = 4
+ALIKE = 4  # samples of one visit in a shard, where the group can help it
+MAX_GROUP_SHARDS = 32
+MOST_SHARDS = 16_384  # of a full cache, where the sizes are ours: a loader maps each of them
 LIMIT_OF_EXPECTED = 4  # a group of ragged samples may be so much larger than expected
 
 
@@ -44,7 +46,7 @@ def measure_sizing(
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
     visit = _samples_per_visit(config, measure, record_bytes, ranged=ranged)
-    group = min(visit, MAX_GROUP_SHARDS)
+    group = group_shards(visit, int(config.cache.max_bytes))
     limit = config.cache.max_samples
     if limit is not None and limit < visit:
         raise ConfigError(
@@ -60,6 +62,25 @@ def measure_sizing(
         group_shards=group,
         max_parts=None if limit is None else limit // visit,
     )
+
+
+def group_shards(visit: int, max_bytes: int) -> int:
+    """Return over how many shards the samples of a visit are dealt.
+
+    Samples of one object are alike, and a shard is worth the less the more of them it has. So
+    no shard shall have more than `ALIKE` of a visit; up to that many go to a shard each.
+
+    Args:
+        visit: samples of one visit.
+        max_bytes: of the cache. A very large one would have more shards than can be mapped.
+
+    >>> [group_shards(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
+    [1, 3, 4, 25, 32]
+    >>> group_shards(10_000, 10**12)
+    4
+    """
+    most = max(ALIKE, min(MAX_GROUP_SHARDS, GROUP_BYTES * MOST_SHARDS // max_bytes))
+    return min(max(min(visit, ALIKE), -(-visit // ALIKE)), most)
 
 
 def group_limit_bytes(sizing: Sizing, schema: Schema, sample_bytes: float) -> int | None:
@@ -81,8 +102,10 @@ def _samples_per_shard(config: Config, record_bytes: int, group: int) -> int:
     wanted = config.sampling.shard_samples
     if wanted != "auto":
         return wanted
+    # A larger group takes no larger share of the cache than one of `ALIKE` shards.
+    in_cache = SHARDS_IN_CACHE * max(1, group // ALIKE)
     shard_bytes = min(
-        SHARD_BYTES, int(config.cache.max_bytes) // SHARDS_IN_CACHE, GROUP_BYTES // group
+        SHARD_BYTES, int(config.cache.max_bytes) // in_cache, GROUP_BYTES // group
     )
     return max(1, min(shard_bytes // max(1, record_bytes), GROUP_SAMPLES // group))
 
@@ -100,8 +123,8 @@ def _samples_per_visit(
         return max(1, measure.samples)
     if wanted != "auto":
         return wanted
-    # At most a shard's worth: then four visits or more are dealt over the shards of a group.
-    shard = _samples_per_shard(config, record_bytes, MAX_GROUP_SHARDS)
+    # At most a quarter of a group: then four visits or more are dealt over its shards.
+    shard = _samples_per_shard(config, record_bytes, ALIKE)
     most = min(shard, config.cache.max_samples or shard)
     return max(1, min(measure.together, most))
 

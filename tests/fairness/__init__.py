@@ -1,0 +1,1 @@
+"""What a reviewer of the statistics would ask."""

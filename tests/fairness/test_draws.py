@@ -1,0 +1,216 @@
+"""Every part equally likely, at every stage, whatever the weights, the listing and the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from growcache.config import SplitConfig
+from growcache.remote.catalog import Catalog
+from growcache.remote.formats.objects import Visit
+from growcache.remote.formats.rows import Grid
+from growcache.remote.store import Entry
+from growcache.sampling.draws import Draws, Ints, Sizing, Span
+from growcache.sampling.objects import Objects
+from growcache.sampling.population import Population
+from growcache.sampling.strata import quotas, shares
+from growcache.sampling.stratified import Strata, StratifiedDraws
+from growcache.sampling.subsets import Subsets
+from tests.fairness.chance import agree, balanced, planted
+
+SEEDS = 60
+
+
+def sizing(shard: int = 1024, *, whole: bool = False) -> Sizing:
+    return Sizing(1, 1000.0, 0, whole=whole, shard_samples=shard)
+
+
+def groups(draws: Draws | StratifiedDraws, numbers: range) -> Ints:
+    found = [draws.group(number) for number in numbers]
+    return np.concatenate([group.parts for group in found if group])
+
+
+def first_groups(seed: int, parts: int, count: int, *, replacement: bool = False) -> Ints:
+    draws = Draws(seed, sizing(), replacement=replacement)
+    draws.add(Span(0, parts, 0))
+    return groups(draws, range(count))
+
+
+# ------------------------------------------------------------------- the test itself
+
+
+def test_what_is_fair_passes_and_a_bias_of_five_per_cent_does_not() -> None:
+    rng = np.random.default_rng(0)
+    for cells in (10, 100):
+        fair = np.full(cells, 1 / cells)
+        assert agree(rng.multinomial(400_000, fair), fair)
+        assert not agree(rng.multinomial(400_000, planted(fair)), fair)
+    assert balanced(rng.binomial(200_000, 0.5), 0.5, 200_000)
+    assert not balanced(rng.binomial(200_000, 0.5 * 1.05), 0.5, 200_000)
+
+
+# --------------------------------------------------------------------------- parts
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_the_first_groups_have_each_part_alike(replacement: bool) -> None:
+    """What training begins with: the first 6,000 of 50,000 parts, over many seeds."""
+    counts = np.zeros(50)
+    for seed in range(SEEDS):
+        drawn = first_groups(seed, 50_000, 22, replacement=replacement)
+        counts += np.bincount(drawn // 1000, minlength=50)
+    assert counts.sum() > 300_000
+    fair = np.ones(50)
+    assert agree(counts, fair)
+    assert not agree(counts * planted(fair) * 50, fair)
+
+
+def test_no_part_leads_to_another() -> None:
+    """Which part follows is independent of which came before: pairs over a grid of cells."""
+    pairs = np.zeros((12, 12))
+    for seed in range(SEEDS):
+        drawn = first_groups(seed, 48_000, 24) // 4000
+        np.add.at(pairs, (drawn[:-1], drawn[1:]), 1)
+    assert agree(pairs.ravel(), np.ones(144))
+    biased = pairs * (1 + 6 * 0.05 * np.eye(12))  # half a row's neighbours, were it six wide
+    assert not agree(biased.ravel(), np.ones(144))
+
+
+def test_a_growing_listing_favours_neither_old_nor_new() -> None:
+    """What is left of a round when the listing grows has old and new parts as there are of them."""
+    old, new, known = 0, 0, 20_000
+    for seed in range(SEEDS):
+        draws = Draws(seed, sizing())
+        draws.add(Span(0, known, 0))
+        before = len(groups(draws, range(24)))
+        draws.add(Span(1, 50_000, 24))
+        drawn = groups(draws, range(24, 28))
+        old, new = old + int((drawn < known).sum()), new + int((drawn >= known).sum())
+    share = (known - before) / (50_000 - before)
+    assert old + new > 200_000
+    assert balanced(old, share, old + new)
+    assert not balanced(1.05 * old, share, old + new)
+
+
+def test_no_part_twice_before_all_were_drawn_however_the_listing_grows() -> None:
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        sizes = np.cumsum(rng.integers(50, 2000, 5)).tolist()
+        draws, group, seen = Draws(seed, sizing(256)), 0, np.zeros(0, np.int64)
+        for edition, parts in enumerate(sizes):
+            draws.add(Span(edition, parts, group))
+            for _ in range(int(rng.integers(1, 12)) if parts != sizes[-1] else 1000):
+                if draws.round_of(group):
+                    break
+                seen, group = (
+                    np.concatenate([seen, groups(draws, range(group, group + 1))]),
+                    group + 1,
+                )
+            assert len(np.unique(seen)) == len(seen) <= parts
+            if draws.round_of(group):  # drawn to the end before the listing went on
+                break
+        assert len(seen) == draws.spans[-1].parts
+
+
+# ------------------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "pad"), [(16, 8, False), (16, 24, False), (16, 16, True)]
+)
+def test_every_position_of_a_window_is_equally_likely(
+    window: int, stride: int, pad: bool
+) -> None:
+    rows, grid = 200, Grid(window, stride, pad=pad, random_phase=True)
+    counts = np.zeros(stride)
+    for number in range(200_000):
+        visit = Visit(0, 1, number % 50, number // 50)
+        counts[grid.phase(rows, visit, f"rec/{number % 7}")] += 1
+    assert agree(counts, np.ones(stride))
+    assert not agree(counts * planted(np.ones(stride)) * stride, np.ones(stride))
+    # And each position is of one phase: so all come as often as their phases.
+    starts = [start for phase in range(stride) for start in grid.starts(rows, phase)]
+    assert sorted(starts) == list(range(grid.possible(rows)))
+
+
+# ------------------------------------------------------------------------- weights
+
+
+@contextmanager
+def population(folder: Path, sizes: Ints, size: Sizing, **more: int) -> Iterator[Population]:
+    with Catalog.open(folder / f"catalog{more}") as catalog:
+        entries = [Entry(f"sub-{n // 5}/{n}", int(s), None, 0.0) for n, s in enumerate(sizes)]
+        catalog.append(entries)
+        yield Population(catalog, Objects(catalog), size, **more)
+
+
+@pytest.mark.parametrize("by_objects", [False, True])
+def test_objects_come_as_often_as_their_weight(tmp_path: Path, by_objects: bool) -> None:
+    lengths = np.random.default_rng(0).integers(20, 200, 40)
+    size = sizing(whole=by_objects)
+    with population(tmp_path, 1000 * lengths, size) as source:
+        total = source.parts(40)
+        counts = np.zeros(40)
+        for seed in range(20):
+            draws = Draws(seed, size, replacement=True)
+            draws.add(Span(0, total, 0))
+            drawn = groups(draws, range(20, 32))
+            objects = np.searchsorted(source.starts(40), drawn, side="right") - 1
+            counts += np.bincount(objects, minlength=40)
+    wanted = np.ones(40) if by_objects else lengths
+    assert agree(counts, wanted)
+    assert not agree(counts, planted(wanted))
+
+
+@pytest.mark.parametrize("weights", ["balanced", "sqrt", "natural"])
+def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> None:
+    parts = np.array([50, 400, 2000])
+    bounds = np.concatenate([[0], np.cumsum(parts)])
+    strata = Strata(("a", "b", "c"), parts, lambda stratum, local: bounds[stratum] + local)
+    counts, within = np.zeros(3), np.zeros(20)
+    for seed in range(20):
+        draws = StratifiedDraws(seed, sizing(), weights, lambda _: strata)
+        draws.add(Span(0, 2450, 0))
+        drawn = groups(draws, range(20, 32))
+        counts += np.bincount(np.searchsorted(bounds, drawn, side="right") - 1)
+        within += np.bincount((drawn[drawn >= 450] - 450) // 100, minlength=20)
+    wanted = quotas(shares(["a", "b", "c"], parts, weights))[::-1]
+    assert agree(counts[::-1], wanted)
+    assert not agree(counts[::-1], planted(wanted))
+    assert agree(within, np.ones(20))
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_nodes_are_disjoint_covering_and_alike(tmp_path: Path, nodes: int) -> None:
+    sizes = 1000 * np.random.default_rng(0).integers(1, 400, 1000)
+    owners = np.zeros(0, np.int64)
+    counts = np.zeros(nodes)
+    for node in range(nodes):
+        with population(tmp_path, sizes, sizing(), node=node, nodes=nodes) as source:
+            parts = np.arange(source.parts(1000))
+            assert source.mine is not None
+            mine = parts[source.mine(parts)]
+            owners, counts[node] = np.concatenate([owners, mine]), len(mine)
+    assert sorted(owners.tolist()) == parts.tolist()
+    assert agree(counts, np.ones(nodes))
+    assert not agree(counts, planted(np.ones(nodes)))
+
+
+# -------------------------------------------------------------------------- splits
+
+
+def test_subsets_have_their_shares_of_the_groups() -> None:
+    split = SplitConfig(fractions={"a": 0.5, "b": 0.3, "c": 0.2}, use="a")
+    counts = np.zeros(3)
+    for seed in range(4):
+        subsets = Subsets(split.model_copy(update={"seed": seed}))
+        counts += np.bincount(subsets.places([f"sub-{n}" for n in range(60_000)]), minlength=3)
+    assert agree(counts, [0.5, 0.3, 0.2])
+    assert not agree(counts, planted([0.5, 0.3, 0.2]))
