@@ -14,6 +14,7 @@ import re
 import struct
 import threading
 import zlib
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -66,10 +67,11 @@ class Catalog:
         self._path = path
         self._descriptor = descriptor
         self._lock = threading.RLock()
-        self._firsts: list[int] = []  # ordinal of each block's first entry
-        # Offset and length of each block's body, and how much of that are MD5 sums.
-        self._places: list[tuple[int, int, int]] = []
-        self._digests: list[bytes] = []  # after each block
+        # Of each block: its first entry's ordinal, offset and length of its body, how much of
+        # that are MD5 sums, the digest after it. Plain arrays, for there may be millions.
+        self._firsts = array("q")
+        self._offsets, self._lengths, self._sums = array("q"), array("I"), array("H")
+        self._digests = bytearray()
         self._sizes = np.zeros(BLOCK, np.int64)
         self._count = 0
         self._stored = 0  # of these, entries in blocks
@@ -133,14 +135,13 @@ class Catalog:
         """
         seen = self._known()
         with self._lock:
-            before = self._count
-            for entry in entries:
-                if seen.add(_identity(entry.store, entry.key), self._count, self._identity_of):
-                    self._put_size(self._count, entry.size)
-                    self._pending.append(entry)
-                    self._count += 1
+            keys = [_identity(entry.store, entry.key) for entry in entries]
+            new = [entries[place] for place in seen.add(keys, self._count, self._identities_of)]
+            self._put_sizes(self._count, [entry.size for entry in new])
+            self._pending += new
+            self._count += len(new)
             self._write_pending(at_least=BLOCK)
-            return self._count - before
+            return len(new)
 
     def flush(self) -> None:
         """Write what is buffered, and have the disk keep it.
@@ -239,7 +240,7 @@ class Catalog:
             if count < base:
                 block = bisect_right(self._firsts, count) - 1
                 base = self._firsts[block]
-                running = self._digests[block - 1] if block else bytes(_DIGEST)
+                running = self._digest_before(block)
             for ordinal in range(base, count):
                 running = _advance(running, self.entry(ordinal))
             return running.hex()
@@ -257,6 +258,8 @@ class Catalog:
                 self._write_frame(_COMPLETE, int(value), 0, 0, self._last_digest(), b"", b"")
                 self._complete = value
             self._sync()
+            if value:
+                self._seen = None  # only a listing wants it
 
     @property
     def torn_bytes(self) -> int:
@@ -354,8 +357,11 @@ class Catalog:
 
     def _add_block(self, place: tuple[int, int, int], count: int, digest: bytes) -> None:
         self._firsts.append(self._stored)
-        self._places.append(place)
-        self._digests.append(digest)
+        for column, value in zip(
+            (self._offsets, self._lengths, self._sums), place, strict=True
+        ):
+            column.append(value)
+        self._digests += digest
         self._stored += count
 
     def _columns(self, block: int) -> Columns:
@@ -371,7 +377,8 @@ class Catalog:
 
     def _read_columns(self, block: int) -> Columns:
         """Return keys, ETags, times and stores of a block."""
-        offset, length, sums = self._places[block]
+        offset, sums = self._offsets[block], self._sums[block]
+        length = self._lengths[block]
         data = os.pread(self._descriptor, length, offset)
         columns = _unpacked(data[sums:])
         count = self._count_of(block)
@@ -388,15 +395,20 @@ class Catalog:
         return following - self._firsts[block]
 
     def _last_digest(self) -> bytes:
-        return self._digests[-1] if self._digests else bytes(_DIGEST)
+        return self._digest_before(len(self._firsts))
 
-    def _put_size(self, ordinal: int, size: int) -> None:
-        if ordinal >= len(self._sizes):
+    def _digest_before(self, block: int) -> bytes:
+        end = block * _DIGEST
+        return bytes(self._digests[end - _DIGEST : end]) if block else bytes(_DIGEST)
+
+    def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        stop = first + len(sizes)
+        if stop > len(self._sizes):
             # A new array, so that views handed out before stay as they were.
-            grown = np.zeros(max(BLOCK, 2 * len(self._sizes)), np.int64)
+            grown = np.zeros(max(stop, 2 * len(self._sizes)), np.int64)
             grown[: len(self._sizes)] = self._sizes
             self._sizes = grown
-        self._sizes[ordinal] = size
+        self._sizes[first:stop] = sizes
 
     # -- keys ---------------------------------------------------------------------------
 
@@ -404,9 +416,7 @@ class Catalog:
         if self._seen is None:
             # Without the lock, for it takes seconds for a million keys; blocks never change.
             seen = SeenKeys(self._key_hash)
-            seen.load(map(self._identities, range(len(self._firsts))))
-            for ordinal in seen.same_hash():
-                seen.note_double(self._identity_of(ordinal), ordinal)
+            seen.load(self._identities_in_blocks(), self._identities_of)
             self._seen = seen
         return self._seen
 
@@ -420,15 +430,18 @@ class Catalog:
             columns = self._read_columns(block)
             return self._firsts[block], columns[3], columns[0]
 
-    def _identities(self, block: int) -> list[str]:
-        columns = self._read_columns(block)
-        return [
-            _identity(store, key) for store, key in zip(columns[3], columns[0], strict=True)
-        ]
+    def _identities_in_blocks(self) -> Iterator[list[str]]:
+        for start in range(0, len(self._firsts), _BLOCKS_IN_MEMORY):
+            some = range(start, min(start + _BLOCKS_IN_MEMORY, len(self._firsts)))
+            columns = map(self._read_columns, some)
+            yield [
+                _identity(*pair)
+                for keys, _, _, stores in columns
+                for pair in zip(stores, keys, strict=True)
+            ]
 
-    def _identity_of(self, ordinal: int) -> str:
-        entry = self.entry(ordinal)
-        return _identity(entry.store, entry.key)
+    def _identities_of(self, ordinals: Sequence[int]) -> list[str]:
+        return [_identity(entry.store, entry.key) for entry in self.entries(ordinals)]
 
     # -- opening ------------------------------------------------------------------------
 
@@ -477,8 +490,7 @@ class Catalog:
         ):
             raise CacheError(f"{self._path} is damaged; move it away and list anew")
         sizes = _widen(content[_FRAME.size : packed], width)
-        self._put_size(self._stored + count - 1, 0)
-        self._sizes[self._stored : self._stored + count] = sizes
+        self._put_sizes(self._stored, sizes)
         place = (offset + packed, len(content) - packed, count * _MD5 * flag)
         self._add_block(place, count, digest)
         self._count += count

@@ -1,4 +1,4 @@
-"""Which keys a catalog has, in some 25 bytes each."""
+"""Which keys a catalog has, in twelve bytes each."""
 
 from __future__ import annotations
 
@@ -7,74 +7,104 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from growcache.seeding import hash64
+from growcache.seeding import Words, hash64
 
-_RECENT = 1 << 15  # keys; a dict entry takes some 150 bytes
+_GROWTH = 4  # a run of hashes is merged with one that is less than so many times longer
+_LONGEST_RUN = 1 << 24  # keys; to merge takes twice the memory for a moment
+
+Ordinals = npt.NDArray[np.uint32]
+KeysOf = Callable[[Sequence[int]], Sequence[str]]
 
 
 class SeenKeys:
     """A set of keys that remembers a hash and an ordinal for each.
 
     A hash that is known is looked up and its key compared, so two keys of one hash are two keys.
+    Hashes lie in a few sorted runs, of which each is some times longer than the next.
     """
 
     def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:
         self._hash = key_hash
-        self._recent: dict[int, int] = {}
-        self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # sorted
-        self._ordinals: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._doubles: dict[str, int] = {}  # keys whose hash another key had before
+        self._runs: list[tuple[Words, Ordinals]] = []
+        self._doubles: set[str] = set()  # keys whose hash another key had before
 
-    def load(self, keys: Iterable[Sequence[str]]) -> None:
-        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length."""
-        parts = [np.fromiter(map(self._hash, some), np.uint64, len(some)) for some in keys]
-        hashes = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
-        order = np.argsort(hashes, kind="stable")
-        self._hashes, self._ordinals = hashes[order], order.astype(np.int64)
-
-    def same_hash(self) -> list[int]:
-        """Return the ordinals of loaded keys that share their hash with an earlier one."""
-        again = np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1
-        return [int(ordinal) for ordinal in self._ordinals[again]]
-
-    def note_double(self, key: str, ordinal: int) -> None:
-        """Remember a key that `same_hash` found."""
-        self._doubles[key] = ordinal
-
-    def add(self, key: str, ordinal: int, key_of: Callable[[int], str]) -> bool:
-        """Add a key; return whether it was new.
+    def load(self, keys: Iterable[Sequence[str]], keys_of: KeysOf) -> None:
+        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length.
 
         Args:
-            key: the key.
-            ordinal: of the key, if it is new.
-            key_of: looks up the key of an earlier ordinal.
+            keys: the pieces.
+            keys_of: looks up the keys of ordinals.
         """
-        hashed = self._hash(key)
-        known = self._find(hashed)
-        if known is None:
-            self._recent[hashed] = ordinal
-            if len(self._recent) >= max(_RECENT, len(self._hashes) // 8):
-                self._merge()
-            return True
-        if key_of(known) == key or key in self._doubles:
-            return False
-        self._doubles[key] = ordinal
-        return True
+        first = 0
+        for piece in keys:
+            self.add(piece, first, keys_of)
+            first += len(piece)
 
-    def _find(self, hashed: int) -> int | None:
-        if (recent := self._recent.get(hashed)) is not None:
-            return recent
-        at = int(np.searchsorted(self._hashes, np.uint64(hashed)))
-        if at < len(self._hashes) and int(self._hashes[at]) == hashed:
-            return int(self._ordinals[at])
-        return None
+    def add(self, keys: Sequence[str], first: int, keys_of: KeysOf) -> list[int]:
+        """Add keys; return the places of those that are new, in order.
 
-    def _merge(self) -> None:
-        count = len(self._recent)
-        hashes = np.fromiter(self._recent.keys(), np.uint64, count)
-        ordinals = np.fromiter(self._recent.values(), np.int64, count)
-        hashes = np.concatenate([self._hashes, hashes])
-        ordinals = np.concatenate([self._ordinals, ordinals])
-        order = np.argsort(hashes, kind="stable")
-        self._hashes, self._ordinals = hashes[order], ordinals[order]
-        self._recent = {}
+        Args:
+            keys: the keys.
+            first: ordinal of the first new one; the next ones follow.
+            keys_of: looks up the keys of ordinals less than ``first``.
+        """
+        if not keys:
+            return []
+        hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
+        known = self._find(hashes)
+        if (known < 0).all() and len(np.unique(hashes)) == len(hashes):
+            self._take(hashes, np.arange(first, first + len(keys), dtype=np.uint32))
+            return list(range(len(keys)))
+        return self._add_doubtful(keys, hashes, known, first, keys_of)
+
+    def _add_doubtful(
+        self,
+        keys: Sequence[str],
+        hashes: Words,
+        known: npt.NDArray[np.int64],
+        first: int,
+        keys_of: KeysOf,
+    ) -> list[int]:
+        seen = np.flatnonzero(known >= 0)
+        others = dict(zip(seen.tolist(), keys_of(known[seen].tolist()), strict=True))
+        here: dict[int, str] = {}  # hashes that are new
+        fresh: list[int] = []
+        hashed: list[int] = []  # places among the fresh
+        for place, (key, word) in enumerate(zip(keys, hashes.tolist(), strict=True)):
+            other = others.get(place, here.get(word))
+            if other == key or key in self._doubles:
+                continue
+            if other is None:
+                here[word] = key
+                hashed.append(len(fresh))
+            else:
+                self._doubles.add(key)
+            fresh.append(place)
+        if hashed:
+            ordinals = np.array([first + number for number in hashed], np.uint32)
+            self._take(hashes[[fresh[number] for number in hashed]], ordinals)
+        return fresh
+
+    def _find(self, hashes: Words) -> npt.NDArray[np.int64]:
+        """Return the ordinals of the first keys with these hashes, -1 where there is none."""
+        found = np.full(len(hashes), -1, np.int64)
+        for run, ordinals in self._runs:
+            at = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
+            same = run[at] == hashes
+            found[same] = ordinals[at[same]]
+        return found
+
+    def _take(self, hashes: Words, ordinals: Ordinals) -> None:
+        self._runs.append(_sorted(hashes, ordinals))
+        while len(self._runs) > 1:
+            (longer, first), (shorter, second) = self._runs[-2:]
+            together = len(longer) + len(shorter)
+            if len(longer) >= _GROWTH * len(shorter) or together > _LONGEST_RUN:
+                break
+            merged = np.concatenate([longer, shorter]), np.concatenate([first, second])
+            self._runs[-2:] = [_sorted(*merged)]
+
+
+def _sorted(hashes: Words, ordinals: Ordinals) -> tuple[Words, Ordinals]:
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], ordinals[order]

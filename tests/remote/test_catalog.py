@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from growcache.errors import CacheError, CacheFullError
 from growcache.remote.catalog import BLOCK, Catalog
+from growcache.remote.seen import SeenKeys
 from growcache.remote.store import Entry
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -250,8 +252,8 @@ def test_the_same_key_of_two_urls_is_two_objects(catalog: Catalog) -> None:
 @pytest.mark.mutant(
     1,
     "growcache/remote/catalog.py",
-    "self._count, self._identity_of):\n                    self._put_size",
-    "self._count, self._identity_of) or True:\n                    self._put_size",
+    "for place in seen.add(keys, self._count, self._identities_of)]",
+    "for place in [seen.add(keys, self._count, self._identities_of), *range(len(keys))][1:]]",
 )
 def test_a_known_key_keeps_what_it_was(catalog: Catalog) -> None:
     catalog.append([Entry("k", 1, '"a"', None)])
@@ -319,5 +321,40 @@ def test_a_key_costs_little(path: Path, catalog: Catalog) -> None:
     ]
     catalog.append(entries)
     catalog.flush()
-    assert path.stat().st_size / count < 35
+    assert path.stat().st_size / count < 32
     assert catalog.allocated_bytes == path.stat().st_blocks * 512
+
+
+@given(pages=st.lists(ENTRIES, max_size=5), hashes=st.integers(1, 5))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_keys_are_told_apart_whatever_their_hashes(
+    tmp_path: Path, pages: list[list[Entry]], hashes: int
+) -> None:
+    path = tmp_path / f"{time.monotonic_ns()}.bin"
+    expected: dict[tuple[int, str], Entry] = {}
+    for page in pages:
+        with Catalog.open(path, key_hash=lambda key: len(key) % hashes) as catalog:
+            catalog.append(page)
+            catalog.append(page[::-1])
+            catalog.flush()
+        for entry in page:
+            expected.setdefault((entry.store, entry.key), entry)
+    with Catalog.open(path) as catalog:
+        assert catalog.entries(range(len(catalog))) == list(expected.values())
+
+
+def test_seen_keys_take_little_memory() -> None:
+    """Less than thirty bytes each while they are listed, which a dict would take several times."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 1 << 63, 1 << 17, dtype=np.int64).tolist()
+    seen = SeenKeys(int)
+    keys = list(map(str, words))
+    tracemalloc.start()
+    try:
+        for at in range(0, len(keys), 1000):
+            assert len(seen.add(keys[at : at + 1000], at, lambda _: [])) <= 1000
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 14 * len(keys)
+    assert most < 60 * len(keys)
