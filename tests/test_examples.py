@@ -89,6 +89,22 @@ def chunks(folder: Path) -> str:
     return f"{folder}/*.lmdb"
 
 
+def columns(folder: Path) -> str:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    for i in range(2):
+        rows = range(40)
+        table = {
+            "embedding": pa.array([[i, n, 0.5] for n in rows], pa.list_(pa.float32(), 3)),
+            "label": pa.array([None if n == 7 else n for n in rows], pa.int64()),
+            "text": [f"row {n}" for n in rows],
+            "more": [b"not read"] * 40,
+        }
+        pq.write_table(pa.table(table), folder / f"{i}.parquet", row_group_size=10)
+    return f"{folder}/*.parquet"
+
+
 def messages(folder: Path) -> str:
     folder.mkdir()
     for i in range(12):
@@ -433,6 +449,9 @@ CONFIGS = {
     "npy-rows": Tried(tables, {"x": ("float32", (4, 64))}),
     "npy-s3": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-windows": Tried(series, {"x": ("float32", (4, 4096, 2))}),
+    "parquet": Tried(
+        columns, {"embedding": ("float32", (4, 3)), "label": ("int64", (4,)), "text": 4}
+    ),
     "raw-windows": Tried(raw, {"x": ("int16", (4, 8192, 4))}),
     "split": Tried(subjects, {"x": ("float32", (4, 8, 8))}),
     "strata": Tried(

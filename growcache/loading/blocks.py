@@ -143,7 +143,10 @@ class Assembler:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
         batch, transformed = options.batch_size, options.transform is not None
-        self.rows = batch * batches_per_block(nbytes, batch, transformed=transformed)
+        self.rows = batch * batches_per_block(
+            nbytes, batch, transformed=transformed, block_bytes=framework.block_bytes
+        )
+        self._at_once = framework.at_once
         crew, readable, writable = _crew(options, framework, arena)
         self._gatherer = Gatherer(schema, self.rows, replace(framework, allocate=readable))
         self._options = options
@@ -218,7 +221,8 @@ class Assembler:
             columns = self._transform.run(columns, places, origins or None)
         if valid:
             columns = {**columns, VALID: np.concatenate(valid)}
-        parts = [self._part(name, column, ends) for name, column in columns.items()]
+        cuts = [*ends[:-1][self._at_once - 1 :: self._at_once], rows]
+        parts = [self._part(name, column, cuts) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
         counts = count_of(drawn)
         return Block(
@@ -266,7 +270,7 @@ class Cutter:
     """
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
-        self._size = options.batch_size
+        self._size = options.batch_size * framework.at_once
         self._function = options.batch_transform
         self._deliver = framework.deliver
         self._carrier = framework.carrier

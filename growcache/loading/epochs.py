@@ -43,6 +43,7 @@ class Engine:
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
         self._starter = Starter(options, framework)
+        self._at_once = framework.at_once
         self._source: Source | None = None
         self._turn = object()  # of the iterator that may go on
         self._pid = os.getpid()
@@ -293,14 +294,15 @@ class Engine:
         rows, size = block.rows, self._options.batch_size
         delivered = 0
         try:
-            for mark, lost in zip(block.marks, block.lost, strict=True):
+            for i, (mark, lost) in enumerate(zip(block.marks, block.lost, strict=True), 1):
                 if turn is not self._turn:  # it would move what the loader says of itself
                     raise RuntimeError(CLOSED)
                 delivered = min(delivered + size, rows)
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
                 self._tally.skip(lost)
-                yield self._cut(block)
+                if i % self._at_once == 0 or delivered == rows:
+                    yield self._cut(block)
         finally:
             whole = delivered == rows
             self._tally.deliver(block.counts if whole else count_of(block.drawn, delivered))

@@ -13,13 +13,10 @@ import numpy as np
 
 from growcache.loading.buffers import BufferPool
 from growcache.loading.columns import Rows
-from growcache.loading.framework import Bytes, Framework
+from growcache.loading.framework import BLOCK_BYTES, Bytes, Framework
 from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
 from growcache.schema import Array, Field, Schema
 
-# To begin a block costs the thread that copies, and the loop that receives it, some tenths of
-# a millisecond each, for the copies before have left nothing of theirs in the CPU's caches.
-BLOCK_BYTES = 72_000_000
 BLOCK_BATCHES = 64
 
 # Nothing of a block is delivered before all of it is transformed. Samples from here on are
@@ -31,7 +28,13 @@ TRANSFORMED_BYTES = 8_000_000
 Column: TypeAlias = Array | Ragged
 
 
-def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool = False) -> int:
+def batches_per_block(
+    sample_bytes: int,
+    batch_size: int,
+    *,
+    transformed: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+) -> int:
     """Return how many batches are gathered at once.
 
     >>> batches_per_block(256 * 1024, 64), batches_per_block(3072, 64)
@@ -41,7 +44,7 @@ def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool =
     """
     if transformed and sample_bytes >= LARGE_ROW_BYTES:
         return 1
-    block = TRANSFORMED_BYTES if transformed else BLOCK_BYTES
+    block = TRANSFORMED_BYTES if transformed else block_bytes
     return max(1, min(BLOCK_BATCHES, block // max(1, sample_bytes * batch_size)))
 
 

@@ -102,4 +102,6 @@ class Column:
 
 def _of_rows(values: Tensor, rows: int | None) -> Tensor:
     """Return the tensor, its first dimension known."""
-    return values if rows is None else tf.ensure_shape(values, [rows, *values.shape[1:]])
+    if rows is None or values.shape[0] == rows:
+        return values
+    return tf.ensure_shape(values, [rows, *values.shape[1:]])

@@ -145,12 +145,11 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         Args:
             made: the pipeline.
             feed: that it asks.
-            bare: whether there is nothing in it that TensorFlow could tune, as it would for
-                each iterator anew, which takes milliseconds.
+            bare: whether there is nothing in it that TensorFlow could tune.
         """
         self._made = made
         self._feed = feed
-        self._alone = made.with_options(_bare()) if bare else made
+        self._alone = made.with_options(_as_it_is(tunes=not bare))
         # TensorFlow keeps the feed for good, and does not say when its dataset goes.
         weakref.finalize(self, feed.close)
         super().__init__(tf.data.experimental.to_variant(made))
@@ -172,11 +171,14 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         return iterator
 
 
-def _bare() -> Any:
-    """Return the options of a pipeline that is run as it is."""
+def _as_it_is(*, tunes: bool) -> Any:
+    """Return the options of a pipeline that is not rewritten, and may be tuned.
+
+    TensorFlow would do both for each iterator anew, which takes milliseconds.
+    """
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
-    options.autotune.enabled = False
+    options.autotune.enabled = tunes
     return options
 
 

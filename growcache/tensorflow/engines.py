@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 from growcache.loading.epochs import Engine
+from growcache.loading.framework import Framework
 from growcache.loading.options import LoaderOptions
 from growcache.seeding import derive
 from growcache.tensorflow.live import end_with_the_interpreter
@@ -26,10 +27,12 @@ class Engines:
     Args:
         options: of the first loader. The others have other seeds, so that iterations that
             were broken off do not repeat the same order.
+        framework: of all of them.
     """
 
-    def __init__(self, options: LoaderOptions) -> None:
+    def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._options = options
+        self._framework = framework
         self._lock = threading.Lock()
         self._idle: Engine | None = None
         self._ahead = False  # the idle one is in the next epoch already
@@ -95,6 +98,6 @@ class Engines:
             seed = derive(options.seed, "iterator", number)
             options = replace(options, seed=seed, min_samples=1)
         self._made = number + 1
-        engine = Engine(options)
+        engine = Engine(options, self._framework)
         end_with_the_interpreter(engine)
         return engine

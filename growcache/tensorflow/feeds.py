@@ -57,6 +57,14 @@ class Feed(ABC):
         """How many samples the next epoch waits for."""
         return 1 if self._begun else self._options.min_samples
 
+    def _epoch_sizes(self) -> list[int] | None:
+        """Return the batch sizes of an epoch whose last batch is kept and is smaller."""
+        options = self._options
+        if options.samples_per_epoch is None or not options.keeps_last:
+            return None
+        whole, rest = divmod(options.samples_per_epoch, options.batch_size)
+        return [options.batch_size] * whole + [rest] if rest else None
+
     @abstractmethod
     def close(self) -> None:
         """Let go of what no iterator holds."""

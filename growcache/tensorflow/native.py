@@ -98,14 +98,6 @@ class NativeFeed(Feed):
     def _full_batches(self) -> bool:
         return self._runs_on or not self._options.keeps_last
 
-    def _epoch_sizes(self) -> list[int] | None:
-        """Return the batch sizes of an epoch whose last batch is kept and is smaller."""
-        options = self._options
-        if options.samples_per_epoch is None or not options.keeps_last:
-            return None
-        whole, rest = divmod(options.samples_per_epoch, options.batch_size)
-        return [options.batch_size] * whole + [rest] if rest else None
-
     def _samples(self, name: Tensor, paths: Tensor, token: Tensor, count: Tensor) -> Dataset:
         """Return (number, record) of each sample of a shard, and note when it was read.
 

@@ -140,6 +140,13 @@ def jsonl(data: bytes) -> None:
         _visited("jsonl", options, held, Visit(part, parts, 1, 0, 2 if first & 64 else None))
 
 
+def parquet(data: bytes) -> None:
+    first = data[0] if data else 0
+    options: dict[str, Any] = ({}, {"columns": ["x"]}, {"nulls": "drop"})[first % 3]
+    visit = Visit(first >> 6, 4, 1, 0, 2 if first & 32 else None)
+    _visited("parquet", options, Held(data[1:]), visit)
+
+
 def image(data: bytes) -> None:
     image_kind(data)
     with contextlib.suppress(FormatError):
@@ -307,7 +314,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

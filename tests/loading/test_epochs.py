@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -9,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from growcache.loading.options import LoaderOptions
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
 from tests.filled import open_leases
+from tests.ragged import ragged_cache
 
 MakeEngine = Callable[..., Engine]
 
@@ -282,6 +285,30 @@ def test_leases_and_threads_end_though_letting_go_of_memory_fails(
         list(itertools.chain.from_iterable(loader.epoch() for _ in range(100)))
     assert open_leases(cache.root) == []
     assert threads() == []
+
+
+def test_a_framework_may_have_several_batches_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cuts them itself; a piece ends where a block does."""
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 7)
+    cache = ragged_cache(tmp_path / "ragged", {"x": ["float32", None, 2]})
+    cache.add(*range(10))
+    options = LoaderOptions(cache.root, batch_size=4, min_samples=1, drop_last=False)
+    epochs: list[list[Batch]] = []
+    with contextlib.closing(cache):
+        for at_once in (1, 3):
+            loader = Engine(options, Framework(at_once=at_once))
+            with contextlib.closing(loader):
+                epochs.append(list(loader.epoch()))
+                assert loader.state.step == 0
+                assert loader.report.samples == 100
+    _, pieces = epochs
+    assert [len(piece["id"]) for piece in pieces] == [12, 12, 4] * 3 + [12, 4]
+    for name in ("id", "x"):
+        whole, cut = (np.concatenate([batch[name] for batch in epoch]) for epoch in epochs)
+        np.testing.assert_array_equal(whole, cut)
+    assert [len(piece["x_offsets"]) for piece in pieces] == [13, 13, 5] * 3 + [13, 5]
 
 
 def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:

@@ -73,6 +73,15 @@ def json_lines() -> bytes:
     return b"".join(b'{"n": %d, "x": [0.5, %d], "t": "a"}\r\n' % (n, n) for n in range(12))
 
 
+def parquet() -> bytes:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    columns = {"x": np.arange(12, dtype="f4"), "note": [f"é{n}" for n in range(12)]}
+    pq.write_table(pa.table(columns), file, row_group_size=5)
+    return file.getvalue()
+
+
 @dataclass(frozen=True)
 class Case:
     """A format, and an object that it reads."""
@@ -114,6 +123,7 @@ CASES = {
     "jsonl compressed": Case(
         "jsonl", {"compression": "gzip"}, lambda: gzip.compress(json_lines(), mtime=0)
     ),
+    "parquet": Case("parquet", {}, parquet),
     "user read": Case(f"{MODULE_NAME}:read"),
     "user sample": Case(f"{MODULE_NAME}:sample"),
 }

@@ -20,6 +20,8 @@ from growcache.errors import ConfigError
 from growcache.loading.buffers import RECYCLE_BYTES
 from growcache.schema import Sample
 from growcache.tensorflow import engines
+from growcache.tensorflow import gathered as gathering
+from growcache.tensorflow.gathered import GatherFeed
 from tests.filled import Filled, open_leases
 from tests.ragged import ragged_cache
 from tests.sampling.services import wait_until
@@ -172,6 +174,41 @@ def test_strings_alone_and_a_cache_of_arrays(tmp_path: Path) -> None:
         assert batch["b"].numpy().tolist() == [sample["b"] for sample in samples]
         assert batch["s"].numpy().tolist() == [sample["s"].encode() for sample in samples]
         assert np.array_equal(batch["x"].numpy(), np.stack([s["x"] for s in samples]))
+
+
+# How often Python is asked
+
+
+def test_python_is_asked_once_for_many_batches(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask takes longer than to copy a small batch, and waits where the loop is in Python."""
+    given: list[int] = []
+    arrays = GatherFeed._arrays
+
+    def noting(feed: GatherFeed, batches: Any) -> Any:
+        given.append(0 if batches is None else len(batches["id"]))
+        return arrays(feed, batches)
+
+    monkeypatch.setattr(GatherFeed, "_arrays", noting)
+    cache.add(*range(40))
+    seen = ids(gathered(cache, batch_size=4, endless=True).take(100))
+    assert max(Counter(seen).values()) == 1
+    assert 100 // gathering.AT_ONCE <= sum(n > 0 for n in given) <= 10
+
+
+def test_what_is_handed_over_at_once_is_no_more_than_was_begun(cache: Filled) -> None:
+    """An epoch is over once its last batch was asked for, not once all were handed over."""
+    cache.add(*range(4))
+    dataset = gathered(cache, batch_size=4)
+    first = [ids(dataset.take(5)), ids(dataset)]
+    assert sorted(first[1]) == written(*range(4))
+    assert first[0] != first[1][:20]
+    iterator = iter(dataset)
+    next(iterator)
+    del iterator
+    gc.collect()
+    wait_until(lambda: not open_leases(cache.root), 4)  # and not until it had waited in vain
 
 
 # Memory

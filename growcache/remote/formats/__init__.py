@@ -21,6 +21,7 @@ from growcache.remote.formats.objects import (
     Visit,
     read_found,
 )
+from growcache.remote.formats.parquet import open_parquet
 from growcache.remote.formats.raw import open_raw
 from growcache.remote.formats.user import endless_entry, open_user
 
@@ -44,6 +45,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "jsonl": open_jsonl,
     "lmdb": open_lmdb,
     "npy": open_npy,
+    "parquet": open_parquet,
     "raw": open_raw,
 }
 _DECODED = ("bytes", "lmdb")  # whose option decode names code of the user's
