@@ -105,6 +105,17 @@ def columns(folder: Path) -> str:
     return f"{folder}/*.parquet"
 
 
+def paired(folder: Path) -> str:
+    """Rows, and the mean of each."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        means = rng.normal(size=(50, 1))
+        x = rng.normal(means, 0.1, size=(50, 64)).astype("<f4")
+        np.savez(folder / f"{number}.npz", x=x, y=x.mean(1), rate=500.0)
+    return f"{folder}/*.npz"
+
+
 def messages(folder: Path) -> str:
     folder.mkdir()
     for i in range(12):
@@ -268,6 +279,16 @@ def test_lmdb_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     more = ("--url", url, "--cache", cache, "--batch-size", "8", *SMALL)
     text = run_example("lmdb_pytorch.py", *more, bucket=bucket)
     losses = figures(text, "loss")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.torch
+def test_npz_rows(bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    url, cache = uploaded(bucket, paired(tmp_path / "data")), str(tmp_path / "cache")
+    more = ("--url", url, "--cache", cache, "--batch-size", "8", *SMALL)
+    losses = figures(run_example("npz_rows.py", *more, bucket=bucket), "loss")
     assert len(losses) == 3
     assert losses[-1] < losses[0]
 
@@ -452,6 +473,7 @@ CONFIGS = {
     "parquet": Tried(
         columns, {"embedding": ("float32", (4, 3)), "label": ("int64", (4,)), "text": 4}
     ),
+    "npz": Tried(paired, {"x": ("float32", (4, 64)), "y": ("float32", (4,))}),
     "raw-windows": Tried(raw, {"x": ("int16", (4, 8192, 4))}),
     "split": Tried(subjects, {"x": ("float32", (4, 8, 8))}),
     "strata": Tried(

@@ -27,7 +27,7 @@ NPY_MAGIC = b"\x93NUMPY"
 
 # Kinds that are known by their first bytes, and cannot be taken apart here.
 OTHERS = (
-    (b"PK\x03\x04", "a zip archive (npz?)"),
+    (b"PK\x03\x04", "a zip archive"),
     (b"\x89HDF", "an HDF5 file"),
     (b"PAR1", "a Parquet file"),
     (b"\x1f\x8b", "compressed by gzip"),
@@ -89,6 +89,8 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
         return _of_raw(dtype, size, f"No header; {dtype} is what the name's ending says.")
     if PurePosixPath(key).suffix.lower() in LINES and head.lstrip()[:1] == b"{":
         return _of_lines(head, size)
+    if head.startswith(b"PK\x03\x04") and PurePosixPath(key).suffix.lower() == ".npz":
+        return _of_archive(size)
     seen = next((what for magic, what in OTHERS if head.startswith(magic)), None)
     if seen:
         return _of_bytes(size, f"This looks like {seen}.")
@@ -141,6 +143,15 @@ def _of_lmdb(meta: Meta, size: int) -> Proposal:
         "them, and database one of several databases.",
     )
     return Proposal("lmdb", {}, reasons, max(1, entries), each)
+
+
+def _of_archive(size: int) -> Proposal:
+    reasons = (
+        f"An archive of arrays, {in_bytes(size)}; together they are one sample.",
+        "Set axis: 0 where they have as many rows each and row i of all of them is a sample, "
+        "and fields to take some of them.",
+    )
+    return Proposal("npz", {}, reasons, 1, size)
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:

@@ -147,6 +147,16 @@ def parquet(data: bytes) -> None:
     _visited("parquet", options, Held(data[1:]), visit)
 
 
+def npz_arrays(data: bytes) -> None:
+    first = data[0] if data else 0
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"fields": ["x"]}, {"axis": 0}, {"window": 3, "phase": "random"},
+        {"axis": 0, "fields": ["y"]}, {"window": 2, "read": "whole"},
+    )  # fmt: skip
+    visit = Visit(first >> 6, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
+    _visited("npz", every[first % len(every)], Held(data[1:]), visit)
+
+
 def image(data: bytes) -> None:
     image_kind(data)
     with contextlib.suppress(FormatError):
@@ -314,7 +324,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, lmdb_values, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, lmdb_values, npz_arrays, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

@@ -97,6 +97,12 @@ class Case:
         return Held(self.data(), "folder/k", {"beside": self.data()}, **more)
 
 
+def npz(save: Callable[..., None] = np.savez) -> bytes:
+    file = io.BytesIO()
+    save(file, x=np.arange(60, dtype=">i4").reshape(12, 5), y=np.arange(12.0))
+    return file.getvalue()
+
+
 RAW = {"dtype": "<i2", "shape": [5]}
 CASES = {
     "npy": Case("npy"),
@@ -124,6 +130,13 @@ CASES = {
         "jsonl", {"compression": "gzip"}, lambda: gzip.compress(json_lines(), mtime=0)
     ),
     "parquet": Case("parquet", {}, parquet),
+    "npz": Case("npz", {}, npz),
+    "npz fields": Case("npz", {"fields": ["y"]}, lambda: npz(np.savez_compressed)),
+    "npz rows": Case("npz", {"axis": 0}, npz),
+    "npz windows": Case("npz", {"window": 3, "stride": 2, "phase": "random"}, npz),
+    "npz rows, whole": Case(
+        "npz", {"axis": 0, "read": "whole"}, lambda: npz(np.savez_compressed)
+    ),
     "user read": Case(f"{MODULE_NAME}:read"),
     "user sample": Case(f"{MODULE_NAME}:sample"),
 }

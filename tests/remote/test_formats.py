@@ -267,7 +267,7 @@ def test_taking_few_of_many_reads_little() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("npz", {}, "did you mean npy"),
+        ("npzz", {}, "did you mean npz"),
         ("imge", {}, "did you mean image"),
         ("zzz", {}, "known are " + ", ".join(sorted(FORMATS))),
         ("bytes", {"decod": "a:b"}, "did you mean decode"),
@@ -294,6 +294,13 @@ def test_taking_few_of_many_reads_little() -> None:
         ("npy", {"window": 0}, "at least 1"),
         ("npy", {"window": True}, "found True"),
         ("npy", {"window": 3, "phase": "some"}, "zero or random"),
+        ("npz", {"field": ["x"]}, "did you mean fields"),
+        ("npz", {"fields": "x"}, "list of different names"),
+        ("npz", {"fields": []}, "list of different names"),
+        ("npz", {"fields": ["x", "x"]}, "list of different names"),
+        ("npz", {"read": "whole"}, "needs axis: 0 or window"),
+        ("npz", {"axis": 0, "read": "all"}, "range or whole"),
+        ("npz", {"axis": 1}, "only 0"),
         ("raw", {}, "needs dtype"),
         ("raw", {"dtype": "nonsense"}, "dtype"),
         ("raw", {"dtype": "O"}, "expected a number"),

@@ -62,6 +62,13 @@ def test_an_array_that_cannot_be_read_becomes_bytes(head: bytes) -> None:
     assert "cannot be read" in found.reasons[0]
 
 
+def test_an_archive_of_arrays() -> None:
+    found = propose("a/b.npz", b"PK\x03\x04" + bytes(100), 5000)
+    assert (found.format, found.options) == ("npz", {})
+    assert "axis: 0" in found.reasons[1]
+    assert propose("a/b.zip", b"PK\x03\x04" + bytes(100), 5000).format == "bytes"
+
+
 def test_an_lmdb_file() -> None:
     found = propose("a/data.mdb", small(), len(small()))
     assert (found.format, found.options, found.samples) == ("lmdb", {}, 6)
@@ -94,7 +101,7 @@ def test_an_image_by_its_folders(
     ("key", "head", "size", "format_", "said"),
     [
         ("a.h5", b"\x89HDF\r\n\x1a\n", 1 << 30, "bytes", "HDF5"),
-        ("a.npz", b"PK\x03\x04", 999, "bytes", "zip"),
+        ("a.zip", b"PK\x03\x04", 999, "bytes", "zip"),
         ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
         ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),
         ("a.jsonl", b'{"a": 1}\n{"a": 2}\n{"a"', 1 << 30, "jsonl", "Lines of JSON"),

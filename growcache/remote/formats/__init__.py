@@ -14,6 +14,7 @@ from growcache.remote.formats.image import open_image
 from growcache.remote.formats.jsonl import open_jsonl
 from growcache.remote.formats.lmdb import open_lmdb
 from growcache.remote.formats.npy import open_npy
+from growcache.remote.formats.npz import open_npz
 from growcache.remote.formats.objects import (
     Measure,
     ObjectFormat,
@@ -45,6 +46,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "jsonl": open_jsonl,
     "lmdb": open_lmdb,
     "npy": open_npy,
+    "npz": open_npz,
     "parquet": open_parquet,
     "raw": open_raw,
 }

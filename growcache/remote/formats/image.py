@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from growcache.remote.formats.objects import (
     read_whole,
     refuse_unknown,
 )
+from growcache.remote.formats.turns import Turns
 from growcache.schema import Array, Sample
 
 if TYPE_CHECKING:
@@ -31,28 +30,8 @@ _MAGIC_BYTES = 12
 MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
 
 
-class _Pixels:
-    """How many pixels the threads of a process decode at once, each of which takes 11 bytes."""
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def of(self, pixels: int) -> Iterator[None]:
-        """Wait until an image of so many, at most all there may be, has its turn."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= pixels)
-            self._free -= pixels
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += pixels
-                self._changed.notify_all()
-
-
-_DECODING = _Pixels(MOST_PIXELS)
+# Pixels that the threads of a process decode at once, each of which takes 11 bytes.
+_DECODING = Turns(MOST_PIXELS)
 
 
 class Images:

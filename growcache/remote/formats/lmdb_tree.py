@@ -7,7 +7,6 @@ order. Each value has one position, and is in exactly one part, whatever else is
 
 from __future__ import annotations
 
-import asyncio
 import math
 from array import array
 from collections.abc import Iterable, Sequence
@@ -34,9 +33,9 @@ from growcache.remote.formats.lmdb_pages import (
     parse_tree,
 )
 from growcache.remote.formats.objects import Reader
+from growcache.remote.formats.ranges import read_ranges
 from growcache.remote.store import Entry
 
-WORTH_A_REQUEST = 1 << 15  # bytes; a gap smaller than this is read along
 MOST_BRANCHES = 64  # pages of one level that are read to see what lies below them
 _KEPT_PAGES = 1 << 25  # bytes of pages that are kept, of all objects together
 _KEPT_TOPS = 1 << 25  # bytes of upper ends of trees
@@ -156,7 +155,7 @@ class Trees:
         """Return the bytes of values."""
         far = [one for one in found if one.data is None]
         ranges = [(one.start - HEADER, one.stop) for one in far]
-        read = dict(zip(ranges, await _ranges(reader, ranges), strict=True))
+        read = dict(zip(ranges, await read_ranges(reader, ranges), strict=True))
         values = []
         for one in found:
             if one.data is not None:
@@ -209,7 +208,7 @@ class _Walk:
                     f"{self._name}: damaged LMDB file: it refers to page {number} of "
                     f"{entry.size // size}; was it cut off?"
                 )
-        read = await _ranges(self._reader, [(n * size, (n + 1) * size) for n in missing])
+        read = await read_ranges(self._reader, [(n * size, (n + 1) * size) for n in missing])
         for number, data in zip(missing, read, strict=True):
             page = found[number] = Page(data, number * size, self._name, number)
             if len(missing) <= _FEW:
@@ -323,24 +322,3 @@ def _several(page: Page, key: bytes) -> list[Found]:
     return [
         Found(key, page.at + n.start, page.at + n.start + 8 + len(n.key), n.key) for n in nodes
     ]
-
-
-async def _ranges(reader: Reader, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of ranges; those that lie close together come in one request."""
-    runs: list[list[tuple[int, int]]] = []
-    for one in sorted(set(ranges)):
-        if runs and one[0] - runs[-1][-1][1] <= WORTH_A_REQUEST:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    got: dict[tuple[int, int], bytes] = {}
-
-    async def fetch(run: list[tuple[int, int]]) -> None:
-        first, last = run[0][0], max(stop for _, stop in run)
-        view = memoryview(await reader.read(first, last)).cast("B")
-        if len(view) < last - first:
-            raise FormatError(f"{reader.entry.key}: damaged LMDB file: it is cut off")
-        got.update((one, bytes(view[one[0] - first : one[1] - first])) for one in run)
-
-    await asyncio.gather(*map(fetch, runs))
-    return [got[one] for one in ranges]

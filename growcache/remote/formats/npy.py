@@ -89,14 +89,18 @@ class WholeArray:
 
 
 class ArrayRows:
-    """An object is many samples along its first axis."""
+    """An object is many samples along its first axis.
+
+    Args:
+        grid: which rows are samples.
+    """
 
     ranged = True
     listed = True
     code_digest = None
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+        self.grid = grid
         # A second visit to an object is then a single request.
         self._known: OrderedDict[Entry, Rows] = OrderedDict()
 
@@ -108,12 +112,12 @@ class ArrayRows:
                 f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
                 "how many there are; drop axis and window to take whole arrays"
             )
-        return self._grid.measure(rows, reader.entry.size)
+        return self.grid.measure(rows, reader.entry.size)
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`."""
         reader, rows = await self._located(reader)
-        return await read_samples(reader, rows, self._grid, visit)
+        return await read_samples(reader, rows, self.grid, visit)
 
     async def _located(self, reader: Reader) -> tuple[Reader, Rows]:
         entry = reader.entry
@@ -122,7 +126,7 @@ class ArrayRows:
             return reader, rows
         if entry.size <= _SMALL:
             reader = _Fetched(reader, await reader.read())
-        rows = _rows(await read_header(reader), entry)
+        rows = rows_of(await read_header(reader), entry)
         self._known[entry] = rows
         if len(self._known) > _KNOWN_HEADERS:
             self._known.popitem(last=False)
@@ -147,7 +151,7 @@ async def read_header(reader: Reader) -> Header:
         FormatError: not an ``.npy`` file of numbers, or shorter than it says.
     """
     head = await reader.read(0, _PROBE)
-    if (end := _header_end(head, reader.entry)) > memoryview(head).nbytes:
+    if (end := header_end(head, reader.entry)) > memoryview(head).nbytes:
         head = await reader.read(0, end)
     return parse_header(head, reader.entry)
 
@@ -160,7 +164,7 @@ def parse_header(data: Buffer, entry: Entry) -> Header:
             holds.
     """
     view = memoryview(data)
-    end = _header_end(view, entry)
+    end = header_end(view, entry)
     start = 10 if view[6] == 1 else 12
     fields = _fields(bytes(view[start:end]), "utf-8" if view[6] == 3 else "latin-1", entry)
     header = Header(end, _dtype(fields["descr"], entry), *_shape(fields, entry))
@@ -174,7 +178,12 @@ def parse_header(data: Buffer, entry: Entry) -> Header:
     return header
 
 
-def _header_end(data: Buffer, entry: Entry) -> int:
+def header_end(data: Buffer, entry: Entry) -> int:
+    """Return where the values start, by the first 12 bytes.
+
+    Raises:
+        FormatError: not an ``.npy`` file.
+    """
     view = memoryview(data)
     if view.nbytes < 12 or view[:6] != _MAGIC or view[6] not in (1, 2, 3):
         raise FormatError(f"{entry.key}: expected an .npy file, found {bytes(view[:8])!r}")
@@ -236,7 +245,12 @@ def _shape(fields: dict[str, str], entry: Entry) -> tuple[tuple[int, ...], bool]
     raise FormatError(f"{entry.key}: its .npy header has shape {fields['shape'][:80]}")
 
 
-def _rows(header: Header, entry: Entry) -> Rows:
+def rows_of(header: Header, entry: Entry) -> Rows:
+    """Return where the rows of an array lie.
+
+    Raises:
+        FormatError: it has none, or none that are contiguous.
+    """
     if not header.shape:
         raise FormatError(
             f"{entry.key}: expected an array with an axis 0, found a single value"

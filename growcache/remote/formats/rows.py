@@ -99,11 +99,27 @@ async def read_samples(
     reader: Reader, rows: Rows, grid: Grid, visit: Visit
 ) -> list[tuple[Sample, int, int]]:
     """Return the samples of a visit, in the order of the object."""
+    return await read_starts(reader, rows, grid, wanted_starts(reader, rows, grid, visit))
+
+
+def wanted_starts(reader: Reader, rows: Rows, grid: Grid, visit: Visit) -> Sequence[int]:
+    """Return the first rows of a visit's samples.
+
+    Raises:
+        FormatError: they are more than a sampler can hold.
+    """
     starts = grid.starts(rows.count, grid.phase(rows.count, visit, reader.entry.key))
     wanted: Sequence[int] = starts[_slice(share(len(starts), visit))]
     if visit.take is not None:
         wanted = _taken(wanted, visit, reader.entry.key)
     _refuse_too_much(reader, rows, grid, wanted)
+    return wanted
+
+
+async def read_starts(
+    reader: Reader, rows: Rows, grid: Grid, wanted: Sequence[int]
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples that begin at these rows, as field ``x``."""
     runs = _runs(wanted, grid.length, max(1, _WORTH_A_REQUEST // max(1, rows.row_bytes)))
     read = await asyncio.gather(*(_read_run(reader, rows, grid, run) for run in runs))
     return [sample for samples in read for sample in samples]
@@ -157,8 +173,24 @@ async def _read_run(
         data = await reader.read(at, rows.offset + last * rows.row_bytes)
     values = np.frombuffer(memoryview(data), rows.dtype).reshape(last - first, *rows.shape)
     values = native_order(values if grid.channels is None else values[:, list(grid.channels)])
+    return cut_samples(values, grid, starts, first, rows.count)
+
+
+def cut_samples(
+    values: Array, grid: Grid, starts: Sequence[int], first: int = 0, count: int | None = None
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples that begin at these rows.
+
+    Args:
+        values: rows of the array.
+        grid: which runs of rows are samples.
+        starts: the first row of each.
+        first: the number of the first row in ``values``.
+        count: rows of the whole array; as many as there are values, by default.
+    """
+    end = len(values) if count is None else count
     return [
-        (_cut(values, start - first, grid), start, min(start + grid.length, rows.count))
+        (_cut(values, start - first, grid), start, min(start + grid.length, end))
         for start in starts
     ]
 

@@ -1,0 +1,70 @@
+"""Train on the rows of .npz archives in a bucket, each with arrays ``x`` and ``y``.
+
+    python examples/npz_rows.py --url 's3://bucket/tables/*.npz'
+
+Row i of both arrays is a sample; it is fetched by itself, with a byte range for each array, and
+an epoch is a random mixture of the rows of all archives. `--url '/data/tables/*.npz'` reads a
+local folder, `--endpoint-url http://host:9000` an S3 server that is not Amazon's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import nn
+
+import growcache
+from growcache.torch import EpochLoader
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on rows of .npz archives.")
+    parser.add_argument("--url", required=True, help="archives, with globs")
+    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
+    parser.add_argument("--cache", default="cache", help="a folder on a local disk")
+    parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
+    parser.add_argument("--min-samples", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=10)
+    arguments = parser.parse_args()
+
+    config: dict[str, Any] = {
+        "source": {
+            "url": arguments.url,
+            "format": "npz",
+            "options": {"axis": 0, "fields": ["x", "y"]},
+        },
+        "sampling": {"samples_per_object": 16},  # neighbours in each request
+        "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
+    }
+    if arguments.endpoint_url:
+        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
+
+    model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 1))
+    with (
+        growcache.serve(config),  # samples in the background, until this block ends
+        EpochLoader(
+            arguments.cache,
+            batch_size=arguments.batch_size,
+            min_samples=arguments.min_samples,
+            as_tuple=("x", "y"),
+        ) as loader,
+    ):
+        optimizer = None
+        for epoch in range(arguments.epochs):
+            total = 0.0
+            for x, y in loader:
+                loss = nn.functional.mse_loss(model(x)[:, 0], y.float())
+                optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-3)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += float(loss) * len(y)
+            mean = total / max(1, loader.report.samples)
+            print(f"epoch {epoch}: loss {mean:.3f}; {loader.report}")
+
+
+if __name__ == "__main__":
+    main()
