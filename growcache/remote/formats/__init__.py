@@ -75,8 +75,8 @@ def open_format(
         return FORMATS[name](options)
     if is_user_format(name):
         return open_user(name, options)
-    close = difflib.get_close_matches(name, FORMATS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(FORMATS))}"
+    close = sorted(difflib.get_close_matches(name, FORMATS, n=2))
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(sorted(FORMATS))}"
     raise ConfigError(
         f"source.format: unknown format {name!r}; {hint} (or package.module:function)"
     )
