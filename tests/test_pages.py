@@ -494,6 +494,16 @@ def test_what_is_not_offered_is_not_there() -> None:
             load_config(values)
     with pytest.raises(ConfigError, match="several sources"):
         load_config({"source": [{"url": "x"}]})
-    assert sorted(FORMATS) == ["bytes", "hdf5", "image", "jsonl", "lmdb", "npy", "npz", "raw"]
+    assert sorted(FORMATS) == [
+        "bytes",
+        "hdf5",
+        "image",
+        "jsonl",
+        "lmdb",
+        "npy",
+        "npz",
+        "parquet",
+        "raw",
+    ]
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False

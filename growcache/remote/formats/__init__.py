@@ -76,7 +76,11 @@ def open_format(
     if is_user_format(name):
         return open_user(name, options)
     close = sorted(difflib.get_close_matches(name, FORMATS, n=2))
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(sorted(FORMATS))}"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"known are {', '.join(sorted(FORMATS))}"
+    )
     raise ConfigError(
         f"source.format: unknown format {name!r}; {hint} (or package.module:function)"
     )
