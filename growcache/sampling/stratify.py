@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -18,29 +18,47 @@ from growcache.sampling.strata import MOST_STRATA
 from growcache.sampling.stratified import Strata
 from growcache.usercode import short
 
-NamedBy: TypeAlias = Callable[[str], str]  # an object's key -> the name of its stratum
+# The names of the strata of the objects from one number to another.
+NamedBy: TypeAlias = Callable[[Objects, int, int], Iterable[str]]
+_AT_ONCE = 4096  # objects whose labels are looked up together
 
 
 def named_by(config: Config) -> NamedBy:
-    """Return what tells the stratum of an object from its key.
+    """Return what tells the strata of objects.
 
     Raises:
         ConfigError: ``sampling.strata.by`` is nothing that is known before objects are read.
     """
     assert config.sampling.strata is not None
     by = config.sampling.strata.by
+    labels = config.source.labels
+    if labels is not None and by in labels.columns:
+        return _labelled(by)
     if "(?P<stratum>" in by:
-        return _matching(by)
+        return _by_key(_matching(by))
     options = config.source.options
     if by == "label" and config.source.format == "image" and options.get("label") != "none":
-        return _folder
+        return _by_key(_folder)
     raise ConfigError(
-        "sampling.strata.by: expected a regular expression with (?P<stratum>…) for the keys, or "
-        f"label with source.format image, found {by!r}"
+        "sampling.strata.by: expected one of source.labels.columns, a regular expression with "
+        f"(?P<stratum>…) for the keys, or label with source.format image, found {by!r}"
     )
 
 
-def _matching(by: str) -> NamedBy:
+def _labelled(column: str) -> NamedBy:
+    def names(objects: Objects, start: int, stop: int) -> Iterator[str]:
+        for at in range(start, stop, _AT_ONCE):
+            for found in objects.stops(np.arange(at, min(stop, at + _AT_ONCE))):
+                yield str(found.joined[column])
+
+    return names
+
+
+def _by_key(name: Callable[[str], str]) -> NamedBy:
+    return lambda objects, start, stop: map(name, objects.keys(start, stop))
+
+
+def _matching(by: str) -> Callable[[str], str]:
     pattern = re.compile(by)
 
     def name(key: str) -> str:
@@ -67,18 +85,18 @@ class Stratification:
     Args:
         objects: that are drawn from.
         population: their parts.
-        name: tells the stratum of a key.
+        names: tells the strata of objects.
         node: this machine's number among ``nodes``.
         nodes: machines that draw disjoint objects. By object and not by part as elsewhere:
             then each stratum's parts can be numbered without a look at every one of them.
     """
 
     def __init__(
-        self, objects: Objects, population: Population, name: NamedBy, node: int, nodes: int
+        self, objects: Objects, population: Population, names: NamedBy, node: int, nodes: int
     ) -> None:
         self._objects = objects
         self._population = population
-        self._name = name
+        self._names = names
         self._node = node
         self._nodes = nodes
         self._numbers: dict[str, int] = {}
@@ -113,7 +131,7 @@ class Stratification:
         if objects <= known:
             return
         numbers = self._numbers
-        names = map(self._name, self._objects.keys(known, objects))
+        names = self._names(self._objects, known, objects)
         found = (numbers.setdefault(name, len(numbers)) for name in names)
         self._strata.extend(np.fromiter(found, np.int32, objects - known))
         if len(numbers) > MOST_STRATA:

@@ -240,6 +240,10 @@ def test_a_later_edition_goes_on_where_the_strata_were() -> None:
 # ------------------------------------------------------------------------- the listing
 
 
+def first_letters(objects: Objects, start: int, stop: int) -> list[str]:
+    return [key[0] for key in objects.keys(start, stop)]
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=60),
@@ -257,7 +261,7 @@ def test_each_part_has_one_place_in_one_stratum_of_one_node(
         for node in range(nodes):
             objects = Objects(catalog)
             population = Population(catalog, objects, sizing(), node, nodes)
-            by = Stratification(objects, population, lambda key: key[0], node, nodes)
+            by = Stratification(objects, population, first_letters, node, nodes)
             half = by.strata(len(names) // 2)
             strata = by.strata(len(names))
             assert set(strata.names) == set(names)
@@ -308,6 +312,30 @@ def test_a_balanced_cache(tmp_path: Path) -> None:
     assert run_peek(tmp_path, config) == 0
 
 
+def test_strata_by_a_label(tmp_path: Path) -> None:
+    url = labelled(tmp_path / "data")
+    lines = [f"{path.name},{path.parent.name}" for path in (tmp_path / "data").glob("rare/*")]
+    lines += [f"common/{n}.npy,common" for n in range(60)]
+    table = "\n".join(
+        ["path,kind", *(line if "/" in line else f"rare/{line}" for line in lines)]
+    )
+    (tmp_path / "labels.csv").write_text(table)
+    config = write_config(
+        tmp_path / "c.yaml",
+        url,
+        source={
+            "labels": {"url": f"{tmp_path}/labels.csv", "key": "path", "columns": ["kind"]}
+        },
+        sampling={"strata": {"by": "kind"}},
+    )
+    assert run(config, "--until-full") == (0, "")
+    with Snapshot.take(tmp_path / "c") as snapshot:
+        kinds = Counter(str(snapshot[i]["kind"]) for i in range(len(snapshot)))
+        for i in range(len(snapshot)):
+            assert snapshot.origin(i).key.split("/")[-2] == snapshot[i]["kind"]
+    assert 0.6 < kinds["rare"] / kinds["common"] < 1.6
+
+
 def run_peek(folder: Path, config: Path) -> int:
     from growcache.service.cli import main
 
@@ -319,7 +347,7 @@ def run_peek(folder: Path, config: Path) -> int:
 @pytest.mark.parametrize(
     ("strata", "said"),
     [
-        ({"by": "label"}, "expected a regular expression with"),
+        ({"by": "label"}, "a regular expression with"),
         ({"by": "(?P<stratum>no)/"}, "to match every key, found"),
         ({"by": BY_FOLDER, "weights": {"rara": 3}}, "there is no stratum rara"),
         ({"by": BY_FOLDER, "weights": "even"}, "sampling.strata"),
