@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from growcache.errors import FormatError
 from growcache.remote.formats import ObjectFormat, open_format
 from growcache.remote.formats.lmdb_tree import MOST_BRANCHES, Trees
+from growcache.remote.formats.objects import PartlyReadError
 from tests.remote.held import Held, Row, visited
 from tests.remote.lmdb_built import small
 
@@ -378,3 +379,11 @@ def test_decoded_by_a_function_that_knows_the_key(
         FormatError, match=r"mine_lmdb:point raised .*expected a pickle.*mine_lmd"
     ):
         visited(form, bad)
+
+
+def test_one_value_that_cannot_be_decoded_spoils_no_other(tmp_path: Path) -> None:
+    values = {b"a": b"1", b"b\xff": b"2", b"c\xff": b"3", b"d": b"4"}
+    held = Held(written(tmp_path / "d", put(values)))
+    with pytest.raises(PartlyReadError, match=r"no text.*\(and 1 values more\)") as caught:
+        visited(open_format("lmdb", {"key": "str"}), held)
+    assert [sample["data"] for sample, _, _ in caught.value.found] == [b"1", b"4"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from growcache.remote.formats.lmdb_tree import Found, Trees
 from growcache.remote.formats.objects import (
     LARGEST_WHOLE,
     Measure,
+    PartlyReadError,
     Reader,
     Visit,
     one_of,
@@ -58,18 +60,39 @@ class Values:
             found = [found[i] for i in chosen]
         _refuse_too_much(reader, found)
         values = await self._trees.fetch(reader, found)
-        if self._decode is None:
-            samples: list[Sample | None] = [
-                self._plain(reader.entry.key, one.key, data)
-                for one, data in zip(found, values, strict=True)
-            ]
-        else:
-            samples = await self._decoded(self._decode, reader.entry.key, found, values)
-        return [
+        made = await self._made(reader.entry.key, found, values)
+        samples = [
             (sample, one.start, one.stop)
-            for sample, one in zip(samples, found, strict=True)
-            if sample is not None
+            for sample, one in zip(made, found, strict=True)
+            if sample is not None and not isinstance(sample, FormatError)
         ]
+        bad = [one for one in made if isinstance(one, FormatError)]
+        if bad:
+            more = f" (and {len(bad) - 1:,} values more)" if len(bad) > 1 else ""
+            raise PartlyReadError(f"{bad[0]}{more}", samples)
+        return samples
+
+    async def _made(
+        self, name: str, found: Sequence[Found], values: Sequence[bytes]
+    ) -> list[Sample | FormatError | None]:
+        """Return what became of each value: a sample, a reason why not, or None."""
+        decode = self._decode
+        pairs = list(zip(found, values, strict=True))
+        if decode is None:
+            return [_tried(partial(self._plain, name, one.key, data)) for one, data in pairs]
+
+        def decoded(key: bytes, data: bytes) -> Sample | None:
+            result = decode(name, {"data": data, "key": key})
+            return None if result is None else decode.sample(name, result)
+
+        def work(call: Call) -> list[Sample | FormatError | None]:
+            made = []
+            for one, data in pairs:
+                call.check()
+                made.append(_tried(partial(decoded, one.key, data)))
+            return made
+
+        return await self._threads.run(work)
 
     def _plain(self, name: str, key: bytes, data: bytes) -> Sample:
         if self._key == "none":
@@ -83,19 +106,13 @@ class Values:
                 f"{short(name)}: its key {key[:40]!r} is no text; choose key: bytes"
             ) from None
 
-    async def _decoded(
-        self, decode: UserCode, name: str, found: Sequence[Found], values: Sequence[bytes]
-    ) -> list[Sample | None]:
-        def one(call: Call, key: bytes, data: bytes) -> Sample | None:
-            call.check()
-            result = decode(name, {"data": data, "key": key})
-            return None if result is None else decode.sample(name, result)
 
-        def work(call: Call) -> list[Sample | None]:
-            pairs = zip(found, values, strict=True)
-            return [one(call, value.key, data) for value, data in pairs]
-
-        return await self._threads.run(work)
+def _tried(make: Callable[[], Sample | None]) -> Sample | FormatError | None:
+    """Return what is made, or the reason why it cannot be: one value spoils no other."""
+    try:
+        return make()
+    except FormatError as error:
+        return error
 
 
 def _refuse_too_much(reader: Reader, found: Sequence[Found]) -> None:
