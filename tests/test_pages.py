@@ -44,7 +44,7 @@ from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
 
 ROOT = Path(__file__).parent.parent
-NAMES = ["epochs", "choosing", "formats", "joining", "tensorflow", "not_offered"]
+NAMES = ["epochs", "choosing", "formats", "joining", "fairness", "tensorflow", "not_offered"]
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
 GB, MB, KIB = 10**9, 10**6, 1024
 
@@ -476,6 +476,17 @@ def test_what_tensorflow_makes_of_growth(tmp_path: Path) -> None:
         )
         model.fit(equal, epochs=3, verbose=0, shuffle=False, callbacks=[Growth()])
         assert Growth.steps == [6, 6, 6]
+
+
+# ---------------------------------------------------------------------- fairness
+
+
+def test_what_is_said_of_fairness_is_tested() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests/fairness").glob("test_*.py"))
+    rows = rows_below("fairness", "<!-- fairness -->")
+    assert len(rows) >= 11
+    for _, _, shown in rows:
+        assert f"\ndef {shown.strip('`')}(" in tests
 
 
 # ------------------------------------------------------------------- not_offered
