@@ -84,7 +84,7 @@ $(VENV)/demo.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
 
 $(VENV)/tests.installed: $(VENV)/demo.installed
 	@echo 'Installing TensorFlow, the S3 clients and the tools of the tests into $(VENV) …'
-	$(PIP) --editable '.[s3,image,hdf5,parquet,torch,tensorflow,tfrecord,zstd]' --group dev
+	$(PIP) --editable '.[s3,image,hdf5,parquet,torch,tensorflow,tfrecord,zarr,zstd]' --group dev
 	@touch $@
 
 $(VENV)/bench.installed: $(VENV)/tests.installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import os
@@ -114,6 +115,31 @@ def paired(folder: Path) -> str:
         x = rng.normal(means, 0.1, size=(50, 64)).astype("<f4")
         np.savez(folder / f"{number}.npz", x=x, y=x.mean(1), rate=500.0)
     return f"{folder}/*.npz"
+
+
+def groups(folder: Path) -> str:
+    """Arrays as Zarr's version 3 has them, without its library: a chunk is a file of values."""
+    pytest.importorskip("numcodecs")
+    for group in range(2):
+        for name, shape, dtype in (
+            ("signal", [2048, 3], "float32"),
+            ("labels", [2048], "int64"),
+        ):
+            chunk = [512, *shape[1:]]
+            metadata = {
+                "zarr_format": 3, "node_type": "array", "shape": shape, "data_type": dtype,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+                "chunk_key_encoding": {"name": "default"}, "fill_value": 0,
+                "codecs": [{"name": "bytes"}, {"name": "gzip"}],
+            }  # fmt: skip
+            array = folder / f"{group}.zarr" / name
+            for number in range(4):
+                place = [str(number), *["0"] * (len(shape) - 1)]
+                file = array.joinpath("c", *place)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(gzip.compress(np.full(chunk, number, dtype).tobytes()))
+            (array / "zarr.json").write_text(json.dumps(metadata))
+    return f"{folder}/*.zarr/signal/c/**"
 
 
 def messages(folder: Path) -> str:
@@ -484,6 +510,9 @@ CONFIGS = {
             "label": 4,
             "_weight": ("float32", (4,)),
         },
+    ),
+    "zarr-windows": Tried(
+        groups, {"signal": ("float32", (4, 256, 3)), "labels": ("int64", (4, 256))}
     ),
     "user-read": Tried(recordings, {"x": ("float32", (4, 256, 3)), "y": ("int64", (4,))}),
     "user-sample": Tried(

@@ -157,6 +157,14 @@ def npz_arrays(data: bytes) -> None:
     _visited("npz", every[first % len(every)], Held(data[1:]), visit)
 
 
+def zarr(data: bytes) -> None:
+    """The metadata of an array and, behind two zero bytes, one of its chunks."""
+    metadata, _, chunk = data.partition(b"\0\0")
+    for key, file in (("k/c/0/0", "k/zarr.json"), ("k/0.0", "k/.zarray")):
+        for options in ({"axis": 0}, {"window": 3, "stride": 2, "phase": "random"}):
+            _visited("zarr", options, Held(chunk, key, {file: metadata}), Visit(0, 1, 0, 0))
+
+
 def image(data: bytes) -> None:
     image_kind(data)
     with contextlib.suppress(FormatError):
@@ -324,7 +332,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, lmdb_values, npz_arrays, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

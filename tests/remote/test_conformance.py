@@ -82,6 +82,18 @@ def parquet() -> bytes:
     return file.getvalue()
 
 
+def zarr_chunk() -> bytes:
+    return gzip.compress(np.arange(60, dtype=">i4").tobytes(), mtime=0)
+
+
+ZARR = {
+    "folder/k/zarr.json": b"""{"zarr_format": 3, "node_type": "array", "shape": [12, 5],
+    "data_type": "int32", "fill_value": 0, "chunk_key_encoding": {"name": "default"},
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [12, 5]}},
+    "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "gzip"}]}"""
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """A format, and an object that it reads."""
@@ -89,12 +101,17 @@ class Case:
     form: str
     options: dict[str, Any] = field(default_factory=dict)
     data: Callable[[], bytes] = npy
+    key: str = "folder/k"
+    others: dict[str, bytes] = field(default_factory=dict)
 
     def open(self) -> ObjectFormat:
         return open_format(self.form, self.options)
 
     def held(self, **more: Any) -> Held:
-        return Held(self.data(), "folder/k", {"beside": self.data()}, **more)
+        return self.of(self.data(), **more)
+
+    def of(self, data: bytes, **more: Any) -> Held:
+        return Held(data, self.key, {"beside": data, **self.others}, **more)
 
 
 def npz(save: Callable[..., None] = np.savez) -> bytes:
@@ -136,6 +153,14 @@ CASES = {
     "npz windows": Case("npz", {"window": 3, "stride": 2, "phase": "random"}, npz),
     "npz rows, whole": Case(
         "npz", {"axis": 0, "read": "whole"}, lambda: npz(np.savez_compressed)
+    ),
+    "zarr": Case("zarr", {"axis": 0}, zarr_chunk, "folder/k/c/0/0", ZARR),
+    "zarr windows": Case(
+        "zarr",
+        {"window": 3, "stride": 2, "phase": "random"},
+        zarr_chunk,
+        "folder/k/c/0/0",
+        ZARR,
     ),
     "user read": Case(f"{MODULE_NAME}:read"),
     "user sample": Case(f"{MODULE_NAME}:sample"),
@@ -253,7 +278,7 @@ def test_a_damaged_object_is_a_hole_or_a_sample_and_nothing_else(
         if damaged:
             damaged[at] ^= data.draw(st.integers(1, 255))
     form = case.open()
-    held = Held(bytes(damaged), "folder/k", {"beside": bytes(damaged)})
+    held = case.of(bytes(damaged))
     refused = ""
     try:
         found = visited(form, held, 0, 1 if form.listed else 1 << 40)
@@ -268,7 +293,7 @@ def test_what_is_no_object_of_the_format(tmp_path: Path) -> None:
     for name, case in CASES.items():
         for text in (b"", b"<Error><Code>NoSuchKey</Code></Error>", bytes(200)):
             form = case.open()
-            held = Held(text, "folder/k", {"beside": text})
+            held = case.of(text)
             anything = name.startswith("raw") or name in ("bytes", "jsonl raw")
             if anything or (name.startswith("jsonl") and not text):  # no lines, no samples
                 visited(form, held)

@@ -25,6 +25,7 @@ from growcache.remote.formats.objects import (
 from growcache.remote.formats.parquet import open_parquet
 from growcache.remote.formats.raw import open_raw
 from growcache.remote.formats.user import endless_entry, open_user
+from growcache.remote.formats.zarr import open_zarr
 
 __all__ = [
     "FORMATS",
@@ -49,6 +50,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "npz": open_npz,
     "parquet": open_parquet,
     "raw": open_raw,
+    "zarr": open_zarr,
 }
 _DECODED = ("bytes", "lmdb")  # whose option decode names code of the user's
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from growcache.errors import FormatError
-from growcache.remote.formats.objects import Reader, most_decoded
+from growcache.remote.formats.objects import DEFLATED, Reader, most_decoded
 from growcache.remote.store import Entry
 from growcache.schema import Array
 
@@ -30,12 +30,14 @@ class Chunking:
         chunks: of a chunk; those at the ends reach beyond the array.
         dtype: as stored.
         fill: value of what was never written.
+        ratio: by which compression may shrink a chunk.
     """
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: Array
+    ratio: int = DEFLATED
 
     @property
     def chunk_bytes(self) -> int:
@@ -50,7 +52,7 @@ class Chunking:
         """
         spans = [self._span(run) for run in runs if run]
         count = sum(map(len, spans)) * math.prod(map(len, self._across))
-        most = min(MOST_CHUNKS, most_decoded(entry) // max(1, self.chunk_bytes))
+        most = min(MOST_CHUNKS, most_decoded(entry, self.ratio) // max(1, self.chunk_bytes))
         if count > 2 * most:  # neighbours may share their chunks
             raise FormatError(
                 f"{entry.key}: one visit may read {most:,} chunks of {self.chunk_bytes:,} bytes, "

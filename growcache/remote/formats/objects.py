@@ -20,7 +20,8 @@ Found: TypeAlias = list[tuple[Sample, int, int]]  # each sample with its origin 
 
 LARGEST_WHOLE = 1_000_000_000  # bytes; what a sampler may use for a group of shards
 _DECODED = 1 << 25  # bytes of an object that stores next to nothing
-_RATIO = 1100  # deflate's is 1032
+DEFLATED = 1100  # the ratio of deflate is 1032 at most
+RUN_LENGTHS = 1 << 15  # that of zstd and blosc, for one value again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +160,13 @@ async def read_whole(reader: Reader) -> Buffer:
     return await reader.read()
 
 
-def most_decoded(entry: Entry) -> int:
+def most_decoded(entry: Entry, ratio: int = DEFLATED) -> int:
     """Return the bytes that a visit may make of an object that stores them compressed.
 
-    No common compression shrinks further than a thousandfold. What was never written takes no
-    room at all, and gets some.
+    No compression shrinks further than its ``ratio``. What was never written takes no room at
+    all, and gets some.
     """
-    return min(LARGEST_WHOLE, _DECODED + _RATIO * entry.size)
+    return min(LARGEST_WHOLE, _DECODED + ratio * entry.size)
 
 
 def share(samples: int, visit: Visit) -> range:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +66,10 @@ class Grid:
     def length(self) -> int:
         """Rows of one sample."""
         return self.window or 1
+
+    def without_phase(self) -> Grid:
+        """Return the grid that starts at row 0 in every pass."""
+        return replace(self, random_phase=False)
 
     def possible(self, rows: int) -> int:
         """Return at how many rows a sample can start."""

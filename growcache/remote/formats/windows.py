@@ -11,6 +11,8 @@ import numpy as np
 
 from growcache.errors import ConfigError, FormatError
 from growcache.remote.formats.objects import (
+    DEFLATED,
+    RUN_LENGTHS,
     Measure,
     Visit,
     most_decoded,
@@ -65,10 +67,35 @@ async def read_windows(
     count = common_length(series, key)
     starts = grid.starts(count, grid.phase(count, visit, key))
     wanted = chosen(len(starts), visit, key, _units(starts, _unit(series)))
-    runs = _runs([starts[i] for i in _few(wanted, key)], grid, count)
+    return await _read(series, grid, entry, [starts[i] for i in _few(wanted, key)])
+
+
+async def read_starts(
+    series: Sequence[Series], grid: Grid, visit: Visit, entry: Entry, starts: range
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples of a visit to an object that owns the windows that start there.
+
+    Raises:
+        FormatError: the visit is too large.
+    """
+    wanted = chosen(len(starts), visit, entry.key, lambda _: range(len(starts)))
+    return await _read(
+        series, grid, entry, [starts[i] for i in _few(wanted, entry.key)], RUN_LENGTHS
+    )
+
+
+async def _read(
+    series: Sequence[Series],
+    grid: Grid,
+    entry: Entry,
+    wanted: list[int],
+    ratio: int = DEFLATED,
+) -> list[tuple[Sample, int, int]]:
+    count = series[0].length
+    runs = _runs(wanted, grid, count)
     rows = sum(len(run) for run, _ in runs)
     padded = len(wanted) * grid.length if grid.pad else 0
-    refuse_much(entry, max(rows, padded) * sum(one.row_bytes for one in series))
+    refuse_much(entry, max(rows, padded) * sum(one.row_bytes for one in series), ratio)
     read = await asyncio.gather(*(one.rows([run for run, _ in runs]) for one in series))
     columns = [
         {name: values for one, found in zip(series, read, strict=True)
@@ -114,13 +141,13 @@ def common_length(series: Sequence[Series], key: str) -> int:
     return rows
 
 
-def refuse_much(entry: Entry, nbytes: int) -> None:
+def refuse_much(entry: Entry, nbytes: int, ratio: int = DEFLATED) -> None:
     """Refuse what a sampler cannot hold.
 
     Raises:
         FormatError: it is too much for one visit.
     """
-    if nbytes > (most := most_decoded(entry)):
+    if nbytes > (most := most_decoded(entry, ratio)):
         raise FormatError(
             f"{entry.key}: one visit may yield {most:,} bytes, found {nbytes:,}; set a "
             "smaller window, or a smaller sampling.samples_per_object"
