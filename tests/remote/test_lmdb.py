@@ -251,6 +251,13 @@ def test_values_that_lie_together_come_together(tmp_path: Path) -> None:
     assert fetched(held) < 1.2 * held.entry.size
 
 
+def test_values_of_one_page_are_taken_together(tmp_path: Path) -> None:
+    for size, together in ((300, range(8, 14)), (5000, range(1, 2))):
+        values = numbered(1000, lambda i, size=size: size)  # type: ignore[misc]
+        held = Held(written(tmp_path / f"{size}", put(values)))
+        assert asyncio.run(keyed().measure(held)).together in together
+
+
 def test_deep_trees_are_not_read_to_the_end(tmp_path: Path) -> None:
     """Of many small values only so many branches are read as a few requests tell of."""
     values = {b"%06d" % i + b"k" * 400: b"v" * 20 for i in range(30_000)}

@@ -45,8 +45,9 @@ class Values:
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
         top = await self._trees.top(reader)
-        stride = reader.entry.size / max(1, top.entries)
-        return Measure(max(1.0, stride), 0, top.entries)
+        stride = max(1.0, reader.entry.size / max(1, top.entries))
+        together = max(1, int(top.page_bytes / stride))  # small values: those of one page
+        return Measure(stride, 0, top.entries, together)
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`; an origin is where the value lies, in bytes."""
