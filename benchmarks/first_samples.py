@@ -27,10 +27,11 @@ LIMIT_SECONDS = 120
 
 
 @contextmanager
-def far_store(objects: int, latency_ms: float) -> Iterator[str]:
+def far_store(objects: int, latency_ms: float, folders: int = 0) -> Iterator[str]:
     """Run the synthetic store as a process of its own; yields its endpoint."""
     command = [sys.executable, "-m", "benchmarks.synthetic_s3"]
     command += ["--objects", str(objects), "--latency-ms", str(latency_ms)]
+    command += ["--folders", str(folders)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

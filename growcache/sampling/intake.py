@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -15,6 +17,8 @@ from growcache.sampling.landlord import Landlord
 from growcache.sampling.listing import Listing
 from growcache.sampling.messages import Message
 
+BEGUN_SHARDS = 4  # of which the first ones are small
+PAGE_SECONDS = 0.1  # at least between two pages before that
 PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
 
 
@@ -50,6 +54,7 @@ class Intake:
         self._retried = retried
         self._pages: deque[list[Entry]] = deque()
         self._listing: Listing | None = None
+        self._next_page = -math.inf  # monotonic seconds
         self._over = False
         self.listed = False
 
@@ -104,7 +109,7 @@ class Intake:
             ConfigError: nothing was found, or the bound cannot hold the listing.
             CacheFullError: the disk has no room; the next call goes on.
         """
-        while self._pages and self._has_room_for(self._pages[0], landlord):
+        while self._pages and self._is_due() and self._has_room_for(self._pages[0], landlord):
             page = self._pages.popleft()
             if self._listing is not None:
                 self._listing.more()
@@ -121,6 +126,20 @@ class Intake:
         self._catalog.flush()
         self._catalog.complete = True
         self.listed = True
+
+    def _is_due(self) -> bool:
+        """Whether a page is to be taken now.
+
+        Until there are some samples those who make them have the processors: to list as fast
+        as the store answers would take all of one, and delay the first samples by seconds.
+        """
+        if self._cache.totals().drawn_shards >= BEGUN_SHARDS:
+            return True
+        now = time.monotonic()
+        due = now >= self._next_page
+        if due:
+            self._next_page = now + PAGE_SECONDS
+        return due
 
     def _has_room_for(self, page: list[Entry], landlord: Landlord | None) -> bool:
         """Make room for a page of the listing: the catalog counts against the bound, too.

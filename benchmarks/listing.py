@@ -1,0 +1,143 @@
+"""`growcache run` on a folder of images with 10^6 keys: how soon it samples, what the listing costs.
+
+The store answers every request after 50 ms and lists 1,000 keys at a time (see
+benchmarks/synthetic_s3.py for what is made up about it): a million images in a thousand
+folders, with MD5 sums as ETags, sizes and times that look random. Measured from the start of
+the process: to 64 samples that a reader of the index would find, and to the end of the listing.
+Then the process is stopped and started with ``--refresh``, which lists everything again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.first_samples import SAMPLES, far_store, samples_in
+from benchmarks.measure import Child, median, parser, report, verdict, write_config
+from benchmarks.synthetic_s3 import BUCKET, IMAGES, REQUESTS
+from growcache.cache.files import Layout
+from growcache.cache.status import read_status
+from growcache.errors import CacheError
+
+POLL_SECONDS = 0.02
+LIMIT_SECONDS = 280
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round showed.
+
+    Attributes:
+        first: seconds to the first samples.
+        listed: seconds to the end of the listing.
+        refreshed: seconds to the end of the second one.
+        requests: for pages, of the first.
+        nbytes: of the listing's copy, per key.
+        memory: of the supervisor when the listing ended, MiB at most until then.
+    """
+
+    first: float
+    listed: float
+    refreshed: float
+    requests: int
+    nbytes: float
+    memory: float
+
+
+def measure(endpoint: str, objects: int, scratch: Path) -> Round:
+    """Run a service to the end of its listing, twice."""
+    config, cache = scratch / "config.yaml", scratch / "cache"
+    write_config(
+        config,
+        source={
+            "url": f"s3://{BUCKET}/{IMAGES}**/*.jpg",
+            "format": "bytes",
+            "storage_options": {"endpoint_url": endpoint, "key": "a", "secret": "b"},
+        },
+        sampling={"workers": 2},
+        cache={"path": str(cache), "max_bytes": "500MB"},
+    )
+    child = Child.growcache("run", str(config), log=scratch / "run.log")
+    while samples_in(cache) < SAMPLES:
+        child.check(LIMIT_SECONDS)
+        time.sleep(POLL_SECONDS)
+    first = child.seconds
+    listed = seconds_to_end(child, cache)
+    memory = peak_mib(child.process.pid)
+    child.interrupt()
+    requests = int(urllib.request.urlopen(f"{endpoint}/{BUCKET}/{REQUESTS}").read())
+    nbytes = Layout(cache).catalog.stat().st_size / objects
+    child = Child.growcache("run", str(config), "--refresh", log=scratch / "run.log")
+    refreshed = seconds_to_end(child, cache)
+    child.interrupt()
+    return Round(first, listed, refreshed, requests, nbytes, memory)
+
+
+def seconds_to_end(child: Child, cache: Path) -> float:
+    """Return how long it took a service to list its source."""
+    while not is_listed(time.time() - child.seconds, cache):
+        child.check(LIMIT_SECONDS)
+        time.sleep(POLL_SECONDS)
+    return child.seconds
+
+
+def is_listed(since: float, cache: Path) -> bool:
+    """Whether a service that began then says that it has listed its source to the end."""
+    try:
+        status = read_status(cache)
+    except CacheError:
+        return False
+    return (status.started_at or 0) > since and status.listing_complete
+
+
+def peak_mib(pid: int) -> float:
+    """Return the most memory that a process ever had."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--latency-ms", type=float, default=50)
+    arguments.add_argument("--objects", type=int, nargs="+", default=[10_000, 1_000_000])
+    given = arguments.parse_args()
+    rounds = given.rounds or (1 if given.quick else 3)
+    counts = given.objects[:1] if given.quick else given.objects
+
+    found: dict[int, list[Round]] = {count: [] for count in counts}
+    for _ in range(rounds):
+        for count in counts:
+            with (
+                far_store(count, given.latency_ms, max(1, count // 1000)) as endpoint,
+                tempfile.TemporaryDirectory(dir=given.directory) as scratch,
+            ):
+                found[count].append(measure(endpoint, count, Path(scratch)))
+
+    rows = [row(count, measured) for count, measured in found.items()]
+    report(f"Listing, {given.latency_ms:g} ms per request", rows, given.json)
+
+
+def row(count: int, measured: list[Round]) -> dict[str, object]:
+    """Return the medians of some rounds."""
+    first = median([one.first for one in measured])
+    nbytes = median([one.nbytes for one in measured])
+    return {
+        "objects": count,
+        "rounds": len(measured),
+        "first samples, s": first,
+        "goal": verdict(first, 3.0, at_most=True),
+        "listed, s": median([one.listed for one in measured]),
+        "refreshed, s": median([one.refreshed for one in measured]),
+        "pages asked for": median([one.requests for one in measured]),
+        "bytes per key": nbytes,
+        "at most 32": verdict(nbytes, 32, at_most=True),
+        "supervisor, MiB": median([one.memory for one in measured]),
+    }
+
+
+if __name__ == "__main__":
+    main()
