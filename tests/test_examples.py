@@ -21,6 +21,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
+from tests.remote.test_tfrecord import example, file
 from tests.sampling.services import run, status
 from tests.servers import REGION, Bucket
 
@@ -160,6 +161,18 @@ def records(folder: Path) -> str:
         text = "\n".join(json.dumps(line) for line in lines)
         (folder / f"{i}.jsonl").write_text(text, encoding="utf-8")
     return f"{folder}/*.jsonl"
+
+
+def examples(folder: Path) -> str:
+    """TFRecord files as TensorFlow's users write them."""
+    folder.mkdir()
+    for i in range(3):
+        payloads = (
+            example({"image": bytes([n]) * 3072, "label": n, "name": b"unused"})
+            for n in range(20)
+        )
+        (folder / f"train-{i}.tfrecord").write_bytes(file(list(payloads)))
+    return f"{folder}/train-*.tfrecord"
 
 
 def photos(folder: Path) -> str:
@@ -514,6 +527,7 @@ CONFIGS = {
     "zarr-windows": Tried(
         groups, {"signal": ("float32", (4, 256, 3)), "labels": ("int64", (4, 256))}
     ),
+    "tfrecord": Tried(examples, {"image": ("uint8", (4, 32, 32, 3)), "label": ("int64", (4,))}),
     "user-read": Tried(recordings, {"x": ("float32", (4, 256, 3)), "y": ("int64", (4,))}),
     "user-sample": Tried(
         keyed,

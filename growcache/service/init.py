@@ -63,7 +63,7 @@ source:
   # What an object holds (default: npy).
   #   npy: a NumPy file         raw: an array without header
   #   image: a JPEG or PNG      bytes: the object itself, for your own code
-  #   jsonl: lines of JSON
+  #   jsonl: lines of JSON       tfrecord: TFRecord files
   #   "package.module:function": what that function reads
 {seen}  format: {format}
   # npy:   {{}}                                 the whole array is one sample
@@ -79,6 +79,9 @@ source:
   # jsonl: {{fields: [text, label]}}          which keys; without it all, as they are found
   #        {{fields: {{y: int64, x: {{path: meta.x, dtype: float32, default: 0}}}}}}
   #        raw: true (lines as bytes); compression: auto | none | gzip | zlib | zstd
+  # tfrecord: {{features: {{x: [float32, 64, 64], y: int64}}}}   of tf.train.Example, which dtype
+  #        and shape; decode: example | none | "package.module:function"; index: true walks
+  #        through an object to know its records, for such as are TFRecord files themselves
   # bytes: {{decode: "package.module:function"}}  from bytes to a sample, before it is cached
   options: {options}
   # As in fsspec: key, secret, token, endpoint_url, anon, profile, client_kwargs, ... For

@@ -9,6 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from growcache.errors import FormatError
+from growcache.remote.formats.examples import parse_example
+from growcache.remote.formats.framing import HEAD, TAIL, length_at
 from growcache.remote.formats.image import image_kind
 from growcache.remote.formats.lmdb_pages import Meta, parse_meta
 from growcache.remote.formats.npy import Header, parse_header
@@ -87,6 +89,8 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
         return _of_image(key, kind, size, folders)
     if dtype := DTYPES.get(PurePosixPath(key).suffix.lower()):
         return _of_raw(dtype, size, f"No header; {dtype} is what the name's ending says.")
+    if length_at(memoryview(head), 0) is not None:
+        return _of_records(head, size)
     if PurePosixPath(key).suffix.lower() in LINES and head.lstrip()[:1] == b"{":
         return _of_lines(head, size)
     if head.startswith(b"PK\x03\x04") and PurePosixPath(key).suffix.lower() == ".npz":
@@ -191,6 +195,20 @@ def _of_raw(dtype: str, size: int, *reasons: str) -> Proposal:
         max(1, size // item // window),
         window * item,
     )
+
+
+def _of_records(head: bytes, size: int) -> Proposal:
+    record = HEAD + (length_at(memoryview(head), 0) or 0) + TAIL
+    what = f"A TFRecord file, whose first record has {in_bytes(record)}; each is a sample."
+    try:
+        parse_example(memoryview(head)[HEAD : record - TAIL])
+    except FormatError:
+        options = {"decode": "none"}
+        why = "It is kept as bytes, for it is no tf.train.Example, or too long to see."
+    else:
+        options = {}
+        why = "Its features are the fields; features says their dtypes and shapes."
+    return Proposal("tfrecord", options, (what, why), max(1, size // record), record)
 
 
 def _of_lines(head: bytes, size: int) -> Proposal:

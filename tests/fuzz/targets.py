@@ -23,6 +23,7 @@ from growcache.cache.beside import read_editions, read_issued
 from growcache.cache.files import Layout
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.headers import header
+from growcache.cache.formats.wire import crc_bytes, frame
 from growcache.cache.guarded import guarded
 from growcache.cache.identity import Identity
 from growcache.cache.leases import MAGIC, _parse
@@ -163,6 +164,24 @@ def zarr(data: bytes) -> None:
     for key, file in (("k/c/0/0", "k/zarr.json"), ("k/0.0", "k/.zarray")):
         for options in ({"axis": 0}, {"window": 3, "stride": 2, "phase": "random"}):
             _visited("zarr", options, Held(chunk, key, {file: metadata}), Visit(0, 1, 0, 0))
+
+
+def tfrecord(data: bytes) -> None:
+    """The first byte chooses what is asked of the rest; its checksums are put right, or not."""
+    first = data[0] if data else 0
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"decode": "none"}, {"features": {"x": ["float32", None, 2], "y": "str"}},
+    )  # fmt: skip
+    options = {**every[first % 3], "index": bool(first & 8)}
+    framed = b"".join(_framed(piece) for piece in data[1:].split(b"\xfe\xfe"))
+    for held in (Held(data[1:]), Held(framed)):
+        for part in range(1 + (first >> 5)):
+            visit = Visit(part, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
+            _visited("tfrecord", options, held, visit)
+
+
+def _framed(data: bytes) -> bytes:
+    return frame(len(data)) + data + crc_bytes(google_crc32c.value(data))
 
 
 def image(data: bytes) -> None:
@@ -332,7 +351,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

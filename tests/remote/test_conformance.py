@@ -26,7 +26,7 @@ from growcache.errors import (
 )
 from growcache.remote.formats import FORMATS, ObjectFormat, open_format
 from growcache.schema import Schema
-from tests.remote import lmdb_built
+from tests.remote import lmdb_built, test_tfrecord
 from tests.remote.held import Held, Row, visited
 from tests.remote.test_images import encoded
 
@@ -39,6 +39,9 @@ def decode(data):
 
 def value(data, key):
     return {"x": np.frombuffer(data, "u1").sum(), "key": key}
+
+def record(data):
+    return {"n": len(data)}
 
 def read(object, rng):
     with object.open() as file:
@@ -92,6 +95,12 @@ ZARR = {
     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [12, 5]}},
     "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "gzip"}]}"""
 }
+
+
+def records() -> bytes:
+    return test_tfrecord.file(
+        [test_tfrecord.example({"n": n, "x": [0.5, 1.0], "b": b"a" * n}) for n in range(12)]
+    )
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,12 @@ CASES = {
         "folder/k/c/0/0",
         ZARR,
     ),
+    "tfrecord": Case("tfrecord", {}, records),
+    "tfrecord index": Case("tfrecord", {"decode": "none", "index": True}, records),
+    "tfrecord compressed": Case(
+        "tfrecord", {"compression": "gzip"}, lambda: gzip.compress(records(), mtime=0)
+    ),
+    "tfrecord decoded": Case("tfrecord", {"decode": f"{MODULE_NAME}:record"}, records),
     "user read": Case(f"{MODULE_NAME}:read"),
     "user sample": Case(f"{MODULE_NAME}:sample"),
 }
@@ -295,7 +310,9 @@ def test_what_is_no_object_of_the_format(tmp_path: Path) -> None:
             form = case.open()
             held = case.of(text)
             anything = name.startswith("raw") or name in ("bytes", "jsonl raw")
-            if anything or (name.startswith("jsonl") and not text):  # no lines, no samples
+            if anything or (
+                name.startswith(("jsonl", "tfrecord")) and not text
+            ):  # no lines, no samples
                 visited(form, held)
                 continue
             with pytest.raises(GrowcacheError, match=r"folder/k|draw 0"):

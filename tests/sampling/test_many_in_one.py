@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from growcache.loading.snapshot import Snapshot
+from tests.remote.test_tfrecord import example, file
 from tests.sampling.services import digests, run, status, write_config
 
 OBJECTS, EACH = 2, 1000
@@ -34,8 +35,16 @@ def json_lines(numbers: list[int]) -> bytes:
     return "\n".join(lines).encode()
 
 
+def records(numbers: list[int]) -> bytes:
+    return file([example({"id": n, "text": text(n).encode()}) for n in numbers])
+
+
+WISHES = {"id": "int64", "text": "str"}
 CASES = {
     "jsonl": Case(".jsonl", json_lines, {"format": "jsonl"}),
+    "tfrecord": Case(
+        ".tfrecord", records, {"format": "tfrecord", "options": {"features": WISHES}}
+    ),
     "jsonl.gz": Case(
         ".jsonl.gz", lambda ns: gzip.compress(json_lines(ns)), {"format": "jsonl"}
     ),
@@ -53,9 +62,13 @@ def test_every_sample_is_cached_once(tmp_path: Path, name: str) -> None:
     found = []
     twice = (2,) if name.endswith("gz") else (2, 7)
     for concurrency in twice:
-        sampling = {"concurrency": concurrency, "shard_samples": 1000}
+        sampling = {"concurrency": concurrency, "shard_samples": 500}
         config = write_config(
-            tmp_path / f"{concurrency}.yaml", url, source=case.source, sampling=sampling
+            tmp_path / f"{concurrency}.yaml",
+            url,
+            source=case.source,
+            sampling=sampling,
+            cache={"max_bytes": "60MB"},
         )
         assert run(config, "--until-full") == (0, "")
         found.append(digests(tmp_path / f"{concurrency}"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from growcache.remote.formats import open_format
 from growcache.service.proposal import HEAD_BYTES, Proposal, propose, propose_bound
 from tests.remote.lmdb_built import small
+from tests.remote.test_tfrecord import example, file
 
 
 def array(shape: tuple[int, ...], dtype: str = "<f4", order: Any = "C") -> Proposal:
@@ -76,6 +77,7 @@ def test_an_lmdb_file() -> None:
     assert propose("a/data.mdb", small()[:600], len(small())).format == "bytes"
 
 
+EXAMPLES = file([example({"x": [1.0, 2.0]})])
 JPEG = b"\xff\xd8\xff\xe0" + bytes(100)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
@@ -105,6 +107,8 @@ def test_an_image_by_its_folders(
         ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
         ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),
         ("a.jsonl", b'{"a": 1}\n{"a": 2}\n{"a"', 1 << 30, "jsonl", "Lines of JSON"),
+        ("a.tfrecord", EXAMPLES, 1 << 30, "tfrecord", "features"),
+        ("a.rec", file([b"x" * 30_000])[:16_384], 1 << 30, "tfrecord", "kept as bytes"),
         ("a.jsonl", b"\x1f\x8b\x08", 1 << 20, "bytes", "gzip"),
         ("a.txt", b"what is it", 10, "bytes", "Nothing known"),
     ],

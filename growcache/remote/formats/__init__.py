@@ -24,6 +24,7 @@ from growcache.remote.formats.objects import (
 )
 from growcache.remote.formats.parquet import open_parquet
 from growcache.remote.formats.raw import open_raw
+from growcache.remote.formats.tfrecord import open_tfrecord
 from growcache.remote.formats.user import endless_entry, open_user
 from growcache.remote.formats.zarr import open_zarr
 
@@ -50,12 +51,13 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "npz": open_npz,
     "parquet": open_parquet,
     "raw": open_raw,
+    "tfrecord": open_tfrecord,
     "zarr": open_zarr,
 }
-_DECODED = ("bytes", "lmdb")  # whose option decode names code of the user's
+_DECODED = ("bytes", "lmdb", "tfrecord")  # whose option decode names code of the user's
 
 # Formats that take a word for how objects are compressed, of which their names may tell.
-COMPRESSIBLE = ("jsonl",)
+COMPRESSIBLE = ("jsonl", "tfrecord")
 
 
 def open_format(
@@ -99,5 +101,8 @@ def check_format(name: str, options: Mapping[str, Any], urls: Sequence[str] = ()
     Raises:
         ConfigError: as `open_format` does.
     """
-    if not is_user_format(name) and not (name in _DECODED and options.get("decode")):
+    runs_code = is_user_format(name) or (
+        name in _DECODED and ":" in str(options.get("decode") or "")
+    )
+    if not runs_code:
         open_format(name, options, urls)
