@@ -20,6 +20,7 @@ from growcache.errors import CorruptShardError
 from growcache.schema import Origin, Schema
 
 FORMAT_VERSION = 1
+EMPTY = "empty"  # in `Sidecar.counts`: visits to whole objects without a sample
 _COUNTS = (
     "edition",
     "round",

@@ -99,6 +99,8 @@ class Status:
         coverage: distinct samples drawn over the population, 0..1.
         evicted_samples: samples that were drawn and have been evicted.
         holes: visits that permanently yielded nothing.
+        empty_visits: visits to objects without a sample: shorter than a window, or left out
+            by code of the user's.
         failures: transient failures, per attempt.
         reuse: samples delivered over samples drawn.
         workers: living sampler processes.
@@ -136,6 +138,7 @@ class Status:
     coverage: float | None = None
     evicted_samples: int = 0
     holes: int = 0
+    empty_visits: int = 0
     failures: int = 0
     reuse: float = 0.0
     workers: int = 0
@@ -320,6 +323,7 @@ def counts(view: IndexView) -> dict[str, Any]:
         "evicted_samples": totals.evicted_samples,
         "refetched_samples": totals.refetched_samples,
         "holes": totals.holes,
+        "empty_visits": totals.empty_visits,
         "delivered": totals.delivered,
         "reuse": totals.reuse,
         "retired_bytes": totals.retired_bytes,

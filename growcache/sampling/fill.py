@@ -16,7 +16,7 @@ import numpy as np
 from growcache.cache.formats.values import EncodedFile
 from growcache.cache.incoming import needed_bytes
 from growcache.cache.packing import pack
-from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
+from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat, Visit, read_found
 from growcache.remote.store import Store, StoreReader
@@ -225,16 +225,21 @@ def encode_group(
     """Return the shards to be written: samples of visits are dealt round-robin over a group."""
     hands: list[list[tuple[Sample, DrawnFrom]]] = [[] for _ in permit.shards]
     holes: list[list[Hole]] = [[] for _ in permit.shards]
+    empty = [0 for _ in permit.shards]
     for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
         if result.hole is not None:
             hole = Hole(stop.entry.key, stop.part, result.hole)
             holes[place % len(hands)].append(hole)
+        elif not result.samples and stop.parts == 1:  # one of several parts may well be empty
+            empty[place % len(hands)] += 1
         pairs = zip(result.samples, result.origins, strict=True)
         for index, (sample, (start, end)) in enumerate(pairs):
             hand = hands[(place + index) % len(hands)]
             hand.append((sample, _drawn_from(stop, start, end)))
     return [
-        _encode(permit, place, hand, holes[place], schema, fingerprint, cache_format)
+        _encode(
+            permit, place, hand, holes[place], empty[place], schema, fingerprint, cache_format
+        )
         for place, hand in enumerate(hands)
         if permit.shards[place] in permit.written
     ]
@@ -251,6 +256,7 @@ def _encode(
     place: int,
     hand: list[tuple[Sample, DrawnFrom]],
     holes: list[Hole],
+    empty: int,
     schema: Schema,
     fingerprint: str,
     cache_format: str,
@@ -266,6 +272,7 @@ def _encode(
         parts=visits,
         origins=Origins.pack(drawn for _, drawn in hand),
         holes=tuple(holes),
+        counts={EMPTY: empty} if empty else {},
         editions=permit.editions,
         **packed.facts,
     )

@@ -113,6 +113,7 @@ class Overview:
             evicted_samples=totals.evicted_samples,
             refetched_samples=totals.refetched_samples,
             holes=totals.holes,
+            empty_visits=totals.empty_visits,
             failures=self.failures,
             reuse=totals.reuse,
             workers=roster.alive,

@@ -315,6 +315,7 @@ def _trouble(status: Status) -> Text | Pieces | Group:
         for number, text in (
             (status.failures, plural(status.failures, "failed attempt") + " (tried again)"),
             (status.holes, plural(status.holes, "hole") + " (unreadable, left out)"),
+            (status.empty_visits, plural(status.empty_visits, "object") + " without a sample"),
             (status.restarts, plural(status.restarts, "sampler restart")),
         )
         if number

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.index import read_index
+from growcache.cache.status import read_status
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot
 from growcache.remote.store import Entry
@@ -21,7 +22,7 @@ from growcache.sampling.fill import encode_group
 from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.sizing import ALIKE, group_shards
 from growcache.schema import Schema
-from tests.sampling.services import service, wait_until, write_config
+from tests.sampling.services import run, service, wait_until, write_config
 
 SCHEMA = Schema.of({"x": np.zeros(2, np.int64)})
 
@@ -60,6 +61,21 @@ def rows(folder: Path) -> str:
         for n in range(200):
             np.save(folder / name / f"{n:03d}.npy", np.full(64, n))
     return f"{folder}/*/*.npy"
+
+
+def test_recordings_shorter_than_a_window_are_counted(tmp_path: Path) -> None:
+    for n in range(30):
+        length = 100 if n % 3 else 40
+        np.save(tmp_path / f"{n:02d}.npy", np.arange(length))
+    config = write_config(
+        tmp_path / "c.yaml",
+        f"{tmp_path}/*.npy",
+        source={"options": {"window": 50, "phase": "random"}},
+    )
+    assert run(config, "--until-full") == (0, "")
+    status = read_status(tmp_path / "c")
+    assert (status.empty_visits, status.holes, status.complete) == (10, 0, True)
+    assert 20 <= status.samples <= 40  # one or two windows, by the phase
 
 
 READ = """

@@ -112,6 +112,7 @@ class Totals:
         refetched_samples: samples that were drawn again because a lease wished for them,
         refetched_shards: and their shards; none of them counts as drawn once more.
         holes: visits that yielded nothing.
+        empty_visits: visits to whole objects that hold no sample; no holes.
         delivered: samples that readers read, as far as their leases are finished.
     """
 
@@ -130,6 +131,7 @@ class Totals:
     refetched_samples: int = 0
     refetched_shards: int = 0
     holes: int = 0
+    empty_visits: int = 0
     delivered: int = 0
 
     @property

@@ -28,7 +28,7 @@ from growcache.cache.index.seals import (
     row_seal,
 )
 from growcache.cache.index.structure import OTHER_TABLES, REFUSALS, state_of
-from growcache.cache.sidecar import Sidecar
+from growcache.cache.sidecar import EMPTY, Sidecar
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 
 if TYPE_CHECKING:
@@ -184,7 +184,11 @@ class Index:
         for row, sidecar in shards:
             self._insert_holes(row.number, sidecar)
             self.add_totals(
-                drawn=row.samples, drawn_parts=row.parts, drawn_shards=1, holes=row.holes
+                drawn=row.samples,
+                drawn_parts=row.parts,
+                drawn_shards=1,
+                holes=row.holes,
+                empty_visits=sidecar.counts.get(EMPTY, 0),
             )
 
     def return_shards(
