@@ -58,7 +58,7 @@ def measure(endpoint: str, objects: int, scratch: Path) -> Round:
             "storage_options": {"endpoint_url": endpoint, "key": "a", "secret": "b"},
         },
         sampling={"workers": 2},
-        cache={"path": str(cache), "max_bytes": "500MB"},
+        cache={"path": str(cache), "max_bytes": "4GB"},
     )
     child = Child.growcache("run", str(config), log=scratch / "run.log")
     while samples_in(cache) < SAMPLES:

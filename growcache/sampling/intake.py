@@ -18,7 +18,8 @@ from growcache.sampling.listing import Listing
 from growcache.sampling.messages import Message
 
 BEGUN_SHARDS = 4  # of which the first ones are small
-PAGE_SECONDS = 0.1  # at least between two pages before that
+BEGUN_SECONDS = 5.0
+PAGE_SECONDS = 0.1  # at least between two pages before either
 PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
 
 
@@ -54,6 +55,7 @@ class Intake:
         self._retried = retried
         self._pages: deque[list[Entry]] = deque()
         self._listing: Listing | None = None
+        self._born = time.monotonic()
         self._next_page = -math.inf  # monotonic seconds
         self._over = False
         self.listed = False
@@ -132,10 +134,12 @@ class Intake:
 
         Until there are some samples those who make them have the processors: to list as fast
         as the store answers would take all of one, and delay the first samples by seconds.
+        For so many seconds at most, since some draw nothing before all is listed.
         """
-        if self._cache.totals().drawn_shards >= BEGUN_SHARDS:
-            return True
         now = time.monotonic()
+        begun = self._cache.totals().drawn_shards >= BEGUN_SHARDS
+        if begun or now - self._born > BEGUN_SECONDS:
+            return True
         due = now >= self._next_page
         if due:
             self._next_page = now + PAGE_SECONDS
