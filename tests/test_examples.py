@@ -8,9 +8,11 @@ import json
 import os
 import pickle
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,6 +177,22 @@ def examples(folder: Path) -> str:
     return f"{folder}/train-*.tfrecord"
 
 
+def moods(folder: Path) -> str:
+    """Lines that are glad or sad, as their words tell."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        labels = rng.integers(0, 2, 40).tolist()
+        words = (("ach", "weh"), ("juhu", "hurra"))
+        lines = (
+            {"text": " ".join(rng.choice(words[label], 1 + n % 7)), "label": label, "line": n}
+            for n, label in enumerate(labels)
+        )
+        text = "\n".join(json.dumps(line) for line in lines)
+        (folder / f"{i}.jsonl").write_text(text, encoding="utf-8")
+    return f"{folder}/*.jsonl"
+
+
 def photos(folder: Path) -> str:
     """Red cats and blue dogs."""
     image = pytest.importorskip("PIL.Image", reason="needs growcache[image]")
@@ -214,9 +232,15 @@ def uploaded(bucket: Bucket, url: str) -> str:
 # Examples
 
 
-def run_example(name: str, *arguments: str, bucket: Bucket | None = None) -> str:
+def run_example(
+    name: str,
+    *arguments: str,
+    bucket: Bucket | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Run an example to its end; return what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GROWCACHE_SAMPLING__WORKERS": "1"}
+    environment = {**os.environ, **(environment or {}), "PYTHONPATH": str(ROOT)}
+    environment["GROWCACHE_SAMPLING__WORKERS"] = "1"
     if bucket is not None:
         arguments += ("--endpoint-url", bucket.server.endpoint)
         environment |= {
@@ -320,6 +344,40 @@ def test_lmdb_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     losses = figures(text, "loss")
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+def run_ranks(name: str, ranks: int, *arguments: str) -> str:
+    """Run an example in several processes, as torchrun does; return what the first printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    job |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    with ThreadPoolExecutor() as threads:
+        texts = threads.map(
+            lambda rank: run_example(
+                name, *arguments, environment=job | {"RANK": rank, "LOCAL_RANK": rank}
+            ),
+            map(str, range(ranks)),
+        )
+        return next(texts)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_jsonl_ranks(tmp_path: Path, ranks: int) -> None:
+    pytest.importorskip("torch")
+    arguments = ["--url", moods(tmp_path / "data"), "--cache", str(tmp_path / "cache")]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint.pt"), "--save-every", "4"]
+    arguments += ["--min-samples", "96", "--max-bytes", "8MB", "--epochs", "2"]
+    arguments += ["--batch-size", str(16 // ranks)]
+    first = run_ranks("jsonl_ranks.py", ranks, *arguments)
+    losses = figures(first, "loss")
+    assert losses[1] < losses[0]
+    # Its last checkpoint is of the middle of an epoch: what follows it is done again, alike.
+    again = run_ranks("jsonl_ranks.py", ranks, *arguments)
+    assert re.search(r"goes on in epoch 1, behind step 4", again)
+    assert again.splitlines()[-1] == first.splitlines()[-1]
 
 
 @pytest.mark.torch
