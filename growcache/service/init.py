@@ -61,9 +61,11 @@ source:
   # path), with globs (* within a folder, ** across folders); or a list of URLs.
   url: {url}
   # What an object holds (default: npy).
-  #   npy: a NumPy file         raw: an array without header
-  #   image: a JPEG or PNG      bytes: the object itself, for your own code
-  #   jsonl: lines of JSON       tfrecord: TFRecord files
+  #   npy, npz: NumPy files      raw: an array without header
+  #   hdf5: an HDF5 file         zarr: the chunks of Zarr arrays
+  #   parquet: rows of a table   jsonl: lines of JSON
+  #   lmdb: an LMDB data file    tfrecord: a TFRecord file
+  #   image: a JPEG or PNG       bytes: the object itself, for your own code
   #   "package.module:function": what that function reads
 {seen}  format: {format}
   # npy:   {{}}                                 the whole array is one sample
@@ -90,6 +92,16 @@ source:
   # auto: obstore for S3, GCS, Azure and HTTP, fsspec for everything else
   # obstore | fsspec: ask for one of the two
   client: auto
+  # A table (csv, tsv, jsonl, parquet) whose columns each sample gets by its object's row:
+  # {{url: labels.csv, key: path, columns: [subject, state]}}; match: exact | name | stem | a
+  # regular expression with (?P<key>...)
+  labels: null
+  # Objects without a row: error: the service ends and names them | skip: they are left out
+  on_missing: error
+
+# A subset of the objects, by a hash of their group, so that no group is in two of them:
+# {{group: "(?P<group>sub-[0-9]+)", fractions: {{train: 0.8, val: 0.2}}, use: train}}
+split: null
 
 sampling:
   # With the same source, seed and objects, the same shards are drawn, byte for byte.
@@ -109,6 +121,10 @@ sampling:
   # What a sample is: as found (auto), or {{x: [float32, null, 64], note: str}} with null for a
   # dimension that differs between samples.
   schema: auto
+  # Objects that are drawn more often than there are of them, for each sample a `_weight`:
+  # {{by: label, weights: balanced}}; natural | sqrt | {{cat: 2, dog: 1}}. by: a column of
+  # source.labels, a regular expression with (?P<stratum>...), or label with format image
+  strata: null
   # "package.module:function", called once for each sample before it is cached, with any of
   # the arguments (sample, rng, origin); returns a dict of arrays, or None to leave the
   # sample out. Random augmentation belongs into the training loop, where it differs from

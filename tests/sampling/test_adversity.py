@@ -152,7 +152,7 @@ class Looking(Slot):
         self.asked: list[int] = []
 
     def send(self, message: Message) -> None:
-        self.asked.append(len(message["entries"]))
+        self.asked.append(len(message["stops"]))
 
 
 class Unkilled(SamplerProcess):

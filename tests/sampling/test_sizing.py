@@ -9,7 +9,7 @@ import pytest
 from growcache.config import load_config
 from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
-from growcache.sampling.sizing import MAX_GROUP_SHARDS, measure_sizing
+from growcache.sampling.sizing import ALIKE, MAX_GROUP_SHARDS, measure_sizing
 from growcache.schema import Field, Schema
 
 SCHEMA = Schema((Field("x", "<f4", (1000,)),))
@@ -37,9 +37,11 @@ def test_a_visit_is_worth_what_is_fetched_together() -> None:
         {"cache": {"max_samples": 50, "eviction": "none"}},
     ],
 )
-def test_but_for_a_shard_at_most(settings: dict[str, Any]) -> None:
+def test_but_for_a_quarter_of_a_group_at_most(settings: dict[str, Any]) -> None:
     """So that a group holds several visits, whose samples are mixed in its shards."""
     sizing = sized(10**6, **settings)
-    assert 1 < sizing.samples_per_object <= sizing.shard_samples
-    assert sizing.group_shards == MAX_GROUP_SHARDS
+    assert sizing.samples_per_object > 1
+    visits = sizing.shard_samples * sizing.group_shards / sizing.samples_per_object
+    assert round(visits, 1) >= 4
+    assert ALIKE <= sizing.group_shards <= MAX_GROUP_SHARDS
     assert sizing.max_parts in (None, 1)
