@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import yaml
@@ -36,25 +36,6 @@ from growcache.secrecy import hide, public_url, remember, without_userinfo
 
 ENVIRONMENT_PREFIX = "GROWCACHE_"
 MOST_VALUES, MOST_LEVELS = 100_000, 64
-
-
-class Planned(NamedTuple):
-    """A setting of a later version.
-
-    Attributes:
-        what: in words.
-        default: which changes nothing, and so may be written down already.
-    """
-
-    what: str
-    default: Any = None
-
-
-# What this version cannot honour yet. Refusing it by name beats both ignoring it and calling
-# it a typing error.
-PLANNED = {
-    "source.fields": Planned("several objects joined into one sample"),
-}
 
 
 class _Model(BaseModel):
@@ -133,16 +114,91 @@ def table_kind(url: str) -> str:
     return kind + packed
 
 
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+
+class FieldConfig(_Model):
+    """One object of several that are one: its URL with placeholders, and what it holds.
+
+    What is not said here is as the source says it.
+    """
+
+    url: str
+    format: str | None = None
+    options: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _url_alone(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _has_placeholders(cls, value: str) -> str:
+        address, _, key = value.rpartition("://")
+        bucket = key.partition("/")[0] if address not in ("", "file", "local") else ""
+        if not PLACEHOLDER.search(value) or re.search(r"[{}]", PLACEHOLDER.sub("", value)):
+            raise ValueError("expected placeholders such as {k}")
+        if re.search(r"[*?\[]|::", value) or PLACEHOLDER.search(address + bucket):
+            raise ValueError("expected placeholders in the key, and no wildcards or chains")
+        return value
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the placeholders."""
+        return set(PLACEHOLDER.findall(self.url))
+
+
+def _glob_of(field: Any) -> str:
+    """Return the URL of all objects of a field, which may not be checked yet."""
+    url = field.get("url") if isinstance(field, Mapping) else getattr(field, "url", field)
+    return PLACEHOLDER.sub("*", url) if isinstance(url, str) else "*"
+
+
 class SourceConfig(_Model):
-    """Where the objects are, and what they hold."""
+    """Where the objects are, and what they hold.
+
+    With ``fields``, ``url`` are the globs of all fields, in their order.
+    """
 
     url: tuple[str, ...]
+    fields: dict[Annotated[str, Field(min_length=1)], FieldConfig] = {}
     labels: LabelsConfig | None = None
     on_missing: Literal["error", "skip"] = "error"
     format: str = "npy"
     options: dict[str, Any] = {}
     storage_options: dict[str, Any] = {}
     client: Literal["auto", "obstore", "fsspec"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _urls_of_the_fields(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not isinstance(values.get("fields"), Mapping):
+            return values
+        if not values["fields"]:
+            return values
+        globs = [_glob_of(field) for field in values["fields"].values()]
+        if "url" in values and list(values["url"]) != globs:
+            raise ValueError("name url or fields, not both")
+        return {**values, "url": globs}
+
+    @field_validator("fields")
+    @classmethod
+    def _alike(cls, value: dict[str, FieldConfig]) -> dict[str, FieldConfig]:
+        names = [field.names for field in value.values()]
+        if any(other != names[0] for other in names[1:]):
+            shown = ["{" + "}, {".join(sorted(some)) + "}" for some in names]
+            raise ValueError(
+                f"expected the same placeholders in all, found {' and '.join(shown)}"
+            )
+        return value
+
+    def format_of(self, field: str) -> tuple[str, dict[str, Any]]:
+        """Return the format of a field's objects, and its options."""
+        own = self.fields[field]
+        form = own.format or self.format
+        inherited = self.options if form == self.format else {}
+        return form, inherited if own.options is None else own.options
 
     @field_validator("url", mode="before")
     @classmethod
@@ -410,7 +466,7 @@ def load_config(
         _assign(values, dotted.strip(), _yaml(value, f"--set {dotted.strip()}"))
     _refuse_monsters(values, label)
     remember(values)  # before anything can be wrong with them
-    _refuse_planned(values)
+    _refuse_several_sources(values)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -510,18 +566,10 @@ def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:
     values[key] = value
 
 
-def _refuse_planned(values: dict[str, Any]) -> None:
-    """Refuse what a later version will do; take out what is written down as its default."""
+def _refuse_several_sources(values: dict[str, Any]) -> None:
+    """Refuse by name what a later version will do."""
     if isinstance(values.get("source"), list):
         raise ConfigError("source: mixing several sources is not available in this version")
-    for dotted, planned in PLANNED.items():
-        section, _, key = dotted.partition(".")
-        place = values.get(section) if key else values
-        name = key or section
-        if not isinstance(place, dict) or name not in place:
-            continue
-        if place.pop(name) != planned.default:
-            raise ConfigError(f"{dotted}: {planned.what} are not available in this version")
 
 
 def _explain(error: ValidationError, label: str) -> str:
@@ -538,7 +586,10 @@ def _explain(error: ValidationError, label: str) -> str:
     return "\n".join(line[:300] for line in lines[:2])
 
 
-_NESTED: dict[tuple[int | str, ...], type[_Model]] = {("source", "labels"): LabelsConfig}
+_NESTED: dict[tuple[int | str, ...], type[_Model]] = {
+    ("source", "labels"): LabelsConfig,
+    ("source", "fields"): FieldConfig,
+}
 
 
 def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
@@ -549,8 +600,8 @@ def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
         return f"{dotted} is missing"
     said = [item["msg"].removeprefix("Value error, ") for item in items]
     said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
-    if dotted == "config":  # what is wrong about several sections together
-        return said[0]
+    if kind == "value_error" and "." not in dotted:  # about several settings together
+        return said[0] if dotted == "config" else f"{dotted}: {said[0]}"
     said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
     value = items[0]["input"]
     shown = _shown(dotted, value)

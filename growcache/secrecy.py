@@ -161,7 +161,10 @@ def _secrets(values: object, *, stored: bool = False) -> Iterator[str]:
     """Yield what must not be shown; ``stored``: inside of storage_options."""
     if isinstance(values, Mapping):
         for name, value in values.items():
-            if _is_secret_here(str(name), stored=stored):
+            if name == "fields" and isinstance(value, Mapping) and not stored:
+                for field in value.values():  # whose names are the user's
+                    yield from _secrets(field)
+            elif _is_secret_here(str(name), stored=stored):
                 yield from _all_texts(value)
             elif stored and str(name) not in _PUBLIC_NAMES and isinstance(value, str):
                 yield from _of_url(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from growcache.config import PLANNED, Config, load_config
+from growcache.config import Config, load_config
 from growcache.errors import ConfigError
 from growcache.remote.formats import open_format
 from growcache.sampling.fingerprint import wishes
@@ -127,15 +127,6 @@ def test_another_server_is_another_source() -> None:
 def test_a_format_named_by_mistake() -> None:
     with pytest.raises(ConfigError, match="did you mean image"):
         open_format("images", {})
-
-
-def test_what_is_planned_may_be_written_down_as_its_default() -> None:
-    values: dict[str, dict[str, object]] = {"source": {"url": "x"}}
-    for dotted, planned in PLANNED.items():
-        section, _, key = dotted.partition(".")
-        if key:
-            values.setdefault(section, {})[key] = planned.default
-    assert load_config({**values, "split": None}) == load_config({"source": {"url": "x"}})
 
 
 @pytest.mark.parametrize(

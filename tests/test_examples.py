@@ -383,7 +383,7 @@ def test_jsonl_ranks(tmp_path: Path, ranks: int) -> None:
 @pytest.mark.torch
 def test_npz_rows(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    url, cache = uploaded(bucket, paired(tmp_path / "data")), str(tmp_path / "cache")
+    url, cache = uploaded(bucket, chunk_pairs(tmp_path / "data")), str(tmp_path / "cache")
     more = ("--url", url, "--cache", cache, "--batch-size", "8", *SMALL)
     losses = figures(run_example("npz_rows.py", *more, bucket=bucket), "loss")
     assert len(losses) == 3
@@ -407,6 +407,17 @@ def test_validation_split(tmp_path: Path) -> None:
     assert held_out
     assert trained
     assert not held_out & trained
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_chunks_pytorch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    chunk_pairs(tmp_path / "data")
+    more = [f"--{name}={tmp_path}/data/train_{name}_{{k}}.npy" for name in "xy"]
+    more += ["--cache", str(tmp_path / "cache"), "--classes", "2", "--batch-size", "8"]
+    text = run_example("chunks_pytorch.py", *more, *SMALL)
+    assert figures(text, "accuracy")[-1] >= 75  # only right labels can be learnt
 
 
 def test_jax_numpy(tmp_path: Path) -> None:
@@ -513,6 +524,18 @@ def subjects(folder: Path) -> str:
     return f"{folder}/*/*.npy"
 
 
+def chunk_pairs(folder: Path) -> str:
+    """Chunks of waves, slow or fast, and which they are."""
+    folder.mkdir()
+    times, rng = np.arange(40), np.random.default_rng(0)
+    for k in range(5):
+        y = rng.integers(0, 2, 48)
+        waves = np.sin(2 * np.pi * (times / np.where(y, 6, 30)[:, None] + rng.random((48, 1))))
+        np.save(folder / f"train_x_{k}.npy", waves.astype("<f4"))
+        np.save(folder / f"train_y_{k}.npy", y)
+    return f"{folder}/train_x_{{k}}.npy"
+
+
 def labelled(folder: Path) -> str:
     """Recordings of four subjects, and a table of all but one of them."""
     for i in range(4):
@@ -560,6 +583,11 @@ CONFIGS = {
             "state": ("int64", (4,)),
         },
         ("source.labels.url=DATA/labels.csv",),
+    ),
+    "npy-pairs": Tried(
+        chunk_pairs,
+        {"x": ("float32", (4, 40)), "y": ("int64", (4,))},
+        ("source.fields.x=DATA/train_x_{k}.npy", "source.fields.y=DATA/train_y_{k}.npy"),
     ),
     "local": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-cache": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
@@ -618,7 +646,9 @@ def test_config(
         url = uploaded(bucket, url)
         storage = f"source.storage_options={json.dumps(bucket.storage_options)}"
         settings.append(storage)
-    arguments = [f"--set={setting}" for setting in (f"source.url={url}", *settings)]
+    if name != "npy-pairs":
+        settings.append(f"source.url={url}")
+    arguments = [f"--set={setting}" for setting in settings]
     assert run(ROOT / "configs" / f"{name}.yaml", "--until-full", *arguments) == (0, "")
 
     found = status(cache)

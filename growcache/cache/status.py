@@ -123,7 +123,7 @@ class Status:
         wishes: shards that readers wait for and that are drawn again for them.
         refetched_samples: samples that were drawn again because a reader wished for them.
         subsets: of the split; none without one, or while the source is being listed.
-        unmatched: objects that are left out for want of labels (`source.on_missing`).
+        unmatched: objects that are left out for want of labels or partners (`source.on_missing`).
     """
 
     state: State = "stopped"

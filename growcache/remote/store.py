@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby, zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 from growcache.config import SourceConfig
@@ -147,10 +147,22 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreReader:
-    """One object of a store, as object formats read it."""
+    """One object of a store, as object formats read it.
+
+    Attributes:
+        store: that it is in.
+        entry: the object.
+        others: the objects of the other fields.
+    """
 
     store: Store
     entry: Entry
+    others: tuple[Entry, ...] = ()
+
+    @property
+    def partners(self) -> Sequence[StoreReader]:
+        """The objects of the other fields, where the source has several."""
+        return [StoreReader(self.store, entry) for entry in self.others]
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
         """Return the bytes [start, stop); see `Store.read`."""
@@ -255,12 +267,29 @@ class RemoteStore:
         async with self._slots_of_this_loop():
             return await asyncio.to_thread(self._patience.call, lambda: head(key))
 
+    async def beside(self, store: int, below: str) -> Entry:
+        """Return the entry of an object of another field.
+
+        Args:
+            store: its place among the URLs.
+            below: its key behind the deepest folder that the URL fixes.
+
+        Raises:
+            StoreError: as `Store.read` does.
+        """
+        key, head = self._locations[store].prefix + below, self._backends[store].head
+        async with self._slots_of_this_loop():
+            found = await asyncio.to_thread(self._patience.call, lambda: head(key))
+        return replace(found, store=store)
+
     def pages(self) -> Iterator[list[Entry]]:
         """See `Store.pages`."""
         numbered = enumerate(zip(self._locations, self._backends, strict=True))
+        listings = []
         for (is_key, _), grouped in groupby(numbered, lambda n: (n[1][0].is_key, id(n[1][1]))):
             run = list(grouped)
-            yield from self._heads(run) if is_key else self._listings(run)
+            listings.append(self._heads(run) if is_key else self._listings(run))
+        yield from self._in_order(listings)
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -291,9 +320,21 @@ class RemoteStore:
                 )
             else:
                 return
-        for section in sections:
-            for page in self._resumed(section.location, section.backend):
-                yield section.kept(page)
+        yield from self._in_order([self._kept(section) for section in sections])
+
+    def _kept(self, section: Section) -> Iterator[list[Entry]]:
+        return map(section.kept, self._resumed(section.location, section.backend))
+
+    def _in_order(self, listings: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
+        """Yield one listing after the other; of several fields by turns.
+
+        So partners come soon after one another.
+        """
+        if not self.source.fields:
+            yield from chain(*listings)
+            return
+        for pages in zip_longest(*listings):
+            yield from (page for page in pages if page is not None)
 
     def _heads(self, run: list[tuple[int, tuple[Location, Backend]]]) -> Iterator[list[Entry]]:
         def head(one: tuple[int, tuple[Location, Backend]]) -> Entry:
@@ -331,7 +372,12 @@ class RemoteStore:
                 yield page
 
     def _listed(self, key: str, number: int) -> bool:
-        """Whether an earlier URL of the same bucket or file system has the key already."""
+        """Whether an earlier URL of the same bucket or file system has the key already.
+
+        Whose a key is of several fields, their placeholders say.
+        """
+        if self.source.fields:
+            return False
         identity = self._backends[number].identity
         return any(
             backend.identity == identity and location.matches(key)

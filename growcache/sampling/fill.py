@@ -122,7 +122,7 @@ class Filler:
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
         try:
-            reader = StoreReader(self._store, stop.entry)
+            reader = StoreReader(self._store, stop.entry, stop.partners)
             found, unread = await read_found(self._format, reader, visit)
             visited = self.prepared(permit, stop, found, schema)
             if unread is not None:

@@ -62,7 +62,6 @@ def wishes(config: Config) -> dict[str, Any]:
     sampling = config.sampling
     return (
         {
-            "source.url": [public_url(url) for url in config.source.url],
             "source.format": config.source.format,
             "source.options": public(config.source.options),
             "source.storage_options": _server(config.source.storage_options),
@@ -78,18 +77,30 @@ def wishes(config: Config) -> dict[str, Any]:
             "cache.max_samples": config.cache.max_samples,
             "draw version": draws.DRAW_VERSION,
         }
-        | _labels(config)
+        | _objects(config)
         | _chosen(config)
     )
 
 
-def _labels(config: Config) -> dict[str, Any]:
-    """Return what is joined to the objects; nothing without labels."""
-    labels = config.source.labels
-    if labels is None:
-        return {}
-    values = labels.model_dump(mode="json") | {"url": public_url(labels.url)}
-    return {"source.labels": values, "source.on_missing": config.source.on_missing}
+def _objects(config: Config) -> dict[str, Any]:
+    """Return where the objects are, and what is joined to them.
+
+    Not what becomes of those that lack something: the service ends, or goes on without them.
+    """
+    source = config.source
+    parts: dict[str, Any] = {}
+    if source.fields:
+        # As a list, for their order counts, and mappings are compared without it.
+        parts["source.fields"] = [
+            [name, public_url(field.url), field.format, public(field.options)]
+            for name, field in source.fields.items()
+        ]
+    else:
+        parts["source.url"] = [public_url(url) for url in source.url]
+    if source.labels is not None:
+        url = public_url(source.labels.url)
+        parts["source.labels"] = source.labels.model_dump(mode="json") | {"url": url}
+    return parts
 
 
 def _chosen(config: Config) -> dict[str, Any]:

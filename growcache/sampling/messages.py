@@ -33,6 +33,7 @@ class Stop:
         round: pass of the permutation; None: that of the permit.
         weight: that its samples are to be counted by; None where all are alike.
         joined: what its samples get beside their own fields, by name.
+        partners: the objects of the other fields, where the source has several.
     """
 
     entry: Entry
@@ -41,6 +42,7 @@ class Stop:
     round: int | None = None
     weight: float | None = None
     joined: Joined = field(default_factory=dict)
+    partners: tuple[Entry, ...] = ()
 
     def to_values(self) -> list[Any]:
         """Return a JSON value: mostly seven values, for there may be very many stops."""
@@ -49,6 +51,8 @@ class Stop:
             more |= {"round": self.round, "weight": self.weight}
         if self.joined:
             more["joined"] = {name: _packed(value) for name, value in self.joined.items()}
+        if self.partners:
+            more["partners"] = [entry_values(entry) for entry in self.partners]
         values = [*entry_values(self.entry), self.part, self.parts]
         return [*values, more] if more else values
 
@@ -60,6 +64,8 @@ class Stop:
         if "joined" in more:
             joined = more["joined"].items()
             more["joined"] = {name: _unpacked(value) for name, value in joined}
+        if "partners" in more:
+            more["partners"] = tuple(Entry(*partner) for partner in more["partners"])
         return cls(Entry(*entry), part, parts, **more)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, compress
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from growcache.sampling.draws import Ints
 from growcache.sampling.growing import Growing
 from growcache.sampling.labels import Labels
 from growcache.sampling.messages import Stop
+from growcache.sampling.pairs import Complete, Pairs
 from growcache.sampling.subsets import NONE, Subsets
 from growcache.seeding import hash64
 
@@ -53,32 +54,42 @@ class Objects:
     Args:
         catalog: the listing.
         subsets: of which only one is drawn from; None: all objects are.
-        skips: whether objects without labels are left out; else they are an error.
+        pairs: which entries of the catalog are one object; None: each is one.
+        skips: whether objects without labels or partners are left out; else they are an error.
 
     Attributes:
         labels: that samples get; None: none. Set before the first look.
-        unmatched: objects that would be drawn from, had they labels.
     """
 
     def __init__(
-        self, catalog: Catalog, subsets: Subsets | None = None, *, skips: bool = False
+        self,
+        catalog: Catalog,
+        subsets: Subsets | None = None,
+        pairs: Pairs | None = None,
+        *,
+        skips: bool = False,
     ) -> None:
         self._catalog = catalog
         self._subsets = subsets
+        self._pairs = pairs
         self._skips = skips
         self.labels: Labels | None = None
-        self.unmatched = 0
+        self._unlabelled = 0
+        self._finished = False
         self._missing: list[tuple[int, str]] = []  # the first of these
-        self._ordinals = Growing(np.dtype(np.int64))  # in the catalog, of those drawn from
+        # In the catalog, of those drawn from; of pairs of the last members, and of all:
+        self._ordinals = Growing(np.dtype(np.int64))
+        self._members = Growing(np.dtype(np.int64))
         self._looked = 0  # entries of the catalog that are sorted out
-        # Of each of these, where there is a split; `NONE` where it has no labels:
+        self._found = Growing(np.dtype(np.int64))  # pairs: their first members' ordinals
+        # Of each object, where there is a split; `NONE` where it has no labels:
         self._places = Growing(np.dtype(np.int8))
         self._groups = Growing(np.dtype(np.uint64))
 
     @property
     def _all(self) -> bool:
         """Whether every entry of the catalog is an object that is drawn from."""
-        return self._subsets is None and self.labels is None
+        return self._subsets is None and self.labels is None and self._pairs is None
 
     def look(self, listed: int) -> None:
         """Sort out the first ``listed`` entries of the catalog.
@@ -89,11 +100,43 @@ class Objects:
         if self._all or listed <= self._looked:
             return
         for stores, keys in self._catalog.names(self._looked, listed):
-            drawn = self._sorted_out(stores, keys)
-            self._ordinals.extend(np.flatnonzero(drawn) + self._looked)
+            if self._pairs is None:
+                drawn = self._sorted_out(stores, keys)
+                self._ordinals.extend(np.flatnonzero(drawn) + self._looked)
+            else:
+                self._pair_up(self._pairs.take(self._looked, stores, keys))
             self._looked += len(keys)
-        if self.unmatched and not self._skips:
+        if self._unlabelled and not self._skips:
             raise ConfigError(self.complaint())
+
+    def finish(self) -> None:
+        """Note that the catalog is all there is.
+
+        Raises:
+            ConfigError: an object is not whole.
+        """
+        self._finished = True
+        if self._pairs is not None and self._pairs.unmatched and not self._skips:
+            raise ConfigError(self._pairs.complaint(SHOWN))
+
+    @property
+    def unmatched(self) -> int:
+        """How many would be drawn from, had they labels, or (once all is listed) partners."""
+        lacking = self._pairs.unmatched if self._pairs is not None and self._finished else 0
+        return self._unlabelled + lacking
+
+    @property
+    def listed(self) -> int:
+        """How many objects there are, whole or not, of all subsets."""
+        if self._pairs is None:
+            return len(self._catalog)
+        return len(self._found) + self._pairs.unmatched
+
+    def _pair_up(self, whole: Complete) -> None:
+        drawn = self._sorted_out([0] * len(whole.keys), whole.keys)
+        self._found.extend(whole.members[:, 0])
+        self._ordinals.extend(whole.lasts[drawn])
+        self._members.extend(whole.members[drawn].ravel())
 
     def _sorted_out(self, stores: list[int], keys: list[str]) -> Mask:
         """Return which of some entries are drawn from."""
@@ -101,7 +144,7 @@ class Objects:
         labelled = np.ones(len(keys), np.bool_) if rows is None else rows != NO_ROW
         wanted = self._of_the_subset(keys, rows, labelled)
         for i in np.flatnonzero(wanted & ~labelled).tolist():
-            self.unmatched += 1
+            self._unlabelled += 1
             if len(self._missing) < SHOWN:
                 self._missing.append((stores[i], keys[i]))
         return wanted & labelled
@@ -123,10 +166,12 @@ class Objects:
         return wanted if label is None else wanted | ~labelled
 
     def complaint(self) -> str:
-        """Say which objects have no labels."""
+        """Say which objects have no labels, or not all fields."""
+        if not self._unlabelled:
+            return self._pairs.complaint(SHOWN) if self._pairs is not None else ""
         assert self.labels is not None
-        looked = self.unmatched + len(self._ordinals)
-        return self.labels.complaint(self._missing, self.unmatched, looked)
+        looked = self._unlabelled + len(self._ordinals)
+        return self.labels.complaint(self._missing, self._unlabelled, looked)
 
     def among(self, listed: int) -> int:
         """Return how many of the first ``listed`` entries of the catalog are drawn from."""
@@ -137,31 +182,51 @@ class Objects:
 
     def stops(self, numbers: Ints) -> list[Stop]:
         """Return visits to objects by their numbers, as if each were one part."""
-        entries = self._catalog.entries(
-            numbers if self._all else self._ordinals.values[numbers]
-        )
+        stops = self._bare_stops(numbers)
         if self.labels is None:
-            return [Stop(entry) for entry in entries]
-        stores, keys = [entry.store for entry in entries], [entry.key for entry in entries]
+            return stops
+        stores, keys = [one.entry.store for one in stops], [one.entry.key for one in stops]
         joined = self.labels.joined(stores, keys)
-        return [
-            Stop(entry, joined=values) for entry, values in zip(entries, joined, strict=True)
-        ]
+        return [replace(one, joined=more) for one, more in zip(stops, joined, strict=True)]
+
+    def _bare_stops(self, numbers: Ints) -> list[Stop]:
+        if self._pairs is None:
+            ordinals = numbers if self._all else self._ordinals.values[numbers]
+            return [Stop(entry) for entry in self._catalog.entries(ordinals)]
+        rows = self._rows[numbers]
+        entries = iter(self._catalog.entries(rows.ravel()))
+        members = ([next(entries) for _ in self._pairs.names] for _ in rows)
+        return [Stop(first, partners=tuple(others)) for first, *others in members]
+
+    @property
+    def _rows(self) -> Ints:
+        """The ordinals of pairs' members; int64 [objects, fields]."""
+        assert self._pairs is not None
+        rows: Ints = self._members.values.reshape(-1, len(self._pairs.names))
+        return rows
+
+    def _firsts(self, start: int, stop: int) -> Ints:
+        """Return the ordinals of objects; of pairs those of their first members."""
+        if self._pairs is None:
+            return self._ordinals.values[start:stop]
+        return self._rows[start:stop, 0]
 
     def sizes(self, start: int, stop: int) -> Ints:
-        """Return the bytes of the objects from one number to another."""
+        """Return the bytes of the objects from one number to another; of their first fields."""
         if self._all:
             return self._catalog.sizes[start:stop]
-        sizes: Ints = self._catalog.sizes[self._ordinals.values[start:stop]]
+        sizes: Ints = self._catalog.sizes[self._firsts(start, stop)]
         return sizes
 
     def keys(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the keys of the objects from one number to another."""
+        """Yield the keys of the objects from one number to another; of their first fields."""
         if self._all:
             return chain.from_iterable(self._catalog.keys(start, stop))
-        ordinals = self._ordinals.values[start:stop]
+        ordinals = self._firsts(start, stop)
         if not len(ordinals):
             return iter(())
+        if self._pairs is not None:  # first members need not come in the order of the pairs
+            return (entry.key for entry in self._catalog.entries(ordinals))
         first, last = int(ordinals[0]), int(ordinals[-1]) + 1
         drawn = np.zeros(last - first, np.bool_)
         drawn[ordinals - first] = True
@@ -172,7 +237,9 @@ class Objects:
         if self._subsets is None:
             return []
         places = self._places.values
-        sizes = self._catalog.sizes[: len(places)]
+        sizes = self._catalog.sizes[
+            slice(len(places)) if self._pairs is None else self._found.values
+        ]
         found = []
         for n, name in enumerate(self._subsets.names):
             mine = places == n

@@ -84,6 +84,7 @@ class Overview:
         beginning: str,
         stopped: bool,
         disk_full: bool,
+        objects: int,
         unmatched: int,
     ) -> Status:
         """Return the status of this moment."""
@@ -136,7 +137,7 @@ class Overview:
             reserved_bytes=cache.bytes_reserved,
             egress_bytes=self.egress_bytes,
             delivered=totals.delivered,
-            objects=0 if endless else len(self._catalog),
+            objects=objects,
             retries=self.failures,
             restarts=roster.restarts,
             last_errors=last_errors,

@@ -165,7 +165,7 @@ class Prober:
 
     async def _look_at_parts(self, one: Stop, wanted: int) -> Probed:
         """Look at parts of an object, each of which is one sample."""
-        measure = await self._format.measure(StoreReader(self._store, one.entry))
+        measure = await self._format.measure(StoreReader(self._store, one.entry, one.partners))
         if measure.together > 1:
             return await self._look_at_units(one, wanted, measure)
         parts = max(1, measure.samples)
@@ -202,7 +202,7 @@ class Prober:
 
     async def _look_at_whole(self, stop: Stop, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
-        reader = StoreReader(self._store, stop.entry)
+        reader = StoreReader(self._store, stop.entry, stop.partners)
         visit = Visit(0, 1, 0, self._seed, None)
         found, _ = await read_found(self._format, reader, visit)
         wanted = max(2, wanted)

@@ -29,7 +29,7 @@ from growcache.errors import (
     SamplingError,
 )
 from growcache.remote.catalog import Catalog
-from growcache.remote.formats import check_format, is_user_format
+from growcache.remote.formats import check_source, is_user_format
 from growcache.remote.table_files import require_reader
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import wishes
@@ -40,6 +40,7 @@ from growcache.sampling.labels import Labels, Reading
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.overview import Overview
+from growcache.sampling.pairs import Pairs
 from growcache.sampling.roster import Death, Roster, Slot
 from growcache.sampling.subsets import Subsets
 from growcache.usercode import printable
@@ -90,7 +91,7 @@ def run(
     Raises:
         GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
     """
-    check_format(config.source.format, config.source.options)  # a typing error costs no process
+    check_source(config.source)  # a typing error costs no process
     if config.source.labels is not None:
         require_reader(config.source.labels.url)
     cache = Cache.open(config.cache.path, config.cache)
@@ -125,7 +126,8 @@ class Supervisor:
         self._catalog = Catalog.open(cache.layout.catalog)
         subsets = Subsets(config.split) if config.split is not None else None
         skips = config.source.on_missing == "skip"
-        self._objects = Objects(self._catalog, subsets, skips=skips)
+        pairs = Pairs(config.source.fields) if config.source.fields else None
+        self._objects = Objects(self._catalog, subsets, pairs, skips=skips)
         self._overview = Overview(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
@@ -400,6 +402,8 @@ class Supervisor:
         self._intake.take(self._dispatcher.landlord if self._dispatcher else None)
         if not self._unlabelled:
             self._objects.look(len(self._catalog))
+            if self._intake.listed:
+                self._objects.finish()
         if self._following is not None:
             self._last_errors.extend(self._following.look(now))
         if self._dispatcher is None:
@@ -515,6 +519,7 @@ class Supervisor:
             beginning=printable(self._identification.waiting_for),
             stopped=stopped,
             disk_full=self._disk_full,
+            objects=0 if endless else self._objects.listed,
             unmatched=self._objects.unmatched,
         )
 

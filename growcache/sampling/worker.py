@@ -30,7 +30,7 @@ from growcache.errors import (
     GrowcacheError,
     TransientStoreError,
 )
-from growcache.remote.formats import ObjectFormat, open_format
+from growcache.remote.formats import ObjectFormat, open_source
 from growcache.remote.store import Store, open_store
 from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
@@ -145,9 +145,7 @@ class Sampler:
         self._transform: Transform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
         )
-        self._format: ObjectFormat = open_format(
-            config.source.format, config.source.options, config.source.url
-        )
+        self._format: ObjectFormat = open_source(config.source)
         if not self._format.listed and sampling.weight_by == "objects":
             raise ConfigError(
                 f"sampling.weight_by: objects needs objects, but {config.source.format} draws "

@@ -133,7 +133,10 @@ def _readme(
 
 def _source(folder: Path) -> list[Any]:
     identity = read_identity(folder)
-    return list(identity.parts.get("source.url", [])) if identity else []
+    if identity is None:
+        return []
+    urls = [url for _, url, *_ in identity.parts.get("source.fields", [])]
+    return list(identity.parts.get("source.url", urls))
 
 
 def tfrecord_code(schema: Schema) -> str:

@@ -31,8 +31,9 @@ from growcache.errors import (
     ObjectMissingError,
     StoreError,
 )
-from growcache.remote.formats import Visit, open_format, read_found
-from growcache.remote.store import Entry, StoreReader, open_store
+from growcache.remote.formats import Visit, open_source, read_found
+from growcache.remote.store import Entry, RemoteStore, StoreReader, open_store
+from growcache.remote.templates import Template
 from growcache.remote.urls import parse_url
 from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import LABELS, wishes
@@ -103,11 +104,23 @@ def config_of(identity: Identity, root: Path) -> Config:
         section, _, key = dotted.partition(".")
         if section in ("source", "sampling") and dotted in _CONFIGURED:
             values.setdefault(section, {})[key] = value
+    if "fields" in values["source"]:
+        values["source"]["fields"] = {
+            name: {"url": url, "format": form, "options": options}
+            for name, url, form, options in values["source"]["fields"]
+        }
     return load_config(values)
 
 
 _CONFIGURED = frozenset(
-    {"source.url", "source.format", "source.options", "sampling.seed", "sampling.weight_by"}
+    {
+        "source.url",
+        "source.fields",
+        "source.format",
+        "source.options",
+        "sampling.seed",
+        "sampling.weight_by",
+    }
     | {"source.labels", "sampling.transform", "sampling.transform_options"}
 )
 
@@ -176,7 +189,7 @@ async def _made_again(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
     store = open_store(config.source, timeout_seconds=sampling.timeout_seconds)
-    format_ = open_format(config.source.format, config.source.options, config.source.url)
+    format_ = open_source(config.source)
     stop = stop_of(peeked.sidecar, peeked.i, config.source.url)
     if labels is not None:
         (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
@@ -191,7 +204,9 @@ async def _made_again(
         stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
     filler = Filler(store, format_, transform, sampling.seed, 1, Pace(None), weighted=weighted)
     try:
-        found, _ = await read_found(format_, StoreReader(store, stop.entry), visit)
+        partners = await _partners(store, stop.entry.key)
+        reader = StoreReader(store, stop.entry, partners)
+        found, _ = await read_found(format_, reader, visit)
         visited = filler.prepared(permit, stop, found, identity.schema)
     finally:
         await store.close()
@@ -200,11 +215,22 @@ async def _made_again(
     return [sample for sample, origin in pairs if origin == place]
 
 
+async def _partners(store: RemoteStore, key: str) -> tuple[Entry, ...]:
+    """Return the objects of the other fields as they are now: a shard tells of the first."""
+    templates = [Template.of(field.url) for field in store.source.fields.values()]
+    values = templates[0].values(key) if templates else None
+    if values is None:
+        return ()
+    others = enumerate(templates[1:], 1)
+    return tuple([await store.beside(n, other.rendered(values)) for n, other in others])
+
+
 def stop_of(sidecar: Sidecar, i: int, urls: Sequence[str]) -> Stop:
     """Return the visit that yielded sample ``i`` of a shard."""
     origins = sidecar.origins
     o = origins.object[i]
     key = origins.keys[o]
+    # Of several fields the first one's object is written down, which the first URL matches.
     matching = (n for n, url in enumerate(urls) if parse_url(url).matches(key))
     entry = Entry(key, origins.sizes[o], origins.etags[o], origins.mtimes[o], next(matching, 0))
     round_ = origins.round[i] if origins.round else None

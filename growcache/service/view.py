@@ -278,7 +278,7 @@ def _coverage(status: Status) -> Text | Pieces:
     drawn = next((one.objects for one in status.subsets if one.used), found)
     objects = plural(drawn, "object")
     if status.unmatched:
-        objects += f", {status.unmatched:,} without labels left out"
+        objects += f", {status.unmatched:,} unmatched ones left out"
     if status.endless:
         return Text("unknown: your function draws, from as many samples as it likes")
     if not status.listing_complete:

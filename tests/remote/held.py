@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from growcache.config import SourceConfig
@@ -41,6 +41,7 @@ class Held:
         self.data = data
         self.asked: list[tuple[int, int | None]] = []
         self.found: list[str] = []
+        self.others: list[Held] = []
         self._beside = beside or {}
         self._failures = failures or []
 
@@ -49,6 +50,10 @@ class Held:
         if self._failures:
             raise self._failures.pop(0)
         return self.data[start:stop]
+
+    @property
+    def partners(self) -> Sequence[Held]:
+        return self.others
 
     async def find(self, key: str) -> Held:
         self.found.append(key)

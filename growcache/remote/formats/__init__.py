@@ -6,9 +6,11 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from growcache.config import SourceConfig
 from growcache.errors import ConfigError
 from growcache.remote.formats.blob import open_bytes
 from growcache.remote.formats.compressed import compression
+from growcache.remote.formats.fields import UNALIGNED, JoinedFields
 from growcache.remote.formats.hdf5 import open_hdf5
 from growcache.remote.formats.image import open_image
 from growcache.remote.formats.jsonl import open_jsonl
@@ -35,9 +37,11 @@ __all__ = [
     "Reader",
     "Visit",
     "check_format",
+    "check_source",
     "endless_entry",
     "is_user_format",
     "open_format",
+    "open_source",
     "read_found",
 ]
 
@@ -90,9 +94,47 @@ def open_format(
     )
 
 
+def open_source(source: SourceConfig) -> ObjectFormat:
+    """Return the format of a source's objects, of several fields or not.
+
+    Raises:
+        ConfigError: as `open_format` does, or the fields' formats do not go together.
+    """
+    if not source.fields:
+        return open_format(source.format, source.options, source.url)
+    _refuse_unaligned(source)
+    formats = {
+        name: open_format(*source.format_of(name), (field.url,))
+        for name, field in source.fields.items()
+    }
+    return JoinedFields(formats)
+
+
+def _refuse_unaligned(source: SourceConfig) -> None:
+    for name in source.fields:
+        form, _ = source.format_of(name)
+        if form in UNALIGNED:
+            raise ConfigError(
+                f"source.fields.{name}: objects of format {form} are cut by bytes, so that parts "
+                "of two of them do not belong together; use one object for all fields"
+            )
+
+
 def is_user_format(name: str) -> bool:
     """Whether a format's name is that of code of the user's."""
     return ":" in name
+
+
+def check_source(source: SourceConfig) -> None:
+    """Refuse what can be seen to be wrong without running any code of the user's.
+
+    Raises:
+        ConfigError: as `open_source` does.
+    """
+    formats = [source.format_of(name) for name in source.fields]
+    formats = formats or [(source.format, source.options)]
+    if not any(_runs_code(*one) for one in formats):
+        open_source(source)
 
 
 def check_format(name: str, options: Mapping[str, Any], urls: Sequence[str] = ()) -> None:
@@ -101,8 +143,11 @@ def check_format(name: str, options: Mapping[str, Any], urls: Sequence[str] = ()
     Raises:
         ConfigError: as `open_format` does.
     """
-    runs_code = is_user_format(name) or (
+    if not _runs_code(name, options):
+        open_format(name, options, urls)
+
+
+def _runs_code(name: str, options: Mapping[str, Any]) -> bool:
+    return is_user_format(name) or (
         name in _DECODED and ":" in str(options.get("decode") or "")
     )
-    if not runs_code:
-        open_format(name, options, urls)

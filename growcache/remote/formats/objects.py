@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, FormatError
@@ -34,6 +34,7 @@ class Visit:
         round: the pass of the permutation; with ``seed``, part of every random choice.
         seed: of the cache.
         take: so many samples of the part, at random, instead of all of them.
+        key: that random choices go by; None: the object's own.
     """
 
     part: int
@@ -41,6 +42,11 @@ class Visit:
     round: int
     seed: int
     take: int | None = None
+    key: str | None = None
+
+    def chosen_by(self, key: str) -> str:
+        """Return the key that random choices in an object go by."""
+        return key if self.key is None else self.key
 
 
 class Reader(Protocol):
@@ -59,6 +65,15 @@ class Reader(Protocol):
 
     async def find(self, key: str) -> Reader:
         """Return another object of the source, listed or not; see `Store.find`."""
+
+
+@runtime_checkable
+class Partnered(Reader, Protocol):
+    """An object of several that are one, as formats read it."""
+
+    @property
+    def partners(self) -> Sequence[Reader]:
+        """The objects of the other fields, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Grid:
         choices = min(self.stride, self.possible(rows))
         if not self.random_phase or choices < 2:
             return 0
-        return derive("phase", visit.seed, visit.round, key) % choices
+        return derive("phase", visit.seed, visit.round, visit.chosen_by(key)) % choices
 
     def measure(self, rows: Rows, size: int) -> Measure:
         """Return the sizes of an object of ``size`` bytes, at phase 0."""
@@ -151,7 +151,9 @@ def _slice(ordinals: range) -> slice:
 
 
 def _taken(starts: Sequence[int], visit: Visit, key: str) -> list[int]:
-    rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
+    rng = generator(
+        "take", visit.seed, visit.round, visit.chosen_by(key), visit.part, visit.parts
+    )
     count = min(visit.take or 0, len(starts))
     return [starts[int(i)] for i in np.sort(rng.choice(len(starts), count, replace=False))]
 

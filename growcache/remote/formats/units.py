@@ -62,7 +62,9 @@ def _taken(mine: range, visit: Visit, key: str, unit_of: UnitOf) -> Sequence[int
     missing = visit.take or 0
     if missing >= len(mine):
         return mine
-    rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
+    rng = generator(
+        "take", visit.seed, visit.round, visit.chosen_by(key), visit.part, visit.parts
+    )
     found: list[int] = []
     seen: set[int] = set()
     while missing > 0:

@@ -136,14 +136,14 @@ class UserRead:
         key = reader.entry.key
 
         def work(call: Call) -> list[Sample]:
-            rng = generator("read", visit.seed, visit.round, key)
+            rng = generator("read", visit.seed, visit.round, visit.chosen_by(key))
             values = {"object": UserObject(call, reader), "rng": rng}
             return self._collected(self._code(key, values), key, call)
 
         samples = await self._threads.run(work)
         chosen: Iterable[int] = range(len(samples))
         if visit.take is not None and visit.take < len(samples):
-            rng = generator("take", visit.seed, visit.round, key)
+            rng = generator("take", visit.seed, visit.round, visit.chosen_by(key))
             picked = rng.choice(len(samples), visit.take, replace=False)
             chosen = np.sort(picked).tolist()
         return [(samples[i], i, i + 1) for i in chosen]
