@@ -96,7 +96,10 @@ source:
   # {{url: labels.csv, key: path, columns: [subject, state]}}; match: exact | name | stem | a
   # regular expression with (?P<key>...)
   labels: null
-  # Objects without a row: error: the service ends and names them | skip: they are left out
+  # Instead of url, several objects in one sample: those with the same {{k}} belong together, as in
+  # {{x: "s3://b/train_x_{{k}}.npy", y: "s3://b/train_y_{{k}}.npy"}}
+  fields: {{}}
+  # Objects without a row or partners: error: the service ends and names them | skip: without them
   on_missing: error
 
 # A subset of the objects, by a hash of their group, so that no group is in two of them:
