@@ -7,16 +7,14 @@ here by name rather than ignored.
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,13 +27,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
+from growcache.complaints import explain
+from growcache.configtext import assign, may_tell, parse_yaml, read_values, refuse_monsters
 from growcache.errors import ConfigError
-from growcache.secrecy import hide, public_url, remember, without_userinfo
+from growcache.secrecy import remember
 
 ENVIRONMENT_PREFIX = "GROWCACHE_"
-MOST_VALUES, MOST_LEVELS = 100_000, 64
 
 
 class _Model(BaseModel):
@@ -451,119 +449,26 @@ def load_config(
     """
     if isinstance(source, Config):
         return source
-    label, values = _read(source)
+    label, values = read_values(source)
     # A section of which every line is a comment is none.
     values = {name: value for name, value in values.items() if value is not None}
     for name, text in sorted((environment or {}).items()):
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
             dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            _assign(values, dotted, _yaml(text, name))
+            assign(values, dotted, parse_yaml(text, name))
     for text in overrides:
         dotted, equals, value = text.partition("=")
         if not equals:
-            found = "a key without a value" if _may_tell(text) else repr(text)
+            found = "a key without a value" if may_tell(text) else repr(text)
             raise ConfigError(f"--set expects key=value, found {found}")
-        _assign(values, dotted.strip(), _yaml(value, f"--set {dotted.strip()}"))
-    _refuse_monsters(values, label)
+        assign(values, dotted.strip(), parse_yaml(value, f"--set {dotted.strip()}"))
+    refuse_monsters(values, label)
     remember(values)  # before anything can be wrong with them
     _refuse_several_sources(values)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(error, label)) from None
-
-
-def _refuse_monsters(values: object, label: str) -> None:
-    """Refuse what is too much to be looked at: aliases of aliases of YAML, or of themselves.
-
-    Raises:
-        ConfigError: so many values, so deep, or a text that is no Unicode.
-    """
-    left = MOST_VALUES
-    levels: list[Iterator[object]] = [iter((values,))]
-    while levels:
-        if (value := next(levels[-1], levels)) is levels:
-            levels.pop()
-            continue
-        left -= 1
-        if left < 0 or len(levels) > MOST_LEVELS:
-            raise ConfigError(
-                f"{label}: more than {MOST_VALUES:,} values, or {MOST_LEVELS} within one another; "
-                "does an alias of YAML name what it is in?"
-            )
-        if isinstance(value, Mapping):
-            levels.append(itertools.chain(value.keys(), value.values()))
-        elif isinstance(value, list | tuple | set):
-            levels.append(iter(value))
-        elif isinstance(value, str) and not _is_text(value):
-            raise ConfigError(f"{label}: expected text in UTF-8, found {value[:40]!a}")
-
-
-def _is_text(value: str) -> bool:
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _may_tell(text: str) -> bool:
-    """Whether a text on the command line may hold a secret."""
-    return "storage_options" in text or "://" in text
-
-
-def _read(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(source, Mapping):
-        return "config", {
-            k: dict(v) if isinstance(v, Mapping) else v for k, v in source.items()
-        }
-    path = Path(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"no config at {path}; write one with: growcache init {path}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the config {path}: expected UTF-8, {error}") from None
-    values = _yaml(text, str(path))
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path}: expected a mapping with source, sampling and cache, "
-            f"found {type(values).__name__}"
-        )
-    return str(path), values
-
-
-def _yaml(text: str, label: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        what = getattr(error, "problem", None) or type(error).__name__
-        raise ConfigError(f"{label}{line}: not valid YAML: {_unquoted(what)}") from None
-    except (ValueError, RecursionError, OverflowError) as error:  # a date without such a day
-        raise ConfigError(
-            f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
-            "quotes around text, and no brackets into a thousand others"
-        ) from None
-
-
-def _unquoted(problem: str) -> str:
-    """Return what the parser complains about without the text it quotes: it may be a secret."""
-    return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
-
-
-def _assign(values: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, key = dotted.split(".")
-    for section in sections:
-        child = values.setdefault(section, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"{dotted}: {section} is not a section of the config")
-        values = child
-    values[key] = value
+        raise ConfigError(explain(error, label, MODELS)) from None
 
 
 def _refuse_several_sources(values: dict[str, Any]) -> None:
@@ -572,76 +477,11 @@ def _refuse_several_sources(values: dict[str, Any]) -> None:
         raise ConfigError("source: mixing several sources is not available in this version")
 
 
-def _explain(error: ValidationError, label: str) -> str:
-    """Return a line per key that is wrong, for two of them."""
-    found: dict[str, list[ErrorDetails]] = {}
-    for item in error.errors():
-        # What follows section, key and place in a list names the branch of a union, but for
-        # mappings of keys of their own.
-        most = len(item["loc"]) if item["loc"][:2] in _NESTED else 2
-        loc = enumerate(item["loc"])
-        where = [str(part) for n, part in loc if n < most or type(part) is int]
-        found.setdefault(".".join(where) or "config", []).append(item)
-    lines = [f"{label}: {_complaint(dotted, items)}" for dotted, items in found.items()]
-    return "\n".join(line[:300] for line in lines[:2])
-
-
-_NESTED: dict[tuple[int | str, ...], type[_Model]] = {
+MODELS: dict[tuple[int | str, ...], type[BaseModel]] = {
+    (): Config,
+    ("source",): SourceConfig,
+    ("sampling",): SamplingConfig,
+    ("cache",): CacheConfig,
     ("source", "labels"): LabelsConfig,
     ("source", "fields"): FieldConfig,
 }
-
-
-def _complaint(dotted: str, items: list[ErrorDetails]) -> str:
-    kind = items[0]["type"]
-    if kind == "extra_forbidden":
-        return f"unknown key {dotted}{_nearest(dotted.split('.'))}"
-    if kind == "missing":
-        return f"{dotted} is missing"
-    said = [item["msg"].removeprefix("Value error, ") for item in items]
-    said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
-    if kind == "value_error" and "." not in dotted:  # about several settings together
-        return said[0] if dotted == "config" else f"{dotted}: {said[0]}"
-    said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
-    value = items[0]["input"]
-    shown = _shown(dotted, value)
-    choices = [
-        word
-        for item in items
-        for word in re.findall(r"'([^']*)'", item["msg"])
-        if item["type"] == "literal_error"
-    ]
-    close = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{dotted}: {' or '.join(said)}, found {shown}{hint}"
-
-
-def _shown(dotted: str, value: object) -> str:
-    """Return what was found, but nothing that may be a credential."""
-    if dotted.startswith("source.storage_options") or isinstance(value, Mapping | list | tuple):
-        kinds = {"dict": "a mapping", "str": "text", "list": "a list", "NoneType": "nothing"}
-        kind = type(value).__name__
-        return kinds.get(kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}")
-    return (
-        repr(without_userinfo(public_url(hide(value))))
-        if isinstance(value, str)
-        else repr(value)
-    )
-
-
-def _nearest(where: list[str]) -> str:
-    """Return the known key that may be meant: in its section, then in any."""
-    models: dict[str, type[_Model]] = {
-        "source": SourceConfig,
-        "sampling": SamplingConfig,
-        "cache": CacheConfig,
-    }
-    inside = models.get(where[0]) if len(where) > 1 else None
-    inside = _NESTED.get(tuple(where[:2]), inside) if len(where) > 2 else inside
-    known = list((inside or Config).model_fields)
-    everywhere = {key: name for name, model in models.items() for key in model.model_fields}
-    for choices in (known, list(everywhere)):
-        if close := difflib.get_close_matches(where[-1], choices, n=1):
-            place = f"{everywhere[close[0]]}." if choices is not known else ""
-            return f"; did you mean {place}{close[0]}?"
-    return f"; known are {', '.join(known)}"

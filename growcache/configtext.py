@@ -1,0 +1,126 @@
+"""A configuration as text: YAML files, values on the command line and in the environment."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from growcache.errors import ConfigError
+
+MOST_VALUES, MOST_LEVELS = 100_000, 64
+
+
+def refuse_monsters(values: object, label: str) -> None:
+    """Refuse what is too much to be looked at: aliases of aliases of YAML, or of themselves.
+
+    Raises:
+        ConfigError: so many values, so deep, or a text that is no Unicode.
+    """
+    left = MOST_VALUES
+    levels: list[Iterator[object]] = [iter((values,))]
+    while levels:
+        if (value := next(levels[-1], levels)) is levels:
+            levels.pop()
+            continue
+        left -= 1
+        if left < 0 or len(levels) > MOST_LEVELS:
+            raise ConfigError(
+                f"{label}: more than {MOST_VALUES:,} values, or {MOST_LEVELS} within one another; "
+                "does an alias of YAML name what it is in?"
+            )
+        if isinstance(value, Mapping):
+            levels.append(itertools.chain(value.keys(), value.values()))
+        elif isinstance(value, list | tuple | set):
+            levels.append(iter(value))
+        elif isinstance(value, str) and not _is_text(value):
+            raise ConfigError(f"{label}: expected text in UTF-8, found {value[:40]!a}")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def may_tell(text: str) -> bool:
+    """Whether a text on the command line may hold a secret."""
+    return "storage_options" in text or "://" in text
+
+
+def read_values(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+) -> tuple[str, dict[str, Any]]:
+    """Return what a configuration is called in messages, and its values.
+
+    Raises:
+        ConfigError: no file, or no mapping in it.
+    """
+    if isinstance(source, Mapping):
+        return "config", {
+            k: dict(v) if isinstance(v, Mapping) else v for k, v in source.items()
+        }
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no config at {path}; write one with: growcache init {path}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the config {path}: expected UTF-8, {error}") from None
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping with source, sampling and cache, "
+            f"found {type(values).__name__}"
+        )
+    return str(path), values
+
+
+def parse_yaml(text: str, label: str) -> Any:
+    """Return a value as YAML has it.
+
+    Raises:
+        ConfigError: it is none; the text itself is not told, for it may be a secret.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        what = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(f"{label}{line}: not valid YAML: {_unquoted(what)}") from None
+    except (ValueError, RecursionError, OverflowError) as error:  # a date without such a day
+        raise ConfigError(
+            f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
+            "quotes around text, and no brackets into a thousand others"
+        ) from None
+
+
+def _unquoted(problem: str) -> str:
+    """Return what the parser complains about without the text it quotes: it may be a secret."""
+    return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
+
+
+def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Put a value at its place, such as ``cache.max_bytes``.
+
+    Raises:
+        ConfigError: what is in front of the last dot is no section.
+    """
+    *sections, key = dotted.split(".")
+    for section in sections:
+        child = values.setdefault(section, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"{dotted}: {section} is not a section of the config")
+        values = child
+    values[key] = value
