@@ -144,9 +144,10 @@ class FsspecBackend:
             where = f"{self._location.root}{key}"
             if isinstance(error, ValueError) and key:  # a key that the client cannot name
                 return StoreError(f"{where}: {type(error).__name__}: {error}")
-            if isinstance(error, TypeError | ValueError) and not key:
+            if isinstance(error, TypeError | ValueError | KeyError) and not key:
                 return ConfigError(
-                    f"source {where.rstrip('/')}: its storage_options were refused ({error})"
+                    f"source {where.rstrip('/')}: its storage_options were refused "
+                    f"({type(error).__name__}: {error})"
                 )
             return error  # a bug
         return explain(_answer(error), self._location.root, key)
@@ -392,7 +393,12 @@ def open_fsspec(
             location = replace(location, pattern=path + folder)
         del fs
         return location, FsspecBackend(opened, location, root, concurrency)
-    except (ImportError, ValueError, TypeError) as error:
+    except (ImportError, ValueError, TypeError, KeyError) as error:
+        if isinstance(error, KeyError):
+            error = ValueError(f"storage_options lack {error}")
+        if isinstance(error, ValueError) and "@" in url:
+            # urllib quotes what it takes for a port: a piece of the password.
+            error = ValueError("its user and password have to be percent-encoded")
         known = "" if location.scheme in fsspec.available_protocols() else "; see fsspec's docs"
         raise ConfigError(f"source.url {location.url}: {error}{known}") from None
 
