@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,7 +51,8 @@ def main() -> None:
             if time.perf_counter() > until:
                 return
 
-    with ThreadPoolExecutor(given.threads) as pool:
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(given.threads) as pool:
+        tempfile.tempdir = place  # what is downloaded goes with it
         list(pool.map(work, range(given.threads)))
     samples = next(done)
     spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}

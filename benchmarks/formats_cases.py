@@ -144,11 +144,11 @@ def make_lmdb(path: Path, rng: np.random.Generator) -> int:
 def lmdb_by_hand(files: Any) -> Take:
     import lmdb
 
-    place, once = tempfile.mkdtemp(prefix="by-hand-"), threading.Lock()
+    once = threading.Lock()
 
     @cache
     def environment(key: str) -> Any:
-        copy = f"{place}/{Path(key).name}"
+        copy = f"{tempfile.gettempdir()}/{Path(key).name}"
         files.get_file(key, copy)
         return lmdb.open(copy, subdir=False, readonly=True, lock=False, max_spare_txns=64)
 
