@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
 import json
 import os
 import pickle
@@ -23,6 +24,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
+from tests.remote.test_tar import archive
 from tests.remote.test_tfrecord import example, file
 from tests.sampling.services import run, status
 from tests.servers import REGION, Bucket
@@ -175,6 +177,20 @@ def examples(folder: Path) -> str:
         )
         (folder / f"train-{i}.tfrecord").write_bytes(file(list(payloads)))
     return f"{folder}/train-*.tfrecord"
+
+
+def archives(folder: Path) -> str:
+    """Tar archives as WebDataset writes them."""
+    folder.mkdir()
+    for i in range(3):
+        files = []
+        for n in range(20):
+            array = io.BytesIO()
+            np.save(array, np.full((8, 8), n, "f4"))
+            files += [(f"{n:04}.npy", array.getvalue()), (f"{n:04}.cls", b"%d" % n)]
+            files.append((f"{n:04}.txt", b"unused"))
+        (folder / f"train-{i}.tar").write_bytes(archive(files))
+    return f"{folder}/train-*.tar"
 
 
 def moods(folder: Path) -> str:
@@ -613,6 +629,7 @@ CONFIGS = {
     "zarr-windows": Tried(
         groups, {"signal": ("float32", (4, 256, 3)), "labels": ("int64", (4, 256))}
     ),
+    "tar": Tried(archives, {"npy": ("float32", (4, 8, 8)), "cls": ("int64", (4,))}),
     "tfrecord": Tried(examples, {"image": ("uint8", (4, 32, 32, 3)), "label": ("int64", (4,))}),
     "user-read": Tried(recordings, {"x": ("float32", (4, 256, 3)), "y": ("int64", (4,))}),
     "user-sample": Tried(

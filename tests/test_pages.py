@@ -30,7 +30,7 @@ from growcache.errors import ConfigError
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
-from growcache.remote.formats import FORMATS, Measure, Visit, open_format
+from growcache.remote.formats import Measure, Visit, open_format
 from growcache.remote.formats.rows import Grid, Rows, read_samples
 from growcache.remote.store import Entry
 from growcache.remote.table_files import parse_table
@@ -492,10 +492,7 @@ def test_what_is_said_of_fairness_is_tested() -> None:
 
 
 def test_what_is_not_offered_is_not_there() -> None:
-    page = PAGES["not_offered"]
     with pytest.raises(ConfigError, match="several sources"):
         load_config({"source": [{"url": "x"}]})
-    (formats,) = re.findall(r"^\| (.+?) \| a function `read\(object, rng\)`", page, re.M)
-    assert not {name.lower() for name in re.split(r",? ", formats)} & set(FORMATS)
     assert not {"plan", "report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False

@@ -65,7 +65,8 @@ source:
   #   hdf5: an HDF5 file         zarr: the chunks of Zarr arrays
   #   parquet: rows of a table   jsonl: lines of JSON
   #   lmdb: an LMDB data file    tfrecord: a TFRecord file
-  #   image: a JPEG or PNG       bytes: the object itself, for your own code
+  #   image: a JPEG or PNG       tar: an archive as WebDataset has it
+  #   bytes: the object itself, for your own code
   #   "package.module:function": what that function reads
 {seen}  format: {format}
   # npy:   {{}}                                 the whole array is one sample
@@ -84,6 +85,9 @@ source:
   # tfrecord: {{features: {{x: [float32, 64, 64], y: int64}}}}   of tf.train.Example, which dtype
   #        and shape; decode: example | none | "package.module:function"; index: true walks
   #        through an object to know its records, for such as are TFRecord files themselves
+  # tar:   {{fields: [jpg, cls]}}              0001.jpg and 0001.cls are a sample; without it all
+  #        decode: extension | images (these as pixels, too) | none (bytes) |
+  #        "package.module:function"; index: true for archives in archives; compression as above
   # bytes: {{decode: "package.module:function"}}  from bytes to a sample, before it is cached
   options: {options}
   # As in fsspec: key, secret, token, endpoint_url, anon, profile, client_kwargs, ... For

@@ -14,6 +14,7 @@ from growcache.remote.formats.framing import HEAD, TAIL, length_at
 from growcache.remote.formats.image import image_kind
 from growcache.remote.formats.lmdb_pages import Meta, parse_meta
 from growcache.remote.formats.npy import Header, parse_header
+from growcache.remote.formats.tar_headers import is_header
 from growcache.remote.store import Entry
 from growcache.service.words import in_bytes, in_count
 
@@ -89,6 +90,8 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
         return _of_image(key, kind, size, folders)
     if dtype := DTYPES.get(PurePosixPath(key).suffix.lower()):
         return _of_raw(dtype, size, f"No header; {dtype} is what the name's ending says.")
+    if is_header(memoryview(head), 0):
+        return _of_tar(size)
     if length_at(memoryview(head), 0) is not None:
         return _of_records(head, size)
     if PurePosixPath(key).suffix.lower() in LINES and head.lstrip()[:1] == b"{":
@@ -209,6 +212,14 @@ def _of_records(head: bytes, size: int) -> Proposal:
         options = {}
         why = "Its features are the fields; features says their dtypes and shapes."
     return Proposal("tfrecord", options, (what, why), max(1, size // record), record)
+
+
+def _of_tar(size: int) -> Proposal:
+    reasons = (
+        "A tar archive; its files whose names are the same up to the first dot are a sample.",
+        "All are taken, by their extensions; fields says which.",
+    )
+    return Proposal("tar", {}, reasons, 1, size)
 
 
 def _of_lines(head: bytes, size: int) -> Proposal:

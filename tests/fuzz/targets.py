@@ -180,6 +180,26 @@ def tfrecord(data: bytes) -> None:
             _visited("tfrecord", options, held, visit)
 
 
+def tar(data: bytes) -> None:
+    """The first byte chooses what is asked of the rest; its headers' checksums are put right, or not."""
+    first = data[0] if data else 0
+    every: tuple[dict[str, Any], ...] = ({}, {"decode": "none"}, {"fields": ["npy", "__key__"]})
+    options = {**every[first % 3], "index": bool(first & 8)}
+    for held in (Held(data[1:]), Held(_summed(data[1:]))):
+        for part in range(1 + (first >> 5)):
+            visit = Visit(part, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
+            _visited("tar", options, held, visit)
+
+
+def _summed(data: bytes) -> bytes:
+    blocks = [bytearray(data[at : at + 512]) for at in range(0, len(data), 512)]
+    for block in blocks:
+        if len(block) == 512 and block[155:156] == b" ":
+            block[148:156] = b" " * 8
+            block[148:156] = b"%06o\0 " % sum(block)
+    return b"".join(blocks)
+
+
 def _framed(data: bytes) -> bytes:
     return frame(len(data)) + data + crc_bytes(google_crc32c.value(data))
 
@@ -351,7 +371,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, tar, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

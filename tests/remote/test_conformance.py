@@ -26,7 +26,7 @@ from growcache.errors import (
 )
 from growcache.remote.formats import FORMATS, ObjectFormat, open_format
 from growcache.schema import Schema
-from tests.remote import lmdb_built, test_tfrecord
+from tests.remote import lmdb_built, test_tar, test_tfrecord
 from tests.remote.held import Held, Row, visited
 from tests.remote.test_images import encoded
 
@@ -103,6 +103,11 @@ def records() -> bytes:
     )
 
 
+def archive() -> bytes:
+    files = [(f"d/{n}.{ext}", b"%d" % n) for n in range(12) for ext in ("cls", "json", "bin")]
+    return test_tar.archive([("d", b"no sample"), *files])
+
+
 @dataclass(frozen=True)
 class Case:
     """A format, and an object that it reads."""
@@ -171,6 +176,12 @@ CASES = {
         "folder/k/c/0/0",
         ZARR,
     ),
+    "tar": Case("tar", {}, archive),
+    "tar index": Case("tar", {"fields": ["cls"], "index": True}, archive),
+    "tar compressed": Case(
+        "tar", {"compression": "gzip"}, lambda: gzip.compress(archive(), mtime=0)
+    ),
+    "tar decoded": Case("tar", {"decode": f"{MODULE_NAME}:record"}, archive),
     "tfrecord": Case("tfrecord", {}, records),
     "tfrecord index": Case("tfrecord", {"decode": "none", "index": True}, records),
     "tfrecord compressed": Case(

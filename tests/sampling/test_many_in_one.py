@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from growcache.loading.snapshot import Snapshot
+from tests.remote.test_tar import archive
 from tests.remote.test_tfrecord import example, file
 from tests.sampling.services import digests, run, status, write_config
 
@@ -39,19 +40,28 @@ def records(numbers: list[int]) -> bytes:
     return file([example({"id": n, "text": text(n).encode()}) for n in numbers])
 
 
+def tarred(numbers: list[int]) -> bytes:
+    files = ((f"{n}.id", b"%d" % n, f"{n}.text", text(n).encode()) for n in numbers)
+    return archive([pair for file in files for pair in (file[:2], file[2:])])
+
+
 WISHES = {"id": "int64", "text": "str"}
 CASES = {
     "jsonl": Case(".jsonl", json_lines, {"format": "jsonl"}),
     "tfrecord": Case(
         ".tfrecord", records, {"format": "tfrecord", "options": {"features": WISHES}}
     ),
+    "tar": Case(".tar", tarred, {"format": "tar", "options": {"fields": ["id", "text"]}}),
     "jsonl.gz": Case(
         ".jsonl.gz", lambda ns: gzip.compress(json_lines(ns)), {"format": "jsonl"}
     ),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "tar" else ()) for name in CASES],
+)
 def test_every_sample_is_cached_once(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     (tmp_path / "objects").mkdir()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from growcache.remote.formats import open_format
 from growcache.service.proposal import HEAD_BYTES, Proposal, propose, propose_bound
 from tests.remote.lmdb_built import small
+from tests.remote.test_tar import archive
 from tests.remote.test_tfrecord import example, file
 
 
@@ -106,6 +107,7 @@ def test_an_image_by_its_folders(
         ("a.zip", b"PK\x03\x04", 999, "bytes", "zip"),
         ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
         ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),
+        ("a.tar", archive([("0.x", b"")]), 1 << 30, "tar", "names are the same"),
         ("a.jsonl", b'{"a": 1}\n{"a": 2}\n{"a"', 1 << 30, "jsonl", "Lines of JSON"),
         ("a.tfrecord", EXAMPLES, 1 << 30, "tfrecord", "features"),
         ("a.rec", file([b"x" * 30_000])[:16_384], 1 << 30, "tfrecord", "kept as bytes"),

@@ -26,6 +26,7 @@ from growcache.remote.formats.objects import (
 )
 from growcache.remote.formats.parquet import open_parquet
 from growcache.remote.formats.raw import open_raw
+from growcache.remote.formats.tar import open_tar
 from growcache.remote.formats.tfrecord import open_tfrecord
 from growcache.remote.formats.user import endless_entry, open_user
 from growcache.remote.formats.zarr import open_zarr
@@ -55,13 +56,14 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
     "npz": open_npz,
     "parquet": open_parquet,
     "raw": open_raw,
+    "tar": open_tar,
     "tfrecord": open_tfrecord,
     "zarr": open_zarr,
 }
-_DECODED = ("bytes", "lmdb", "tfrecord")  # whose option decode names code of the user's
+_DECODED = ("bytes", "lmdb", "tar", "tfrecord")  # whose option decode names code of the user's
 
 # Formats that take a word for how objects are compressed, of which their names may tell.
-COMPRESSIBLE = ("jsonl", "tfrecord")
+COMPRESSIBLE = ("jsonl", "tar", "tfrecord")
 
 
 def open_format(
