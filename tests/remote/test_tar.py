@@ -383,3 +383,29 @@ def test_images_are_decoded_if_asked_for() -> None:
     assert found["seg.png"].shape == (3, 4, 3)
     with pytest.raises(PartlyReadError, match=r"k: a at byte 0: png: it: cannot be decoded"):
         visited(form, Held(archive([("a.png", b"\x89PNG")])))
+
+
+# It does not close the files that it reads.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_webdataset_writes_is_what_it_reads(tmp_path: Path, compressed: bool) -> None:
+    wds = pytest.importorskip("webdataset")
+    path = tmp_path / ("a.tar.gz" if compressed else "a.tar")
+    with wds.TarWriter(str(path)) as writer:
+        for n in range(30):
+            writer.write({
+                "__key__": f"train.x/{'n' * n * 8}{n:03}", "cls": n, "txt": f"é{n}", "seg.png": b"p",
+                "npy": np.full((n, 2), n, "f4"), "json": {"n": [n]}, "bin": bytes([n]),
+            })  # fmt: skip
+    form = open_format("tar", {}, [str(path)])
+    found = values(parts_of(form, path.read_bytes(), 1 if compressed else 7))
+    theirs = list(wds.WebDataset(str(path), shardshuffle=False).decode())
+    assert len(found) == len(theirs) == 30
+    for ours, one in zip(found, theirs, strict=True):
+        assert ours["__key__"] == one["__key__"]
+        assert set(ours) == {name for name in one if name[:2] != "__" or name == "__key__"}
+        assert int(ours["cls"]) == one["cls"]
+        assert (ours["npy"] == one["npy"]).all()
+        assert json.loads(ours["json"]) == one["json"]
+        assert (ours["txt"], ours["bin"]) == (one["txt"], one["bin"])
