@@ -379,8 +379,9 @@ def run_ranks(name: str, ranks: int, *arguments: str) -> str:
         return next(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_jsonl_ranks(tmp_path: Path, ranks: int) -> None:
     pytest.importorskip("torch")
     arguments = ["--url", moods(tmp_path / "data"), "--cache", str(tmp_path / "cache")]
@@ -396,6 +397,7 @@ def test_jsonl_ranks(tmp_path: Path, ranks: int) -> None:
     assert again.splitlines()[-1] == first.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_npz_rows(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -45,6 +45,7 @@ def test_every_row_of_parquet_files_is_drawn_once(tmp_path: Path) -> None:
     assert len(drawn) == sum(rows.values())
 
 
+@pytest.mark.slow
 def test_every_window_of_hdf5_files_is_drawn_once(tmp_path: Path) -> None:
     """Whatever their ratio of rows to bytes, and beside one that is none."""
     h5py = pytest.importorskip("h5py")

@@ -60,7 +60,10 @@ CASES = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "tar" else ()) for name in CASES],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("tar", "tfrecord") else ())
+        for name in CASES
+    ],
 )
 def test_every_sample_is_cached_once(tmp_path: Path, name: str) -> None:
     case = CASES[name]
