@@ -61,6 +61,7 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):
+        one, other = np.asarray(one), np.asarray(other)
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
         if one.dtype.names:  # what lies between aligned fields is nobody's
