@@ -78,7 +78,7 @@ def _checked(block: bytes) -> bool:
     rest = block[:148] + b" " * 8 + block[156:]
     total = sum(rest)
     # Some old programs added up signed bytes.
-    return told in (total, total - 256 * sum(byte > 127 for byte in rest))
+    return told == total or told == total - 256 * sum(byte > 127 for byte in rest)
 
 
 def _number(field: bytes) -> int | None:
