@@ -34,7 +34,7 @@ loader = EpochLoader(sys.argv[1], batch_size=4, min_samples=8)
 while True:
     for batch in loader:
         assert len(batch["x"]) == 4
-    os.write(1, b"%d\n" % loader.report.samples)  # whole, whatever other threads say
+    os.write(1, b"%d\\n" % loader.report.samples)  # whole, whatever other threads say
 """
 
 
