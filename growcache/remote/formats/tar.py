@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from growcache.errors import ConfigError, FormatError
@@ -19,6 +18,7 @@ from growcache.remote.formats.objects import (
     Visit,
     refuse_unknown,
 )
+from growcache.remote.formats.pieces import Unpacked, picked
 from growcache.remote.formats.records import MOST_BYTES
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.tar_samples import (
@@ -37,7 +37,7 @@ from growcache.seeding import generator
 from growcache.usercode import UserCode
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 KEY = "__key__"
 _OPTIONS = ("fields", "decode", "index", "compression")
@@ -114,14 +114,12 @@ class Tar:
                 f"{reader.entry.key}: one visit may yield {MOST_SAMPLES:,} samples, found "
                 f"{len(found.samples):,}"
             )
-        samples = _taken(found.samples, visit, reader)
+        samples = picked(found.samples, visit, reader.entry.key)
         return await self._made(reader, samples, found.wrong)
 
     async def _between(self, reader: Reader, start: int, stop: int) -> Unread:
         if not self.ranged:
-            return await everything(
-                _Unpacked(reader, await read_unpacked(reader, self._packed))
-            )
+            return await everything(Unpacked(reader, await read_unpacked(reader, self._packed)))
         if stop - start > MOST_BYTES:
             raise FormatError(
                 f"{reader.entry.key}: one visit may read {MOST_BYTES:,} bytes of an archive, "
@@ -225,18 +223,6 @@ def _contents(packed: Packed, fields: tuple[str, ...] | None) -> dict[str, bytes
     return found
 
 
-class _Unpacked:
-    """A `Reader` of bytes in memory."""
-
-    def __init__(self, packed: Reader, data: Buffer) -> None:
-        self._data = memoryview(data)
-        self.entry = replace(packed.entry, size=self._data.nbytes)
-        self.source, self.find = packed.source, packed.find
-
-    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        return self._data[start:stop]
-
-
 def _some(found: Unread) -> list[Packed]:
     """Return the samples of the first part of an object.
 
@@ -246,14 +232,6 @@ def _some(found: Unread) -> list[Packed]:
     if found.wrong is not None and not found.samples:
         raise found.wrong
     return found.samples
-
-
-def _taken(samples: list[Packed], visit: Visit, reader: Reader) -> list[Packed]:
-    if visit.take is None or visit.take >= len(samples):
-        return samples
-    key = reader.entry.key
-    rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
-    return [samples[i] for i in sorted(rng.choice(len(samples), visit.take, replace=False))]
 
 
 def block_of(stride: float) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from growcache.errors import ConfigError, FormatError
@@ -20,6 +19,7 @@ from growcache.remote.formats.objects import (
     Visit,
     refuse_unknown,
 )
+from growcache.remote.formats.pieces import Unpacked, picked
 from growcache.remote.formats.records import MOST_BYTES, SMALL, Heads, Record, Records
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.threads import Call, Threads
@@ -28,7 +28,7 @@ from growcache.seeding import generator
 from growcache.usercode import UserCode
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 _OPTIONS = ("decode", "features", "index", "compression")
 LEAST_BLOCK = 24  # what a visit reads in vain is about two records
@@ -90,11 +90,11 @@ class TFRecords:
         start = visit.part * size // visit.parts
         stop = (visit.part + 1) * size // visit.parts
         if not self.ranged:
-            records = _taken(await self._all(reader), visit, reader)
+            records = picked(await self._all(reader), visit, reader.entry.key)
         elif visit.take is not None and stop - start > 4 * STRETCH:
             records = await self._stretches(reader, visit, start, stop)
         else:
-            records = _taken(await self._between(reader, start, stop), visit, reader)
+            records = picked(await self._between(reader, start, stop), visit, reader.entry.key)
         if len(records) > MOST_SAMPLES:
             raise FormatError(
                 f"{reader.entry.key}: one visit may yield {MOST_SAMPLES:,} samples, found "
@@ -112,7 +112,7 @@ class TFRecords:
 
     async def _all(self, reader: Reader) -> list[Record]:
         data = await read_unpacked(reader, self._packed)
-        unpacked = _Unpacked(reader, data)
+        unpacked = Unpacked(reader, data)
         return await Records().between(unpacked, 0, unpacked.entry.size)
 
     async def _stretches(
@@ -128,7 +128,9 @@ class TFRecords:
             at = start + int(rng.integers(count)) * STRETCH
             if at not in found:
                 found[at] = await self._between(reader, at, min(stop, at + STRETCH))
-        return _taken([record for at in sorted(found) for record in found[at]], visit, reader)
+        return picked(
+            [record for at in sorted(found) for record in found[at]], visit, reader.entry.key
+        )
 
     async def _samples(self, key: str, records: list[Record]) -> Found:
         def work(call: Call | None) -> Found:
@@ -166,26 +168,6 @@ class TFRecords:
             return {"data": data}
         result = self._decode(key, {"data": data, "key": key})
         return None if result is None else self._decode.sample(key, result)
-
-
-class _Unpacked:
-    """A `Reader` of bytes in memory."""
-
-    def __init__(self, packed: Reader, data: Buffer) -> None:
-        self._data = memoryview(data)
-        self.entry = replace(packed.entry, size=self._data.nbytes)
-        self.source, self.find = packed.source, packed.find
-
-    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        return self._data[start:stop]
-
-
-def _taken(records: list[Record], visit: Visit, reader: Reader) -> list[Record]:
-    if visit.take is None or visit.take >= len(records):
-        return records
-    key = reader.entry.key
-    rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
-    return [records[i] for i in sorted(rng.choice(len(records), visit.take, replace=False))]
 
 
 def block_of(stride: float) -> int:
