@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import uvloop
 
@@ -70,7 +71,7 @@ async def _serve(messages: int) -> None:
         return
     # The reader must neither wait for the loop nor the loop for it: a busy transform shall
     # not keep a sampler alive whose supervisor is gone.
-    threading.Thread(target=_listen, args=(loop, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(loop, inbox, sampler.report), daemon=True).start()
     threading.Thread(target=_watch, args=(line,), daemon=True).start()
     line.send(sampler.introduction())
     try:
@@ -80,10 +81,15 @@ async def _serve(messages: int) -> None:
         os._exit(1)
 
 
-def _listen(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Message]) -> None:
+def _listen(
+    loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Message], report: Callable[[], None]
+) -> None:
     for text in sys.stdin.buffer:
         loop.call_soon_threadsafe(inbox.put_nowait, unpack(text))
-    os._exit(0)  # whatever is under way is worth nothing without its supervisor
+    try:
+        report()  # what was read was paid for
+    finally:
+        os._exit(0)  # whatever is under way is worth nothing without its supervisor
 
 
 class Line:
@@ -125,8 +131,11 @@ class _Tally:
     last_error: str = ""
     parts: dict[str, int] = field(default_factory=dict)
 
-    def message(self) -> Message:
-        return {"type": "progress", **asdict(self)}
+    def taken(self) -> Message:
+        """Return what happened as a message, and begin anew."""
+        found = {"nbytes": self.nbytes, "retries": self.retries, "last_error": self.last_error}
+        self.nbytes = self.retries = 0
+        return {"type": "progress", **found, "parts": dict(self.parts)}
 
 
 class Sampler:
@@ -185,6 +194,7 @@ class Sampler:
         self._limits: Limits | None = None
         self._grants: dict[str, asyncio.Event] = {}
         self._revoked: set[str] = set()
+        self._reporting = threading.Lock()
 
     @classmethod
     def from_setup(cls, message: Message, line: Line) -> Sampler:
@@ -278,13 +288,17 @@ class Sampler:
         except OSError:
             discard_incoming(self._layout, permit.id, permit.shards)
             raise
+        self.report()  # first, so that budgets count what was read before more is asked for
         self._line.send({"type": "written", "id": permit.id})
 
     def _fail(self, permit: Permit, error: str, *, disk: bool = False) -> None:
+        self.report()
         self._line.send({"type": "failed", "id": permit.id, "error": error, "disk": disk})
 
     async def _probe(self, stops: list[Stop]) -> None:
-        self._line.send(await self._prober.probe(stops))
+        found = await self._prober.probe(stops)
+        self.report()
+        self._line.send(found)
 
     async def _report_progress(self) -> None:
         last = time.monotonic()
@@ -293,9 +307,13 @@ class Sampler:
             busy = bool(self._tally.parts) or self._tally.nbytes or self._tally.retries
             if busy or time.monotonic() - last > 1:
                 last = time.monotonic()
-                paced = self._pace.seconds_left() > 0
-                self._line.send({**self._tally.message(), "paced": paced})
-                self._tally.nbytes = self._tally.retries = 0
+                self.report()
+
+    def report(self) -> None:
+        """Say what happened since the last time; from any thread."""
+        paced = self._pace.seconds_left() > 0
+        with self._reporting:  # what was read is told once
+            self._line.send({**self._tally.taken(), "paced": paced})
 
     def _visited(self, permit: str) -> None:
         self._tally.parts[permit] += 1

@@ -10,11 +10,23 @@ import numpy as np
 import pytest
 
 from growcache.cache.index import read_index
-from tests.sampling.services import digests, make_source, run, status, write_config
+from tests.sampling.services import (
+    digests,
+    make_source,
+    run,
+    service,
+    status,
+    wait_until,
+    write_config,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
 MODULE = """
+import os
+import time
+from pathlib import Path
+
 import numpy as np
 
 def rows(object, rng, most=100):
@@ -35,6 +47,10 @@ def odd(sample, rng, origin):
 
 def other(sample, origin):
     return {"x": sample["x"], "y": 1} if origin.key.endswith("7.npy") else sample
+
+def holds(sample):
+    Path(os.environ["REACHED"]).touch()
+    time.sleep(60)
 
 def forgets(sample):
     sample["x"] += 1
@@ -68,7 +84,7 @@ def test_a_format_of_the_users_own_is_cached_whole_but_for_its_holes(
     assert (found.population, found.samples, found.holes) == (20, 19 * 6, 1)
     assert (found.complete, found.coverage) == (True, 1.0)
     reasons = [path.read_text() for path in (tmp_path / "c/shards").glob("*.json")]
-    words = "user_service_code:rows raised ValueError: a bad one at user_service_code.py:8 on"
+    words = "user_service_code:rows raised ValueError: a bad one at user_service_code.py:12 on"
     assert sum(words in text for text in reasons) == 1
 
 
@@ -175,3 +191,17 @@ def test_what_draws_itself_needs_no_objects_under_its_url(tmp_path: Path) -> Non
     assert run(made, "--samples", "20") == (0, "")
     assert status(tmp_path / "c").samples >= 20
     assert np.isfinite(status(tmp_path / "c").reuse)
+
+
+def test_what_was_read_before_the_end_is_told(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = tmp_path / "reached"
+    monkeypatch.setenv("REACHED", str(reached))
+    made = config(tmp_path / "c.yaml", url, sampling={"transform": "user_service_code:holds"})
+    with service(made) as process:
+        wait_until(reached.exists)
+        process.terminate()
+        assert process.wait(20) == 0
+    size = Path(url.replace("*", "00000")).stat().st_size
+    assert status(tmp_path / "c").egress_bytes >= size
