@@ -143,6 +143,13 @@ class Catalog:
             self._write_pending(at_least=BLOCK)
             return len(new)
 
+    def unknown(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that `append` would add, as far as their hashes tell."""
+        seen = self._known()
+        with self._lock:
+            places = seen.unknown([_identity(entry.store, entry.key) for entry in entries])
+            return [entries[place] for place in places]
+
     def flush(self) -> None:
         """Write what is buffered, and have the disk keep it.
 

@@ -85,6 +85,12 @@ class SeenKeys:
             self._take(hashes[[fresh[number] for number in hashed]], ordinals)
         return fresh
 
+    def unknown(self, keys: Sequence[str]) -> list[int]:
+        """Return the places of keys whose hash no key had so far; nothing is added."""
+        hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
+        places: list[int] = np.flatnonzero(self._find(hashes) < 0).tolist()
+        return places
+
     def _find(self, hashes: Words) -> npt.NDArray[np.int64]:
         """Return the ordinals of the first keys with these hashes, -1 where there is none."""
         found = np.full(len(hashes), -1, np.int64)

@@ -287,6 +287,37 @@ def test_some_are_any_of_them(tmp_path: Path) -> None:
     assert max(counts) < 40
 
 
+def test_some_of_very_many_take_a_few_leaves(tmp_path: Path) -> None:
+    large = Held(written(tmp_path / "d", put(numbered(6000, lambda i: 3000))))
+    assert len(visited(keyed(), large, take=1)) == 1
+    assert fetched(large) < 5_000 + 40 * PAGE < large.entry.size // 100
+    small = Held(written(tmp_path / "e", put(numbered(60_000, lambda i: 40))))
+    assert len(visited(keyed(), small, take=100)) == 100
+    assert fetched(small) < small.entry.size // 10
+
+
+def test_some_of_very_many_are_any_of_them(tmp_path: Path) -> None:
+    """Also where pages hold few values, or branches few pages, for others were deleted."""
+    values = {b"%06d" % i: b"v" * 150 for i in range(12_000)}
+    thinned = [key for i, key in enumerate(values) if i < 6000 and i % 5]
+
+    def work(env: lmdb.Environment) -> None:
+        put(values)(env)
+        for at in range(0, len(thinned), 1000):
+            with env.begin(write=True) as txn:
+                for key in thinned[at : at + 1000]:
+                    txn.delete(key)
+
+    held = Held(written(tmp_path / "d", work))
+    form = keyed()
+    rounds = (visited(form, held, take=20, round=round) for round in range(300))
+    seen = [int(key) for rows in rounds for key, _ in pairs(rows)]
+    assert len(seen) == 6000
+    expected = len(seen) * 1200 / 7200
+    assert abs(sum(n < 6000 for n in seen) - expected) < 0.1 * expected
+    assert len(set(seen)) > 3500
+
+
 def test_text_keys_and_no_keys(tmp_path: Path) -> None:
     held = Held(written(tmp_path / "d", put({"é".encode(): b"1"})))
     assert visited(open_format("lmdb", {"key": "str"}), held)[0][0] == {

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from growcache.errors import ConfigError, FormatError
 from growcache.remote.formats.blob import load_decoder
+from growcache.remote.formats.lmdb_few import few
 from growcache.remote.formats.lmdb_tree import Found, Trees
 from growcache.remote.formats.objects import (
     LARGEST_WHOLE,
@@ -23,7 +22,6 @@ from growcache.remote.formats.objects import (
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.threads import Call, Threads
 from growcache.schema import Sample
-from growcache.seeding import generator
 from growcache.usercode import UserCode, short
 
 _OPTIONS = ("database", "decode", "key")
@@ -52,13 +50,10 @@ class Values:
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`; an origin is where the value lies, in bytes."""
         top = await self._trees.top(reader)
-        found = await self._trees.find(reader, top, visit.part, visit.parts)
-        if visit.take is not None and visit.take < len(found):
-            rng = generator(
-                "take", visit.seed, visit.round, reader.entry.key, visit.part, visit.parts
-            )
-            chosen = np.sort(rng.choice(len(found), visit.take, replace=False))
-            found = [found[i] for i in chosen]
+        if visit.take is None:
+            found = await self._trees.find(reader, top, visit.part, visit.parts)
+        else:
+            found = await few(self._trees, reader, top, visit)
         _refuse_too_much(reader, found)
         values = await self._trees.fetch(reader, found)
         made = await self._made(reader.entry.key, found, values)

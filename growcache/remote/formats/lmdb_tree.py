@@ -37,6 +37,7 @@ from growcache.remote.formats.ranges import read_ranges
 from growcache.remote.store import Entry
 
 MOST_BRANCHES = 64  # pages of one level that are read to see what lies below them
+MOST_DATABASES = 64  # that are listed
 _KEPT_PAGES = 1 << 25  # bytes of pages that are kept, of all objects together
 _KEPT_TOPS = 1 << 25  # bytes of upper ends of trees
 _FEW = 64  # pages of one visit that are worth keeping: more are read once
@@ -114,19 +115,43 @@ class Trees:
         self._tops.put(reader.entry, top, _SMALL + 8 * len(top.pages))
         return top
 
-    async def _begun(self, reader: Reader) -> _Walk:
+    async def _begun(self, reader: Reader) -> Walk:
         name = reader.entry.key
         head = bytes(memoryview(await reader.read(0, USUAL_PAGE + META_BYTES)))
         if (needed := meta_bytes(head, name)) > len(head):
             head = bytes(memoryview(await reader.read(0, needed)))
         meta = parse_meta(head, name)
-        return _Walk(reader, meta.page_bytes, self._pages, meta.main)
+        return Walk(reader, meta.page_bytes, self._pages, meta.main)
+
+    async def databases(self, reader: Reader) -> dict[str, int]:
+        """Return the named databases with their values, where there is nothing beside them.
+
+        Raises:
+            FormatError: no LMDB file.
+        """
+        walk = await self._begun(reader)
+        if not 0 < walk.main.entries <= MOST_DATABASES:
+            return {}
+        leaves = await walk.leaves(walk.main)
+        if not all(map(_is_of_names, leaves)):
+            return {}
+        nodes = [(page, page.node(i)) for page in leaves for i in range(page.count)]
+        return {
+            node.key.decode("utf-8", "replace"): parse_tree(
+                page.value(node), 0, walk.name
+            ).entries
+            for page, node in nodes
+        }
+
+    def walk(self, reader: Reader, top: Top) -> Walk:
+        """Return what begins a visit's way from the upper end on."""
+        return Walk(reader, top.page_bytes, self._pages)
 
     async def find(self, reader: Reader, top: Top, part: int, parts: int) -> list[Found]:
         """Return the values of a part; those on pages of their own without their bytes."""
         if not top.levels:
             return []
-        walk = _Walk(reader, top.page_bytes, self._pages)
+        walk = self.walk(reader, top)
         count = len(top.pages)
         start, stop = Fraction(part * count, parts), Fraction((part + 1) * count, parts)
         below = _divided(top.pages, start, stop)
@@ -144,11 +169,8 @@ class Trees:
             first, last = stretch.start * page.count, stretch.stop * page.count
             for index in range(math.ceil(first), math.ceil(last)):
                 found += await walk.values(page, index)
-        if self._database is None and not found and leaves and all(map(_is_of_names, leaves)):
-            raise FormatError(
-                f"{reader.entry.key}: expected values, found names of databases only; choose "
-                "one with source.options.database"
-            )
+        if not found:
+            refuse_names(walk, leaves)
         return found
 
     async def fetch(self, reader: Reader, found: Sequence[Found]) -> list[bytes]:
@@ -169,7 +191,7 @@ class Trees:
         return values
 
 
-class _Walk:
+class Walk:
     """One visit's way through a file."""
 
     def __init__(
@@ -180,7 +202,7 @@ class _Walk:
         main: Tree | None = None,
     ) -> None:
         self._reader = reader
-        self._name = reader.entry.key
+        self.name = reader.entry.key
         self._page_bytes = page_bytes
         self._kept = kept
         # Pages lead to others, and damaged ones in circles; of sound ones each is met once.
@@ -198,19 +220,19 @@ class _Walk:
         wanted = list(numbers)
         self._left -= len(wanted)
         if self._left < 0:
-            raise FormatError(f"{self._name}: damaged LMDB file: its pages form a circle")
+            raise FormatError(f"{self.name}: damaged LMDB file: its pages form a circle")
         entry, size = self._reader.entry, self._page_bytes
         found = {n: page for n in wanted if (page := self._kept.get((entry, n))) is not None}
         missing = [number for number in dict.fromkeys(wanted) if number not in found]
         for number in missing:
             if not 0 < number < entry.size // size:
                 raise FormatError(
-                    f"{self._name}: damaged LMDB file: it refers to page {number} of "
+                    f"{self.name}: damaged LMDB file: it refers to page {number} of "
                     f"{entry.size // size}; was it cut off?"
                 )
         read = await read_ranges(self._reader, [(n * size, (n + 1) * size) for n in missing])
         for number, data in zip(missing, read, strict=True):
-            page = found[number] = Page(data, number * size, self._name, number)
+            page = found[number] = Page(data, number * size, self.name, number)
             if len(missing) <= _FEW:
                 self._kept.put((entry, number), page, size + 200)
         return [found[number] for number in wanted]
@@ -219,7 +241,7 @@ class _Walk:
         """Return the upper end of a tree: as many levels as few requests tell of."""
         if tree.entries > self._reader.entry.size:
             raise FormatError(
-                f"{self._name}: damaged LMDB file: it claims {tree.entries:,} values in "
+                f"{self.name}: damaged LMDB file: it claims {tree.entries:,} values in "
                 f"{self._reader.entry.size:,} bytes"
             )
         pages: Sequence[int] = [tree.root]
@@ -251,10 +273,10 @@ class _Walk:
             for node in map(page.node, range(page.count)):
                 if node.flags & TREE and not node.flags & SEVERAL:
                     if node.key == name:
-                        return parse_tree(page.value(node), 0, self._name)
+                        return parse_tree(page.value(node), 0, self.name)
                     names.append(ascii(node.key.decode("utf-8", "replace")))
         near = f"found {', '.join(names[:5])}" if names else "it has no named ones there"
-        raise FormatError(f"{self._name}: expected a database {name.decode()!r}; {near}")
+        raise FormatError(f"{self.name}: expected a database {name.decode()!r}; {near}")
 
     def below(self, page: Page, stretch: _Stretch) -> list[_Stretch]:
         """Return the pages below a branch that have some of its positions."""
@@ -269,12 +291,10 @@ class _Walk:
         if node.flags & TREE:
             if not node.flags & SEVERAL:
                 return []  # a named database
-            tree = parse_tree(page.value(node), 0, self._name)
-            return [
-                one for leaf in await self._leaves(tree) for one in _several(leaf, node.key)
-            ]
+            tree = parse_tree(page.value(node), 0, self.name)
+            return [one for leaf in await self.leaves(tree) for one in _several(leaf, node.key)]
         if node.flags & SEVERAL:
-            inner = Page(page.value(node), page.at + node.data, self._name)
+            inner = Page(page.value(node), page.at + node.data, self.name)
             return _several(inner, node.key)
         if node.flags & BIG:
             start = node.data * self._page_bytes + HEADER
@@ -284,7 +304,8 @@ class _Walk:
         stop = page.at + node.data + node.size
         return [Found(node.key, page.at + node.start, stop, page.value(node))]
 
-    async def _leaves(self, tree: Tree) -> list[Page]:
+    async def leaves(self, tree: Tree) -> list[Page]:
+        """Return all leaves of a tree."""
         numbers: list[int] = [tree.root]
         for _ in range(tree.depth - 1):
             above = await self.read(numbers)
@@ -302,6 +323,19 @@ def _divided(
         _Stretch(pages[i], max(start - i, Fraction(0)), min(stop - i, Fraction(1)))
         for i in range(math.floor(start), math.ceil(stop))
     ]
+
+
+def refuse_names(walk: Walk, leaves: Sequence[Page]) -> None:
+    """Refuse leaves that list databases, and nothing else.
+
+    Raises:
+        FormatError: they do.
+    """
+    if leaves and all(map(_is_of_names, leaves)):
+        raise FormatError(
+            f"{walk.name}: expected values, found names of databases only; choose one with "
+            "source.options.database"
+        )
 
 
 def _is_of_names(page: Page) -> bool:
