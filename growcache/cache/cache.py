@@ -253,6 +253,15 @@ class Cache:
         self._room.catalog_bytes = value
 
     @property
+    def listing_ahead(self) -> int:
+        """What shards leave free for the rest of the listing; the supervisor sets it."""
+        return self._room.listing_ahead
+
+    @listing_ahead.setter
+    def listing_ahead(self, value: int) -> None:
+        self._room.listing_ahead = value
+
+    @property
     def budget_bytes(self) -> int:
         """The part of the bound that is not for shards."""
         return self._room.budget.total
@@ -268,8 +277,12 @@ class Cache:
         return self._room.reserved
 
     def room(self) -> int:
-        """Return the bytes that may still be reserved; negative where the bound was lowered."""
+        """Return the bytes that may still be used; negative where the bound was lowered."""
         return self._room.left()
+
+    def room_for_shards(self) -> int:
+        """Return the bytes that may still be reserved: all but what the listing is to have."""
+        return self._room.left_for_shards()
 
     def free_disk_ok(self) -> bool:
         """Whether the disk has its ``min_free``, whatever the bound says."""

@@ -23,6 +23,7 @@ class Room:
     Attributes:
         catalog_bytes: what the catalog takes; its owner keeps this up to date.
         foreign_bytes: allocated in the shards directory by files that are not ours.
+        listing_ahead: what shards leave free for the part of the listing that is yet to come.
     """
 
     def __init__(self, layout: Layout, max_bytes: int, stock: Stock) -> None:
@@ -31,6 +32,7 @@ class Room:
         self._max_bytes = self._in_force = max_bytes
         self.catalog_bytes = 0
         self.foreign_bytes = 0
+        self.listing_ahead = 0
         self._reserved: dict[str, int] = {}
 
     @property
@@ -96,13 +98,17 @@ class Room:
         return sum(self._reserved.values())
 
     def left(self) -> int:
-        """Return how many more bytes could be promised; negative while shrinking."""
+        """Return how many more bytes could be used; negative while shrinking."""
         return self.max_bytes - self.used() - self.reserved
+
+    def left_for_shards(self) -> int:
+        """Return how many more bytes could be promised to permits."""
+        return self.left() - self.listing_ahead
 
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Promise bytes to a permit, in place of what it was promised before."""
         before = self._reserved.pop(permit, 0)
-        if nbytes <= self.left():
+        if nbytes <= self.left_for_shards():
             self._reserved[permit] = nbytes
             return True
         if before:

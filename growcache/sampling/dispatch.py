@@ -25,7 +25,7 @@ from growcache.sampling.forecast import Forecast
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Permit
 from growcache.sampling.objects import Objects
-from growcache.sampling.permits import Outlook, Verdict, decide
+from growcache.sampling.permits import LISTING_FIRST, Outlook, Verdict, decide
 from growcache.sampling.population import Population
 from growcache.sampling.reasons import reason, suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
@@ -253,7 +253,7 @@ class Dispatcher:
         sampling, cache = self._config.sampling, self._cache
         group_bytes = int(share * self._estimate(len(draw.parts))) if draw is not None else 0
         promised = sum(f.estimate_bytes for f in self.flights.values() if not f.granted)
-        room = cache.room() - promised
+        room = cache.room_for_shards() - promised
         evictable, clearing, unused = 0, 0, ""
         if draw is not None and group_bytes > room:
             evictable, clearing = self.landlord.movable(wished=wished)
@@ -283,6 +283,7 @@ class Dispatcher:
             evictable_bytes=evictable,
             clearing_bytes=clearing,
             unused=unused,
+            listing_bytes=cache.listing_ahead,
             evicts=self.landlord.evicts,
             shrinking=cache.shrinking,
             wished=wished,
@@ -293,7 +294,8 @@ class Dispatcher:
 
     def _estimate(self, parts: int) -> int:
         # More than there can ever be room for would wait for ever; the exact size decides.
-        return min(self.landlord.capacity, self._forecast.group_bytes(parts))
+        most = self.landlord.capacity - self._cache.listing_ahead
+        return max(0, min(most, self._forecast.group_bytes(parts)))
 
     def follow(self, config: Config) -> None:
         """Go by a configuration that differs in what may change while the service runs.
@@ -397,6 +399,8 @@ class Dispatcher:
         if not reserved:
             if wished:
                 return f"room for shards of a checkpoint: {self.landlord.awaited_for_wishes()}"
+            if nbytes <= self._cache.room():
+                return LISTING_FIRST
             return self.landlord.awaited()
         if self._cache.disk_holds_promises():
             return ""
@@ -423,6 +427,14 @@ class Dispatcher:
         if self._cache.wishes and not spent:
             return False
         return self.verdict.final or bool(self.flights and not self.landlord.evicts)
+
+    @property
+    def rest(self) -> str:
+        """Why nothing can change any more, in words; see `at_rest`."""
+        if self.verdict.mood == "complete":
+            return "all that is to be cached is cached"
+        spent = self.verdict.final and self.verdict.mood == "waiting"
+        return (self.verdict.waiting_for or "") if spent else FULL
 
     # ----------------------------------------------------------------- reports
 
@@ -474,7 +486,7 @@ class Dispatcher:
         if flight := self._land(permit):
             self._fail(flight.permit.group, error, disk=disk)
             if disk:
-                self.landlord.make_room(self._cache.room() + flight.estimate_bytes)
+                self.landlord.make_room(self._cache.room_for_shards() + flight.estimate_bytes)
 
     def _fail(self, group: int, error: str, *, disk: bool) -> None:
         self.failures += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from growcache.cache.cache import Cache
 from growcache.config import Config
@@ -21,6 +21,7 @@ BEGUN_SHARDS = 4  # of which the first ones are small
 BEGUN_SECONDS = 5.0
 PAGE_SECONDS = 0.1  # at least between two pages before either
 PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
+AHEAD = 32  # one part of so many of the bound is left to the rest of the listing
 
 
 class Intake:
@@ -58,6 +59,7 @@ class Intake:
         self._born = time.monotonic()
         self._next_page = -math.inf  # monotonic seconds
         self._over = False
+        self._page_needs = 0  # bytes, the largest so far
         self.listed = False
 
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
@@ -101,22 +103,28 @@ class Intake:
         self._over = True
         self._wake()
 
-    def take(self, landlord: Landlord | None) -> None:
+    def take(self, landlord: Landlord | None, *, awaited: bool = False) -> None:
         """Take what was listed into the catalog.
 
         Args:
-            landlord: who makes room; None before there is anything that could make room.
+            landlord: who makes room; None before there is anything that could make room, and
+                while nobody knows yet what the cache is of.
+            awaited: whether the service waits for the listing before it can make room.
 
         Raises:
             ConfigError: nothing was found, or the bound cannot hold the listing.
             CacheFullError: the disk has no room; the next call goes on.
         """
-        while self._pages and self._is_due() and self._has_room_for(self._pages[0], landlord):
+        while self._pages and self._is_due():
+            if not self._has_room_for(self._pages[0], landlord, awaited=awaited):
+                break
             page = self._pages.popleft()
             if self._listing is not None:
                 self._listing.more()
             self._catalog.append(page)  # it takes the page in even where the disk is full
             self._cache.catalog_bytes = self._catalog.allocated_bytes
+        if not self.listed:
+            self._cache.listing_ahead = self._ahead(landlord)
         if not self._over or self._pages or self.listed:
             return
         if not len(self._catalog):
@@ -127,6 +135,7 @@ class Intake:
             )
         self._catalog.flush()
         self._catalog.complete = True
+        self._cache.listing_ahead = 0
         self.listed = True
 
     def _is_due(self) -> bool:
@@ -145,21 +154,45 @@ class Intake:
             self._next_page = now + PAGE_SECONDS
         return due
 
-    def _has_room_for(self, page: list[Entry], landlord: Landlord | None) -> bool:
+    def _ahead(self, landlord: Landlord | None) -> int:
+        """Return what shards shall leave free, so that the listing finds room.
+
+        Not where nothing is evicted: a cache that is full then draws no more, whatever is
+        listed. And never what a group of shards needs to be written at all.
+        """
+        if landlord is None or not landlord.evicts:
+            return 0
+        most = max(self._cache.max_bytes // AHEAD, self._page_needs)
+        return min(most, landlord.spare)
+
+    def _has_room_for(
+        self, page: list[Entry], landlord: Landlord | None, *, awaited: bool
+    ) -> bool:
         """Make room for a page of the listing: the catalog counts against the bound, too.
 
         Raises:
             ConfigError: there never will be enough.
         """
-        needed = PAGE_BYTES + sum(len(entry.key) + ENTRY_BYTES for entry in page)
-        if self._cache.room() < needed and landlord is not None:
-            landlord.make_room(needed)
+        needed = _needed(page)
+        self._page_needs = max(self._page_needs, needed)
         if self._cache.room() >= needed:
             return True
+        new = self._catalog.unknown(page)
+        needed = _needed(new)
+        if new and landlord is not None:
+            landlord.make_room_for_listing(needed)
+        if not new or self._cache.room() >= needed:
+            return True
         taken = self._cache.catalog_bytes + self._cache.budget_bytes + needed
-        if landlord is None or taken > self._cache.max_bytes:
+        totals = self._cache.totals()
+        empty = not totals.shards and not totals.retired_shards
+        if taken > self._cache.max_bytes or (landlord is None and (awaited or empty)):
             raise ConfigError(
                 f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
                 f"more and the index take {taken:,} bytes by themselves; raise it"
             )
         return False
+
+
+def _needed(entries: Sequence[Entry]) -> int:
+    return PAGE_BYTES + sum(len(entry.key) + ENTRY_BYTES for entry in entries)

@@ -26,6 +26,7 @@ class Landlord:
         self._cache = cache
         self.evicts = evicts and bounds.eviction != "none"
         self._turning = False  # whether room has run out, so that shards take others' places
+        self._largest = 0  # bytes of a group of shards that asked for room
         self._filled = 0  # bytes of shards that came in this run
         self._filling = Rate()
         self._held_since: dict[str, float] = {}  # by lease, monotonic seconds
@@ -35,6 +36,11 @@ class Landlord:
         """The bytes that the bound leaves for shards."""
         cache = self._cache
         return max(0, cache.max_bytes - cache.budget_bytes - cache.catalog_bytes)
+
+    @property
+    def spare(self) -> int:
+        """The bytes of these that no group of shards needed so far."""
+        return max(0, self.capacity - self._largest)
 
     @property
     def evicts_for_wishes(self) -> bool:
@@ -58,6 +64,7 @@ class Landlord:
                 f"{self.capacity:,} is all that the bound leaves for samples; raise it, or "
                 "lower sampling.shard_samples"
             )
+        self._largest = max(self._largest, nbytes)
         if self._cache.reserve(permit, nbytes):
             return True
         self.make_room(nbytes, wished=wished)
@@ -92,18 +99,36 @@ class Landlord:
                 were used: the reader and a full cache that nobody reads would else wait for
                 one another.
         """
-        cache, bounds = self._cache, self._bounds
-        short = nbytes - cache.room()
+        short = nbytes - self._cache.room_for_shards()
         if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
             return
         self._turning = True
+        self._clear(short, 0 if wished else self._bounds.min_uses)
+
+    def make_room_for_listing(self, nbytes: int) -> None:
+        """Evict until so many bytes are free for the catalog.
+
+        Where nobody reads, shards go however little they were used: a full cache would else
+        keep the listing waiting for ever, and what is not listed is never drawn.
+        """
+        if not self.evicts:
+            return
+        least = self._bounds.min_uses
+        read = any(lease.open for lease in self._cache.leases)
+        for min_uses in (least,) if read else (least, 0):
+            if (short := nbytes - self._cache.room()) > 0:
+                self._clear(short, min_uses)
+
+    def _clear(self, short: int, min_uses: int) -> None:
+        """Evict so many bytes; what readers still hold is retired ahead."""
+        cache, bounds = self._cache, self._bounds
         candidates, totals = self._candidates(), cache.totals()
         seed = totals.drawn_shards + totals.refetched_shards
-        min_uses = 0 if wished else bounds.min_uses
         choice = eviction.choose(bounds.eviction, candidates, short, min_uses, seed)
+        before = cache.room()
         if choice.evict:
             cache.evict(choice.evict)
-        if cache.room() >= nbytes:
+        if cache.room() - before >= short:
             return
         gone = set(choice.evict)
         ahead = eviction.retire_ahead(
@@ -158,7 +183,7 @@ class Landlord:
         if not (self._turning and self.evicts):
             return
         totals = cache.totals()
-        coming = max(0, cache.room()) + self._going_bytes
+        coming = max(0, cache.room_for_shards()) + self._going_bytes
         wanted = min(self._come_while_held(now), eviction.RETIRED_SHARE * cache.max_bytes)
         if coming >= wanted:
             return

@@ -32,7 +32,9 @@ class Outlook:
         index_ok: whether the index is inside its budget.
         disk_ok: whether the disk has its ``min_free``.
         group_bytes: what the next group will take on disk, about.
-        room_bytes: what is left below the bound, promises to other groups deducted.
+        room_bytes: what is left below the bound, promises to other groups and what is kept
+            for the listing deducted.
+        listing_bytes: that are kept for the rest of the listing.
         evictable_bytes: of shards that may be deleted now.
         clearing_bytes: of shards that may go as soon as their readers let go.
         unused: why the other shards may not go, in words.
@@ -62,6 +64,7 @@ class Outlook:
     disk_ok: bool = True
     group_bytes: int = 0
     room_bytes: int = 0
+    listing_bytes: int = 0
     evictable_bytes: int = 0
     clearing_bytes: int = 0
     unused: str = ""
@@ -84,6 +87,7 @@ class Verdict:
 
 
 GRANTED = Verdict(True)
+LISTING_FIRST = "the listing to end: room is kept for the rest of it"
 
 
 def decide(outlook: Outlook) -> Verdict:
@@ -151,4 +155,6 @@ def _for_room(o: Outlook) -> Verdict | None:
         return Verdict(False, "full", final=True)
     if short <= o.evictable_bytes + o.clearing_bytes:
         return None  # what is still held is retired ahead, and the sampler waits in memory
+    if short <= o.listing_bytes + o.evictable_bytes + o.clearing_bytes:
+        return _wait(LISTING_FIRST)
     return Verdict(False, "full", o.unused or "shards that may be evicted")

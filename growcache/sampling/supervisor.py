@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -58,6 +59,8 @@ GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
 
 OnStatus = Callable[[Status], None]
 
+_log = logging.getLogger(__name__)
+
 
 def run(
     config: Config,
@@ -80,7 +83,7 @@ def run(
         config: of the service.
         until_full: end when the cache is full or complete.
         duration: end after so many seconds.
-        samples: end after so many samples were drawn.
+        samples: end after so many samples were drawn, or when no more will be.
         refresh: list the source again, for objects that are new.
         on_status: told the status about four times a second.
         on_ready: told once the cache exists and is ours.
@@ -399,7 +402,10 @@ class Supervisor:
         now = time.monotonic()
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.poll_leases(now)
-        self._intake.take(self._dispatcher.landlord if self._dispatcher else None)
+        self._intake.take(
+            self._dispatcher.landlord if self._dispatcher else None,
+            awaited=self._identification.lacks_objects(listed=self._intake.listed),
+        )
         if not self._unlabelled:
             self._objects.look(len(self._catalog))
             if self._intake.listed:
@@ -490,8 +496,14 @@ class Supervisor:
             return
         if limits.samples is not None and dispatcher.drawn_this_run >= limits.samples:
             self._end()
-        if limits.until_full and dispatcher.at_rest:
+        elif dispatcher.at_rest and (limits.until_full or limits.samples is not None):
             self._end()
+            if not limits.until_full:
+                _log.warning(
+                    "ended after %d samples in this run, for there will be no more: %s",
+                    dispatcher.drawn_this_run,
+                    dispatcher.rest,
+                )
 
     # ------------------------------------------------------------------ status
 

@@ -33,6 +33,7 @@ def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
         ({"index_ok": False}, "index"),
         ({"disk_ok": False}, "min_free"),
         ({"room_bytes": 9, "unused": "job a to read"}, "job a"),
+        ({"room_bytes": 9, "listing_bytes": 1, "unused": "job a"}, "listing to end"),
         ({"shrinking": True, "room_bytes": 99}, "lowered"),
     ],
 )

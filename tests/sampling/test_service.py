@@ -78,6 +78,36 @@ def test_a_small_source_is_cached_completely_and_exactly(tmp_path: Path, url: st
     assert [f for f in check(tmp_path / "cache") if f.severity == "error"] == []
 
 
+def test_every_byte_that_was_read_is_told_and_counts(tmp_path: Path, url: str) -> None:
+    """What the samplers read last, too, although they have no time to say so any more."""
+    sizes = [path.stat().st_size for path in Path(url).parent.iterdir()]
+    config = write_config(tmp_path / "cache.yaml", url)
+    assert run(config, "--until-full") == (0, "")
+    looked_at = 16 * max(sizes)  # before the first shard
+    assert sum(sizes) <= status(tmp_path / "cache").egress_bytes <= sum(sizes) + looked_at
+    config = write_config(tmp_path / "little.yaml", url, sampling={"max_egress": 1})
+    assert run(config, "--until-full") == (0, "")
+    assert status(tmp_path / "little").drawn == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        ({"max_bytes": "20MB"}, "all that is to be cached is cached"),
+        ({"max_bytes": 900_000, "eviction": "none"}, "the cache is full"),
+    ],
+)
+def test_more_samples_than_there_will_be_end_the_run(
+    tmp_path: Path, url: str, bounds: dict[str, object], why: str
+) -> None:
+    config = write_config(tmp_path / "cache.yaml", url, cache=bounds)
+    code, said = run(config, "--samples", "1000", seconds=30)
+    found = status(tmp_path / "cache")
+    assert (code, said.count("\n")) == (0, 1)
+    assert f"ended after {found.drawn} samples in this run" in said
+    assert why in said
+
+
 def test_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, url: str) -> None:
     expected = expected_digests(tmp_path, url)
     config = write_config(
@@ -314,6 +344,22 @@ def test_an_empty_listing_is_one_clear_line(tmp_path: Path) -> None:
     assert code == 2
     assert "nothing" in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_a_full_cache_that_nobody_reads_takes_in_what_refresh_finds(tmp_path: Path) -> None:
+    """Also where pages are listed before the samplers have started."""
+    folder = tmp_path / "growing"
+    url = make_source(folder, 200)
+    config = write_config(tmp_path / "cache.yaml", url, cache={"max_bytes": 1_200_000})
+    cache = tmp_path / "cache"
+    assert run(config, "--until-full") == (0, "")
+    for number in range(1500):
+        os.link(folder / "00000.npy", folder / f"{os.urandom(45).hex()}-{number}.npy")
+    with service(config, "--refresh") as process:
+        wait_until(lambda: process.poll() is not None or status(cache).objects == 1700)
+        wait_until(lambda: process.poll() is not None or status(cache).listing_complete)
+        assert process.poll() is None
+    assert 0 < status(cache).samples < 200
 
 
 def test_new_objects_are_found_by_refresh_and_old_ones_not_drawn_again(tmp_path: Path) -> None:
