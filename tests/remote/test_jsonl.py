@@ -81,6 +81,27 @@ def test_a_visit_reads_its_lines_and_little_more() -> None:
     assert fetched < 1.1 * used
 
 
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ([16_000] * 1200, 1.05),  # a line in vain of 24
+        (np.random.default_rng(0).integers(8_000, 24_000, 1200), 1.07),
+        (np.random.default_rng(0).exponential(400, 20_000).astype(int) + 20, 1.02),
+    ],
+    ids=["equal", "different", "short"],
+)
+def test_what_is_fetched_of_lines_in_vain(sizes: Any, most: float) -> None:
+    held = Held(b"".join(b"x" * (size - 1) + b"\n" for size in sizes))
+    form = open_format("jsonl", {"raw": True})
+    measure = asyncio.run(form.measure(held))
+    parts = -(-measure.samples // measure.together)
+    visited(form, held, 0, parts)
+    held.asked.clear()
+    found = [row for part in range(1, parts) for row in visited(form, held, part, parts)]
+    used = sum(stop - start + 1 for _, start, stop in found)
+    assert sum((stop or 0) - start for start, stop in held.asked) < most * used
+
+
 def test_what_is_ahead_of_a_block_is_learnt() -> None:
     held = Held(lines(4000, 300))
     form = open_format("jsonl", {})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format
+from growcache.remote.formats import Visit, open_format
 from growcache.remote.formats.objects import PartlyReadError
 from tests.remote.held import Held, Row, visited
 
@@ -188,6 +188,30 @@ def test_a_long_footer_is_read_twice() -> None:
     form = open_format("parquet", {"columns": ["column 0007"]})
     assert float(visited(form, held, 39, 40)[0][0]["column 0007"]) == 1.5
     assert len(held.asked) == 3
+
+
+def test_visits_side_by_side_read_a_footer_once() -> None:
+    held = Held(parquet(pa.table({"x": np.arange(80_000.0)}), row_group_size=10_000))
+    form = open_format("parquet", {})
+
+    async def visits() -> None:
+        await asyncio.gather(*(form.read(held, Visit(part, 8, 0, 0)) for part in range(8)))
+
+    asyncio.run(visits())
+    assert len(held.asked) == 9
+
+
+def test_how_long_footers_are_is_learnt() -> None:
+    form = open_format("parquet", {})
+    wide = pa.table({f"column {n:04}": [1.5] * 40 for n in range(60)})
+    for table, settings_, most in ((TABLE, {}, 6_000), (wide, {"row_group_size": 1}, 400_000)):
+        data = parquet(table, **settings_)
+        footer = int.from_bytes(data[-8:-4], "little") + 8
+        for n in range(6):
+            held = Held(data, f"k{n}")
+            asyncio.run(form.measure(held))
+        assert len(held.asked) == 1
+        assert footer <= held.entry.size - held.asked[0][0] <= max(most, footer * 5 // 4)
 
 
 def test_columns_by_name() -> None:

@@ -311,6 +311,43 @@ def test_a_visit_asks_for_little_more_than_its_block() -> None:
         assert read < len(data) // 20 + 120_000
 
 
+def test_large_samples_cost_little_more_than_they_have() -> None:
+    data = archive(samples(120, 100_000))
+    form = open_format("tar", RAW)
+    parts = 120 // 24
+    visited(form, Held(data), 0, parts)
+    held = Held(data)
+    found = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    assert len(found) == 120
+    assert sum((stop or 0) - start for start, stop in held.asked) < 1.075 * len(data)
+    assert len(held.asked) < 2 * parts
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b" * 120, "c\n" * 60, "d" * 5_000, "e\n" * 4_500]),
+            st.sampled_from([b"", b"x\n" * 6_000, b"no end" * 900, bytes(3_000), b"\n"]),
+        ),
+        min_size=3,
+        max_size=8,
+    ),
+    st.sampled_from(DIALECTS[1:]),
+)
+def test_a_border_within_names_longer_than_what_is_read_before_it(
+    made: list[tuple[str, bytes]], dialect: int
+) -> None:
+    files = [(f"{name}{n}.x", data) for n, (name, data) in enumerate(made)]
+    data = archive([("big.x", bytes(300_000)), *files], dialect)
+    form = open_format("tar", RAW)
+    for at in range(300_000, len(data), 1536):
+        found = [asyncio.run(form._samples.between(Held(data), *ends)).samples  # type: ignore[attr-defined]
+                 for ends in ((0, at), (at, len(data)))]  # fmt: skip
+        keys = [one.key for some in found for one in some]
+        assert keys == ["big", *(name[:-2] for name, _ in files)]
+
+
 def test_measured_by_spots_and_taken_from_stretches() -> None:
     data = archive(samples(1200))
     form = open_format("tar", RAW)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from growcache.errors import FormatError
+from growcache.remote.formats.ahead import Ahead
 from growcache.remote.formats.objects import LARGEST_WHOLE, Reader, Visit, read_whole
 from growcache.seeding import generator
 
@@ -13,7 +14,8 @@ SMALL = 1 << 18  # bytes; an object up to this size is measured as a whole
 STRETCH = 1 << 20  # bytes that are read where a few lines of many are taken
 MOST_STRETCHES = 256  # then there are no more lines, but what is longer than lines are
 _SPOTS, _SPOT = 4, 1 << 16  # places at which a large object is measured, and bytes of each
-_MORE, _MOST_MORE = 1 << 16, 1 << 23  # bytes at a time until a long line ends
+# Bytes at a time until a long line ends; then so many times more.
+_LEAST_MORE, _MORE, _MOST_MORE, _GROWTH = 1 << 12, 1 << 16, 1 << 23, 4
 _MOST_AHEAD = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
@@ -56,8 +58,7 @@ class Lines:
     """Reads lines of objects; remembers how long they are, to read as little as it can."""
 
     def __init__(self) -> None:
-        # Behind a block, to the end of its last line. No result depends on it.
-        self._ahead = 4096
+        self._ahead = Ahead(4096, 64, _MOST_AHEAD)
 
     async def read(self, reader: Reader, visit: Visit) -> list[Line]:
         """Return the lines of the visit's part; some of them where the visit takes some.
@@ -79,20 +80,19 @@ class Lines:
             return []
         _refuse_too_much(reader, stop - start)
         first = max(0, start - 1)  # whether a line starts at ``start``, the byte before says
-        data = await _bytes(reader, first, stop + self._ahead)
+        data = await _bytes(reader, first, stop + self._ahead.nbytes)
         begin = data.find(b"\n", 0, stop - 1 - first) + 1 if start else 0
         if start and not begin:
             return []
         data = await self._to_the_end(reader, data, first, stop - 1 - first)
         lines = split(data[begin:], first + begin)
-        if lines:
-            average = (lines[-1].stop - lines[0].start) // len(lines)
-            self._ahead = min(_MOST_AHEAD, 2 * average + 64)
+        self._ahead.learn([len(line.data) for line in lines])
         return lines
 
     async def _to_the_end(self, reader: Reader, data: bytes, first: int, within: int) -> bytes:
         """Return the bytes up to the end of the line that ``data[within]`` is of."""
-        pieces, length, more = [data], len(data), _MORE
+        pieces, length = [data], len(data)
+        more = self._ahead.step(_LEAST_MORE, _MORE)
         end = data.find(b"\n", within)
         line = first + data.rfind(b"\n", 0, within) + 1
         while end < 0 and first + length < reader.entry.size:
@@ -105,7 +105,7 @@ class Lines:
             found = piece.find(b"\n")
             end = length + found if found >= 0 else -1
             pieces.append(piece)
-            length, more = length + len(piece), min(_MOST_MORE, 2 * more)
+            length, more = length + len(piece), min(_MOST_MORE, _GROWTH * more)
         whole = b"".join(pieces) if len(pieces) > 1 else data
         return whole if end < 0 else whole[:end]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from growcache.errors import FormatError
-from growcache.remote.formats.kept import Kept
+from growcache.remote.formats.kept import Asked, Kept
 from growcache.remote.formats.lmdb_pages import (
     BIG,
     BRANCH,
@@ -97,7 +97,7 @@ class Trees:
     def __init__(self, database: str | None) -> None:
         self._database = database
         self._pages: Kept[tuple[Entry, int], Page] = Kept(_KEPT_PAGES)
-        self._tops: Kept[Entry, Top] = Kept(_KEPT_TOPS)
+        self._tops: Asked[Entry, Top] = Asked(_KEPT_TOPS)
 
     async def top(self, reader: Reader) -> Top:
         """Return the upper end of the tree.
@@ -105,15 +105,15 @@ class Trees:
         Raises:
             FormatError: no LMDB file, or none with that database.
         """
-        if (top := self._tops.get(reader.entry)) is not None:
-            return top
+        return await self._tops.get(reader.entry, lambda: self._read_top(reader))
+
+    async def _read_top(self, reader: Reader) -> tuple[Top, int]:
         walk = await self._begun(reader)
         tree = walk.main
         if self._database is not None:
             tree = await walk.named(self._database.encode())
         top = await walk.top(tree)
-        self._tops.put(reader.entry, top, _SMALL + 8 * len(top.pages))
-        return top
+        return top, _SMALL + 8 * len(top.pages)
 
     async def _begun(self, reader: Reader) -> Walk:
         name = reader.entry.key

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
+from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.objects import (
     Measure,
     Reader,
@@ -35,7 +35,7 @@ _PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
 _MOST_EMPTY_ROWS = 1 << 16  # so many cost an object no byte, and its reader memory
 _SMALL = 1 << 16  # bytes; such an object is fetched whole rather than in two requests
 _LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
-_KNOWN_HEADERS = 8192  # objects; some 400 bytes each
+_KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a header that is kept, and of all of them
 # Plain numbers only, checked before NumPy sees the text: it would build records of any size.
 _NUMBER = re.compile(r"[<>|=]?(\?|b1|[iu][1248]|f(2|4|8|16)|c(8|16|32))")
 _NAMES = {"descr", "fortran_order", "shape"}
@@ -102,7 +102,7 @@ class ArrayRows:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         # A second visit to an object is then a single request.
-        self._known: OrderedDict[Entry, Rows] = OrderedDict()
+        self._known: Asked[Entry, Rows] = Asked(_KNOWN_BYTES)
 
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
@@ -121,16 +121,13 @@ class ArrayRows:
 
     async def _located(self, reader: Reader) -> tuple[Reader, Rows]:
         entry = reader.entry
-        if (rows := self._known.get(entry)) is not None:
-            self._known.move_to_end(entry)
-            return reader, rows
-        if entry.size <= _SMALL:
+        if entry.size <= _SMALL and self._known.known(entry) is None:
             reader = _Fetched(reader, await reader.read())
-        rows = rows_of(await read_header(reader), entry)
-        self._known[entry] = rows
-        if len(self._known) > _KNOWN_HEADERS:
-            self._known.popitem(last=False)
-        return reader, rows
+
+        async def ask() -> tuple[Rows, int]:
+            return rows_of(await read_header(reader), entry), _KNOWN
+
+        return reader, await self._known.get(entry, ask)
 
 
 class _Fetched:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats.kept import Kept
+from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.npy import WholeArray, header_end, open_npy, parse_header, rows_of
 from growcache.remote.formats.npz_arrays import entry_of, members_of, read_arrays
 from growcache.remote.formats.objects import Measure, Reader, Visit, one_of, refuse_unknown
@@ -85,7 +85,7 @@ class RangedRows:
     def __init__(self, fields: tuple[str, ...] | None, grid: Grid) -> None:
         self._fields = fields
         self._grid = grid
-        self._known: Kept[Entry, dict[str, Rows]] = Kept(_KEPT)
+        self._known: Asked[Entry, dict[str, Rows]] = Asked(_KEPT)
 
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
@@ -106,8 +106,9 @@ class RangedRows:
         return _together(dict(zip(located, found, strict=True)))
 
     async def _located(self, reader: Reader) -> dict[str, Rows]:
-        if (known := self._known.get(reader.entry)) is not None:
-            return known
+        return await self._known.get(reader.entry, lambda: self._looked_up(reader))
+
+    async def _looked_up(self, reader: Reader) -> tuple[dict[str, Rows], int]:
         members = await members_of(reader, self._fields)
         for name, member in members.items():
             if member.method != STORED:
@@ -118,8 +119,7 @@ class RangedRows:
         rows = await asyncio.gather(*(_rows(reader, m) for m in members.values()))
         located = dict(zip(members, rows, strict=True))
         _same_length({name: found.count for name, found in located.items()}, reader.entry)
-        self._known.put(reader.entry, located, _KEPT_MEMBER * len(located))
-        return located
+        return located, _KEPT_MEMBER * len(located)
 
 
 def _together(

@@ -10,7 +10,6 @@ whoever has such records walks from head to head (`Heads`).
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -18,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from growcache.errors import FormatError
+from growcache.remote.formats.ahead import Ahead
 from growcache.remote.formats.compressed import refuse_compressed
 from growcache.remote.formats.framing import HEAD, TAIL, heads_in, length_at, masked
+from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.objects import LARGEST_WHOLE, Reader
 from growcache.remote.store import Entry
 
@@ -28,8 +29,8 @@ SMALL = 1 << 18  # bytes; such an object is read from its start, whatever part i
 _MOST_AHEAD = 1 << 22
 _WALK = 1 << 12  # bytes of a read while walking: many heads of small records at once
 _MOST_WALK = 1 << 20
-_KNOWN = 64  # objects whose heads are remembered,
-_MOST_KNOWN = 4_000_000  # and heads of all of them, 8 bytes each
+_KEPT = 1 << 25  # bytes of the heads that are remembered,
+_LEAST_KEPT = _KEPT // 64  # of 64 objects at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,19 @@ class Window:
         self._data = self._data + more if self._data else bytearray(more)
         self.view = memoryview(self._data)
 
+    async def reach_back(self, start: int) -> None:
+        """Read what lies before it, too, from a position on."""
+        if start < self.start:
+            before = memoryview(await self._reader.read(start, self.start))
+            self._data = bytearray(before) + self._data
+            self.start, self.view = start, memoryview(self._data)
+
 
 class Records:
     """Finds and reads records; remembers how long they are, to read as little as it can."""
 
     def __init__(self) -> None:
-        self._ahead = 1 << 14  # behind a block; no result depends on it
+        self._ahead = Ahead(1 << 14, HEAD, _MOST_AHEAD)
 
     async def between(self, reader: Reader, start: int, stop: int) -> list[Record]:
         """Return the records whose heads lie in [start, stop) of an object.
@@ -110,11 +118,11 @@ class Records:
         if reader.entry.size <= SMALL or not start:
             window = Window(reader, 0)
             whole = reader.entry.size <= SMALL
-            await window.reach(reader.entry.size if whole else stop + self._ahead)
+            await window.reach(reader.entry.size if whole else stop + self._ahead.nbytes)
             records = await self._certain(reader, window, reader.entry.size if whole else stop)
             return [record for record in records if start <= record.start < stop]
         window = Window(reader, start)
-        await window.reach(stop + self._ahead)
+        await window.reach(stop + self._ahead.nbytes)
         return await self._found(reader, window, stop)
 
     async def _certain(self, reader: Reader, window: Window, stop: int) -> list[Record]:
@@ -146,8 +154,7 @@ class Records:
         records = await chain(reader, window, first, stop)
         if not records:
             return []
-        average = (records[-1].stop - records[0].start) // len(records)
-        self._ahead = min(_MOST_AHEAD, 2 * average + HEAD)
+        self._ahead.learn([record.stop - record.start for record in records])
         for record in records:
             if record.stop - record.start > stop - window.start:
                 refuse_look_alikes(reader.entry, record)
@@ -251,7 +258,7 @@ class Heads:
     """Walks from head to head, from an object's first record on, and remembers the way."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Entry, npt.NDArray[np.int64]] = OrderedDict()
+        self._known: Asked[Entry, npt.NDArray[np.int64]] = Asked(_KEPT)
 
     async def of(self, reader: Reader) -> npt.NDArray[np.int64]:
         """Return where each record starts, and the end of the last.
@@ -259,19 +266,12 @@ class Heads:
         Raises:
             FormatError: there is no way to the end of the object.
         """
-        found = self._known.get(reader.entry)
-        if found is None:
-            found = np.array([at async for at in self._walk(reader)], np.int64)
-            self._known[reader.entry] = found
-            self._forget()
-        self._known.move_to_end(reader.entry)
-        return found
 
-    def _forget(self) -> None:
-        while len(self._known) > 1 and (
-            len(self._known) > _KNOWN or sum(map(len, self._known.values())) > _MOST_KNOWN
-        ):
-            self._known.popitem(last=False)
+        async def ask() -> tuple[npt.NDArray[np.int64], int]:
+            found = np.array([at async for at in self._walk(reader)], np.int64)
+            return found, max(found.nbytes, _LEAST_KEPT)
+
+        return await self._known.get(reader.entry, ask)
 
     async def _walk(self, reader: Reader) -> AsyncIterator[int]:
         entry, at, step = reader.entry, 0, _WALK

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 KEY = "__key__"
 _OPTIONS = ("fields", "decode", "index", "compression")
 _DECODE = ("extension", "images", "none")
-LEAST_BLOCK = 16  # what a visit reads in vain is about a sample and a half
+LEAST_BLOCK = 24  # what a visit reads in vain is about two samples
 BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 1 << 25
 _SPOT = 1 << 19  # bytes, at the start and in the middle, by which an object is measured
@@ -238,7 +238,7 @@ def block_of(stride: float) -> int:
     """Return how many samples are worth one visit.
 
     >>> block_of(1000), block_of(100_000), block_of(5_000_000)
-    (1048, 16, 6)
+    (1048, 24, 6)
     """
     block = max(LEAST_BLOCK, int(BLOCK_BYTES / max(1.0, stride)))
     return max(1, min(block, int(MOST_BLOCK_BYTES / max(1.0, stride))))

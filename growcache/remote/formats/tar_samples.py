@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from growcache.errors import FormatError
-from growcache.remote.formats.kept import Kept
+from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.objects import Reader
 from growcache.remote.formats.records import Window
-from growcache.remote.formats.tar_headers import BLOCK, NOTES, is_header, padded, parse_header
-from growcache.remote.formats.tar_members import MOST_NOTES, ChainError, Member, member_at
+from growcache.remote.formats.tar_borders import BEHIND, Following, back_from, first_member
+from growcache.remote.formats.tar_headers import BLOCK, is_header
+from growcache.remote.formats.tar_members import ChainError, Member, member_at
 from growcache.remote.store import Entry
 
 SMALL = 1 << 18  # bytes; such an object is read from its start, whatever part is asked for
@@ -80,13 +81,13 @@ class Blocks:
         if start >= stop:
             return Found([])
         small = reader.entry.size <= SMALL
-        window = Window(reader, 0 if small else max(0, start // BLOCK * BLOCK - MOST_NOTES))
+        window = Window(reader, 0 if small else back_from(start, BEHIND))
         await window.reach(reader.entry.size if small else stop + self._ahead)
         first: int | None = 0
         certain = small or not start
         try:
             if not certain:
-                first = await _first_member(window, reader.entry, start, stop)
+                first = await first_member(window, reader.entry, start, stop)
             if first is None:
                 return Found([])
         except ChainError as error:
@@ -106,7 +107,7 @@ class Blocks:
     ) -> tuple[list[Member], ChainError | None]:
         """Return the members of samples until the last sample of the block is complete."""
         entry, at = reader.entry, first
-        fetch = _Ahead(window, self._ahead)
+        fetch = Following(window, self._ahead)
         members: list[Member] = []
         behind = 0  # samples that begin behind the last member that begins in the block
         try:
@@ -126,20 +127,6 @@ class Blocks:
             return list(_without_last(members)), error
         await window.reach(max((m.stop for m in members if not m.wrong), default=0))
         return members, None
-
-
-class _Ahead:
-    """Fetches what comes next, and some more, into a window."""
-
-    def __init__(self, window: Window, ahead: int) -> None:
-        self._window = window
-        self._ahead = ahead
-
-    async def __call__(self, start: int, stop: int) -> bytes:
-        if stop > self._window.stop:
-            await self._window.reach(stop + self._ahead)
-        begin = self._window.start
-        return bytes(self._window.view[start - begin : stop - begin])
 
 
 def packed(window: Window, members: Sequence[Member]) -> Packed:
@@ -168,44 +155,6 @@ def _owned(
     return runs[:1] + owned if not first and not start else owned
 
 
-async def _first_member(window: Window, entry: Entry, start: int, stop: int) -> int | None:
-    """Return where the first member in [start, stop) begins: its first header, if it has several.
-
-    Raises:
-        ChainError: it begins before, and does not end well.
-    """
-    first = padded(start)
-    for at in range(first, stop, BLOCK):
-        if is_header(window.view, at - window.start):
-            begin = _begin(window, at)
-            if begin >= start:
-                return begin
-            # What was found is the end of its headers, whose beginning is in the block before.
-            member = await member_at(_Ahead(window, BLOCK), entry, begin, certain=False)
-            following = entry.size if member is None else member.stop
-            return following if following < stop else None
-    return None
-
-
-def _begin(window: Window, at: int) -> int:
-    """Return where the headers begin whose last one, or one of them, is here."""
-    while (before := _noted(window, at)) is not None:
-        at = before
-    return at
-
-
-def _noted(window: Window, at: int) -> int | None:
-    """Return where a header lies that is about the one here."""
-    view, begin = window.view, window.start
-    for start in range(at - BLOCK, max(begin, at - MOST_NOTES) - 1, -BLOCK):
-        if is_header(view, start - begin):
-            header = parse_header(bytes(view[start - begin : start - begin + BLOCK]))
-            notes = header is not None and header.kind in NOTES
-            ends = header is not None and start + BLOCK + padded(header.size) == at
-            return start if notes and ends else None
-    return None
-
-
 def _look_alikes(
     window: Window, entry: Entry, members: Sequence[Member], block: int
 ) -> ChainError | None:
@@ -228,7 +177,7 @@ class Index:
     """Walks from header to header, from an object's first one on, and remembers its samples."""
 
     def __init__(self) -> None:
-        self._known: Kept[Entry, npt.NDArray[np.int64]] = Kept(_KEPT)
+        self._known: Asked[Entry, npt.NDArray[np.int64]] = Asked(_KEPT)
 
     async def of(self, reader: Reader) -> npt.NDArray[np.int64]:
         """Return where each sample starts and stops.
@@ -236,11 +185,12 @@ class Index:
         Raises:
             FormatError: there is no way to the end of the object.
         """
-        found = self._known.get(reader.entry)
-        if found is None:
+
+        async def ask() -> tuple[npt.NDArray[np.int64], int]:
             found = np.array(await self._walk(reader), np.int64).reshape(-1, 2)
-            self._known.put(reader.entry, found, found.nbytes + 200)
-        return found
+            return found, found.nbytes + 200
+
+        return await self._known.get(reader.entry, ask)
 
     async def _walk(self, reader: Reader) -> list[tuple[int, int]]:
         fetch, at = _Headers(reader), 0
@@ -275,7 +225,7 @@ class Index:
 
 
 async def _all(window: Window, entry: Entry, at: int, end: int) -> list[Member]:
-    fetch = _Ahead(window, 0)
+    fetch = Following(window, 0)
     members = []
     while at < end and (member := await member_at(fetch, entry, at, certain=True)) is not None:
         at = member.stop
@@ -311,7 +261,7 @@ async def everything(reader: Reader) -> Found:
     window = Window(reader, 0)
     await window.reach(reader.entry.size)
     members: list[Member] = []
-    fetch, at = _Ahead(window, 0), 0
+    fetch, at = Following(window, 0), 0
     try:
         while (member := await member_at(fetch, reader.entry, at, certain=True)) is not None:
             at = member.stop

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from growcache.errors import ConfigError, FormatError, ObjectMissingError
 from growcache.remote.formats.chunks import Chunking, Place
+from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.objects import (
     RUN_LENGTHS,
     Measure,
@@ -42,7 +42,7 @@ from growcache.remote.formats.zarr_metadata import (
 from growcache.schema import Array, Sample
 
 _OPTIONS = ("axis", "window", "stride", "edge", "phase", "beside")
-_KNOWN = 4096  # arrays
+_KNOWN = 4096  # arrays whose metadata is kept
 # The end of a chunk's key: c/3/0 or c.3.0 of version 3, 3.0 or 3/0 of version 2.
 _DOTTED = re.compile(r"(?:^|/)(?:c\.)?([0-9]{1,18}(?:\.[0-9]{1,18})*)$")
 _NUMBERS = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
@@ -136,7 +136,7 @@ class ChunkRows:
     def __init__(self, grid: Grid, beside: Mapping[str, str]) -> None:
         self._grid = grid
         self._beside = beside
-        self._known: OrderedDict[str, ArrayMetadata | FormatError] = OrderedDict()
+        self._known: Asked[str, ArrayMetadata | FormatError] = Asked(_KNOWN)
 
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
@@ -194,18 +194,18 @@ class ChunkRows:
         return None
 
     async def _metadata(self, reader: Reader, root: str) -> ArrayMetadata:
-        known = self._known.get(root)
-        if known is None:
-            try:
-                known = await _fetched(reader, root)
-            except FormatError as error:
-                known = error
-            self._known[root] = known
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
+        known = await self._known.get(root, lambda: _asked(reader, root))
         if isinstance(known, FormatError):
             raise known
         return known
+
+
+async def _asked(reader: Reader, root: str) -> tuple[ArrayMetadata | FormatError, int]:
+    """Return the metadata of an array, or why there is none; it counts as one."""
+    try:
+        return await _fetched(reader, root), 1
+    except FormatError as error:
+        return error, 1
 
 
 async def _fetched(reader: Reader, root: str) -> ArrayMetadata:

@@ -1,0 +1,191 @@
+"""The end of a Parquet file: what it says of row groups and columns, read once and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from growcache.errors import FormatError
+from growcache.remote.formats.kept import Asked
+from growcache.remote.formats.objects import Reader, most_decoded
+from growcache.remote.formats.parquet_values import check_type, is_variable
+from growcache.remote.store import Entry
+
+_MAGIC = b"PAR1"
+_TAIL, _LEAST_TAIL = (
+    1 << 16,
+    1 << 12,
+)  # bytes at the end, which hold the whole footer of most files
+_MOST_FOOTER = 1 << 26  # bytes
+_KNOWN_BYTES = 1 << 24  # of footers that are kept, as stored
+_KNOWN_FOOTERS = 4096
+_SLACK = 100  # bytes that writers of old left out of a chunk's size
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the end of a file says.
+
+    Attributes:
+        metadata: as pyarrow has it.
+        starts: first row of each row group, and the number of all rows.
+        columns: those that are wanted.
+        leaves: the numbers of their stored columns.
+        variable: whether a value of one can have any length.
+    """
+
+    metadata: Any
+    starts: list[int]
+    columns: tuple[str, ...]
+    leaves: tuple[int, ...]
+    variable: bool
+
+    def group_of(self, row: int) -> int:
+        """Return which row group a row is in."""
+        return bisect_right(self.starts, row) - 1
+
+    def unit_of(self, row: int) -> range:
+        """Return the rows of the row group that a row is in."""
+        group = self.group_of(row)
+        return range(self.starts[group], self.starts[group + 1])
+
+    def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
+        """Return where the columns of a row group lie.
+
+        Raises:
+            FormatError: elsewhere, or they are more than a sampler can hold.
+        """
+        metadata = self.metadata.row_group(group)
+        slack = _SLACK if str(self.metadata.created_by).startswith("parquet-mr") else 0
+        found = []
+        for leaf in self.leaves:
+            column = metadata.column(leaf)
+            start = column.data_page_offset
+            if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < start:
+                start = column.dictionary_page_offset
+            stop = start + column.total_compressed_size
+            if column.file_path:
+                raise FormatError(
+                    f"{entry.key}: a column is in another file, which is never opened"
+                )
+            if not 0 <= start <= stop <= entry.size:
+                raise FormatError(f"{entry.key}: a column lies beyond the end of the object")
+            found.append((start, min(entry.size, stop + slack)))
+        if sum(stop - start for start, stop in found) > (most := most_decoded(entry)):
+            raise FormatError(f"{entry.key}: one visit may read {most:,} bytes of a row group")
+        return found
+
+
+class Footers:
+    """Reads footers, each once for all visits to its file.
+
+    Args:
+        columns: that are wanted; None: all.
+    """
+
+    def __init__(self, columns: tuple[str, ...] | None) -> None:
+        self._columns = columns
+        self._known: Asked[Entry, Footer] = Asked(_KNOWN_BYTES)
+        self._tail = _TAIL  # what the footers before needed, and some more
+
+    async def of(self, reader: Reader) -> Footer:
+        """Return the footer of an object.
+
+        Raises:
+            FormatError: it has none, or not the columns.
+        """
+
+        async def ask() -> tuple[Footer, int]:
+            data = await self._bytes(reader)
+            footer = await asyncio.to_thread(_parsed, data, self._columns, reader.entry)
+            return footer, len(data) + _KNOWN_BYTES // _KNOWN_FOOTERS
+
+        return await self._known.get(reader.entry, ask)
+
+    async def _bytes(self, reader: Reader) -> bytes:
+        """Return the end of a file, from its footer on; mostly by one read."""
+        size, key = reader.entry.size, reader.entry.key
+        first = max(0, size - self._tail)
+        tail = bytes(memoryview(await reader.read(first, size)))
+        if size < 12 or tail[-4:] != _MAGIC:
+            raise FormatError(f"{key}: expected a Parquet file, found {tail[-8:]!r} at its end")
+        needed = int.from_bytes(tail[-8:-4], "little") + 8
+        if needed + 4 > size or needed > _MOST_FOOTER:
+            raise FormatError(f"{key}: its footer claims {needed - 8:,} bytes")
+        if needed > len(tail):
+            tail = bytes(memoryview(await reader.read(size - needed, first))) + tail
+        self._tail = max(_LEAST_TAIL, needed * 5 // 4, min(self._tail, _TAIL) // 2)
+        return tail[len(tail) - needed :]
+
+
+def _parsed(data: bytes, wanted: tuple[str, ...] | None, entry: Entry) -> Footer:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + data))
+        schema = metadata.schema.to_arrow_schema()
+        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except Exception as error:  # Arrow raises what a broken file makes it raise
+        raise broken(entry, error) from error
+    if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
+        raise FormatError(f"{entry.key}: its row groups have not the rows that its footer says")
+    columns = _chosen_columns(schema, wanted, entry)
+    for name in columns:
+        try:
+            check_type(name, schema.field(name).type)
+        except FormatError as error:
+            raise FormatError(f"{entry.key}: {error}") from None
+    return Footer(
+        metadata,
+        [0, *itertools.accumulate(rows)],
+        columns,
+        _leaves(schema, columns, metadata.num_columns, entry),
+        any(is_variable(schema.field(name).type) for name in columns),
+    )
+
+
+def _chosen_columns(
+    schema: Any, wanted: tuple[str, ...] | None, entry: Entry
+) -> tuple[str, ...]:
+    names = schema.names
+    for name in wanted or names:
+        if names.count(name) != 1:
+            close = difflib.get_close_matches(name, names, n=1)
+            shown = ", ".join(f"{one!r:.40}" for one in names[:8])
+            hint = (
+                f"did you mean {close[0]!r:.40}?" if close else f"there are {shown or 'none'}"
+            )
+            raise FormatError(f"{entry.key}: expected one column {name!r:.40}; {hint}")
+    if not names:
+        raise FormatError(f"{entry.key}: a table without columns")
+    return wanted or tuple(names)
+
+
+def _leaves(schema: Any, columns: Sequence[str], count: int, entry: Entry) -> tuple[int, ...]:
+    """Return which of the stored columns hold these; a list of lists is one, a struct several."""
+    found: list[int] = []
+    at = 0
+    for field in schema:
+        width = _width(field.type)
+        if field.name in columns:
+            found += range(at, at + width)
+        at += width
+    if at != count:
+        raise FormatError(f"{entry.key}: its columns are not those of its schema")
+    return tuple(found)
+
+
+def _width(type_: Any) -> int:
+    return sum(_width(type_.field(i).type) for i in range(type_.num_fields)) or 1
+
+
+def broken(entry: Entry, error: Exception) -> FormatError:
+    """Return what is said of a file that Arrow cannot read."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}")
