@@ -1,16 +1,18 @@
 """Samples of each remote format, against a loop written by hand with fsspec and its library.
 
-2,048 samples of 16 KiB in 8 objects, drawn once each by two samplers of 16 reads in flight, from
-an S3 server without and with 50 ms per request. Seconds and CPU are those of `growcache run` from
-its start to its end, all processes, cache written. Amplification is the bytes that came over the
-link, headers of HTTP, listing and the first look at the objects included, over those of the chunks,
-row groups, pages, rows or lines that hold the samples; it is counted where there is latency, by what
-makes it.
+Samples of 16 KiB in 8 objects of 16 to 64 MiB, drawn once each by two samplers of 16 reads in
+flight, from an S3 server without and with 50 ms per request. Speed and CPU time, of all processes
+of `growcache run`, cache written, are of the middle of the run; "start" are the seconds before
+its first shard. Amplification is all bytes that came over the link in the whole run, those of the
+listing, of the first look at the objects and of HTTP included, over those of the rows, pages,
+chunks, row groups, lines or records that hold the samples. "First look" are the bytes of a run
+that ends after its first few samples: they are as many for a source of any size, for eight objects
+are looked at. Both are counted where there is latency, by what makes it.
 
-By hand (benchmarks/formats_cases.py) means: in random order, one after another, and with the 32
-threads of a pool, for 1.5 seconds each, without the start of Python and with nothing kept but what
-the library keeps. It is the same run, machine and server. LMDB by hand tells of objects
-this small only: it downloads whole files first, of 4 MB here.
+By hand (benchmarks/formats_arrays.py, benchmarks/formats_records.py) means: at random, one after
+another, and with the 32 threads of a pool, in one process that goes on through all rounds; what
+its "start" takes, opening all objects, or downloading them where its library reads local files
+only, is not in its speed. All are run in turns, and ratios are taken within one.
 """
 
 from __future__ import annotations
@@ -20,119 +22,83 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.formats_cases import CASES, SAMPLE_BYTES, SAMPLES, Case
-from benchmarks.measure import Child, Run, parser, report, verdict, write_config
-from benchmarks.servers import Server, make_bucket, running_server
-from growcache.cache.status import read_status
+from benchmarks.formats_cases import CASES
+from benchmarks.formats_page import Figures, write_page
+from benchmarks.formats_runs import (
+    BUCKET,
+    READS,
+    WORKERS,
+    ByHand,
+    Pass,
+    Turn,
+    draw_all,
+    first_look,
+    upload,
+)
+from benchmarks.formats_samples import SAMPLE_BYTES, Case
+from benchmarks.measure import median, parser, report, verdict
+from benchmarks.servers import Server, make_bucket, remove_objects, running_server
 from tests.servers.slowlink import SlowLink, slowlink
 
-BUCKET = "formats"
-WORKERS, READS = 2, 16  # samplers, and reads in flight of each
 AMPLIFICATION_GOAL = 1.1
+SECONDS, SECONDS_NEAR = 8.0, 3.0  # of a turn by hand, with latency and without
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
-    """What a loop of one's own came to."""
+class Made:
+    """The objects of a case in the bucket.
 
+    Attributes:
+        case: that they are of.
+        objects: how many.
+        samples: of each.
+        payload: bytes of what holds all samples.
+    """
+
+    case: Case
+    objects: int
     samples: int
-    seconds: float
-    cpu: float
+    payload: int
 
     @property
-    def speed(self) -> float:
-        """Samples per second."""
-        return self.samples / self.seconds
+    def total(self) -> int:
+        """Samples of all objects."""
+        return self.objects * self.samples
 
 
-def fill(server: Server, case: Case, objects: int, directory: Path | None) -> int:
-    """Put the objects into the bucket; returns the bytes that hold samples."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One turn of each.
+
+    Attributes:
+        ours: growcache's.
+        fetched: bytes over the link meanwhile; None where there is none.
+        loop: one after another, by hand.
+        pool: with as many threads as growcache has reads in flight.
+    """
+
+    ours: Pass
+    fetched: int | None
+    loop: Turn
+    pool: Turn
+
+
+def fill(server: Server, case: Case, *, quick: bool, directory: Path | None) -> Made:
+    """Put the objects of a case into the bucket."""
+    objects, samples = (4, case.samples // 16) if quick else (8, case.samples)
     rng, payload = np.random.default_rng(0), 0
-    store = server.bucket(BUCKET)
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        for number in range(objects):
-            path = Path(scratch) / str(number)
-            payload += case.make(path, rng)
-            made = next(found for found in Path(scratch).iterdir() if found.stem == path.name)
-            store.put(key_of(case, number), made.read_bytes())
-            made.unlink()
-    return payload
-
-
-def key_of(case: Case, number: int) -> str:
-    """Return the key of an object in the bucket."""
-    return f"{case.name.replace(' ', '-')}/{number:03d}.{case.format}"
-
-
-def drawn(server: Server, case: Case, scratch: Path) -> tuple[Run, int]:
-    """Draw each sample once with growcache; returns what it cost, and how many are cached."""
-    config, cache = scratch / "config.yaml", scratch / "cache"
-    folder = key_of(case, 0).partition("/")[0]
-    write_config(
-        config,
-        source={
-            "url": f"s3://{BUCKET}/{folder}/*",
-            "format": case.format,
-            "options": case.options,
-            "storage_options": server.storage_options,
-        },
-        sampling={"workers": WORKERS, "concurrency": READS},
-        cache={"path": str(cache), "max_bytes": "2GB", "min_uses": 0},
-    )
-    run = Child.growcache("run", str(config), "--until-full", log=scratch / "run.log").wait()
-    return run, read_status(cache).samples
-
-
-def by_hand(
-    server: Server, case: Case, objects: int, threads: int, seconds: float, scratch: Path
-) -> ByHand:
-    """Run the loop in a process of its own."""
-    keys = [f"{BUCKET}/{key_of(case, number)}" for number in range(objects)]
-    command = [sys.executable, "-m", "benchmarks.by_hand", "--endpoint", server.endpoint]
-    command += ["--case", case.name, "--threads", str(threads), "--seconds", str(seconds)]
-    run = Child([*command, *keys], scratch / "by-hand.log").wait()
-    return ByHand(**json.loads(run.output.splitlines()[-1]))
-
-
-def row(
-    server: Server, case: Case, latency: float, payload: int, objects: int, seconds: float
-) -> dict[str, object]:
-    """Return the figures of one case at one latency."""
-    with far(server, latency) as (reached, link), tempfile.TemporaryDirectory() as place:
-        scratch = Path(place)
-        run, samples = drawn(reached, case, scratch)
-        fetched = link.counts().bytes / payload if link else None
-        loop = by_hand(reached, case, objects, 1, seconds, scratch)
-        pool = by_hand(reached, case, objects, WORKERS * READS, seconds, scratch)
-    if samples != objects * SAMPLES:
-        sys.exit(f"{case.name}: {samples} samples are cached, not {objects * SAMPLES}")
-    speed = samples / run.wall_seconds
-    print(f"{case.name}, {latency:g} ms: {speed:.0f}/s, by hand {loop.speed:.0f}", flush=True)
-    found: dict[str, object] = {
-        "ms": latency,
-        "format": case.name,
-        "samples/s": speed,
-        "MB/s": speed * SAMPLE_BYTES / 1e6,
-        "CPU ms": 1000 * run.cpu_seconds / samples,
-        "by hand/s": loop.speed,
-        "its CPU ms": 1000 * loop.cpu / loop.samples,
-        "pool/s": pool.speed,
-        "pool's CPU ms": 1000 * pool.cpu / pool.samples,
-        "x by hand": speed / loop.speed,
-        "x pool": speed / pool.speed,
-        "amplification": fetched,
-    }
-    if fetched is not None:
-        found["goal"] = verdict(fetched, AMPLIFICATION_GOAL, at_most=True)
-    if case.goal is not None and latency:
-        found["speed goal"] = verdict(speed / loop.speed, case.goal, at_most=False)
-    return found
+    for number in range(objects):
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            made = Path(scratch) / "made"
+            payload += case.make(made, rng, samples)
+            upload(server, case, made, number)
+    return Made(case, objects, samples, payload)
 
 
 @contextmanager
@@ -145,24 +111,116 @@ def far(server: Server, latency_ms: float) -> Iterator[tuple[Server, SlowLink | 
         yield Server(server.name, link.endpoint), link
 
 
+def measured(server: Server, made: Made, link: SlowLink | None, by_hand: ByHand) -> Round:
+    """Run all of them, one after the other."""
+    seconds = SECONDS if link else SECONDS_NEAR
+    before = link.counts().bytes if link else 0
+    with tempfile.TemporaryDirectory() as scratch:
+        ours = draw_all(server, made.case, Path(scratch))
+    if ours.samples != made.total:
+        sys.exit(f"{made.case.name}: {ours.samples} samples, not {made.total}")
+    fetched = link.counts().bytes - before if link else None
+    loop = by_hand.turn(1, seconds)
+    return Round(ours, fetched, loop, by_hand.turn(WORKERS * READS, seconds))
+
+
+def looked(server: Server, made: Made, link: SlowLink | None) -> int | None:
+    """Return the bytes of a first look."""
+    if link is None:
+        return None
+    before = link.counts().bytes
+    with tempfile.TemporaryDirectory() as scratch:
+        first_look(server, made.case, Path(scratch))
+    return link.counts().bytes - before
+
+
+def row(server: Server, made: Made, latency: float, rounds: int) -> Figures:
+    """Return the figures of one case at one latency."""
+    with far(server, latency) as (reached, link):
+        first = looked(reached, made, link)
+        with closing(ByHand(reached, made.case, made.objects, made.samples)) as by_hand:
+            found = [measured(reached, made, link, by_hand) for _ in range(rounds)]
+    figures = figures_of(made, latency, found, first)
+    print(json.dumps(figures), flush=True)
+    return figures
+
+
+def figures_of(made: Made, latency: float, found: list[Round], first: int | None) -> Figures:
+    """Return medians, and ratios within rounds."""
+    speed = median([one.ours.speed for one in found])
+    download = found[0].loop
+    loop = [_speed(made, one.loop, download) for one in found]
+    pool = [_speed(made, one.pool, download) for one in found]
+    times = median([one.ours.speed / slow for one, slow in zip(found, loop, strict=True)])
+    figures: Figures = {
+        "ms": latency,
+        "format": made.case.name,
+        "MB": made.payload / 1e6,
+        "rounds": len(found),
+        "samples/s": speed,
+        "MB/s": speed * SAMPLE_BYTES / 1e6,
+        "CPU ms": median([1000 * one.ours.cpu for one in found]),
+        "start s": median([one.ours.start for one in found]),
+        "whole run s": median([one.ours.seconds for one in found]),
+        "whole run CPU ms": median([1000 * one.ours.all_cpu for one in found]),
+        "by hand/s": median(loop),
+        "its CPU ms": median([_cpu_ms(made, one.loop, download) for one in found]),
+        "its start s": found[0].loop.opening,
+        "pool/s": median(pool),
+        "pool's CPU ms": median([_cpu_ms(made, one.pool, download) for one in found]),
+        "pool's start s": found[0].pool.opening,
+        "x by hand": times,
+        "x pool": median(
+            [one.ours.speed / fast for one, fast in zip(found, pool, strict=True)]
+        ),
+    }
+    fetched = [one.fetched / made.payload for one in found if one.fetched is not None]
+    if fetched and first is not None:
+        figures["first look MB"] = first / 1e6
+        figures["amplification"] = median(fetched)
+        figures["goal"] = verdict(median(fetched), AMPLIFICATION_GOAL, at_most=True)
+    if made.case.goal is not None and latency:
+        figures["speed goal"] = verdict(times, made.case.goal, at_most=False)
+    return figures
+
+
+def _speed(made: Made, turn: Turn, download: Turn) -> float:
+    """Return samples per second; where all is downloaded first, of one pass with that."""
+    first = download.opening if made.case.downloads else 0.0
+    return made.total / (first + made.total * turn.seconds / turn.samples)
+
+
+def _cpu_ms(made: Made, turn: Turn, download: Turn) -> float:
+    first = download.opening_cpu if made.case.downloads else 0.0
+    return 1000 * (first / made.total + turn.cpu / turn.samples)
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--server", choices=("auto", "juicefs", "moto"), default="auto")
     arguments.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     arguments.add_argument("--latency-ms", type=float, nargs="+", default=[0, 50])
+    arguments.add_argument(
+        "--page", type=Path, help="also write the figures into this page, those of --read too"
+    )
+    arguments.add_argument(
+        "--read", type=Path, nargs="+", help="measure nothing; take what --json has kept"
+    )
     given = arguments.parse_args()
-    objects, seconds = (4, 0.5) if given.quick else (8, 1.5)
-    cases = [CASES[name] for name in given.case]
-    rows: list[dict[str, object]] = []
+    if given.read:
+        write_page(given.page, [json.loads(file.read_text()) for file in given.read])
+        return
+    rounds = given.rounds or (1 if given.quick else 3)
+    rows: list[Figures] = []
     with running_server(given.server) as server:
         make_bucket(server, BUCKET)
-        for case in cases:
+        for case in [CASES[name] for name in given.case]:
             if importlib.util.find_spec(case.needs) is None:
                 print(f"{case.name}: left out, for it needs {case.needs}")
                 continue
-            payload = fill(server, case, objects, given.directory)
-            for latency in given.latency_ms:
-                rows.append(row(server, case, latency, payload, objects, seconds))
+            made = fill(server, case, quick=given.quick, directory=given.directory)
+            rows += [row(server, made, latency, rounds) for latency in given.latency_ms]
+            remove_objects(server, BUCKET, f"{case.folder}/")
     rows.sort(key=lambda found: given.latency_ms.index(found["ms"]))
     report(f"Remote formats from {server.name}, {WORKERS} samplers", rows, given.json)
 

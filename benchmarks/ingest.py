@@ -34,6 +34,7 @@ from tests.servers.slowlink import slowlink
 
 BUCKET = "bench"
 READS = 32  # in flight, of the bare loop and of all samplers together
+CPU_GOAL = 1.3  # times the bare loop's, with one sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Case:
             a growing page cache takes from the host for the first time costs several times
             the write: the comparison would be with the host.
         shard_samples: such that a shard is a few dozen MB, as with a cache of common size.
+        goal: of the bare loop's speed.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Case:
     objects: int
     cache_mb: int
     shard_samples: int
+    goal: float
 
     @property
     def megabytes(self) -> float:
@@ -64,12 +67,12 @@ class Case:
 
 
 FULL = [
-    Case("8MiB", (2048, 1024), 1024, 1200, 8),
-    Case("64KiB", (16, 1024), 32_768, 800, 768),
+    Case("8MiB", (2048, 1024), 1024, 1200, 8, 0.9),
+    Case("64KiB", (16, 1024), 32_768, 800, 768, 0.8),
 ]
 QUICK = [
-    Case("8MiB", (2048, 1024), 64, 300, 2),
-    Case("64KiB", (16, 1024), 2048, 100, 128),
+    Case("8MiB", (2048, 1024), 64, 300, 2, 0.9),
+    Case("64KiB", (16, 1024), 2048, 100, 128, 0.8),
 ]
 
 
@@ -182,12 +185,12 @@ def row(case: Case, rounds: list[Round]) -> dict[str, object]:
         "+ files": speed([r.writing for r in rounds]),
         "growcache": speed([r.ours for r in rounds]),
         "ratio": faster,
-        "speed goal": verdict(faster, 0.7, at_most=False),
+        "speed goal": verdict(faster, case.goal, at_most=False),
         "bare CPU s": median([r.bare.cpu_seconds for r in rounds]),
         "+ files CPU s": median([r.writing.cpu_seconds for r in rounds]),
         "growcache CPU s": median([r.ours.cpu_seconds for r in rounds]),
         "CPU ratio": dearer,
-        "CPU goal": verdict(dearer, 1.5, at_most=True),
+        "CPU goal": verdict(dearer, CPU_GOAL, at_most=True),
         "2 samplers MB/s": speed([r.two for r in rounds]),
         "2 samplers CPU ratio": median(
             [r.two.cpu_seconds / r.bare.cpu_seconds for r in rounds]

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from obstore.store import S3Store
 
@@ -87,16 +88,27 @@ def running_server(kind: str = "auto") -> Iterator[Server]:
 
 def make_bucket(server: Server, name: str) -> None:
     """Create a bucket (obstore only knows objects, so by boto3)."""
+    _client(server).create_bucket(Bucket=name)
+
+
+def remove_objects(server: Server, bucket: str, prefix: str) -> None:
+    """Delete objects, one by one: JuiceFS answers a request for several as obstore cannot read."""
+    client = _client(server)
+    for page in server.bucket(bucket).list(prefix):
+        for found in page:
+            client.delete_object(Bucket=bucket, Key=found["path"])
+
+
+def _client(server: Server) -> Any:
     import boto3
 
-    client = boto3.client(
+    return boto3.client(
         "s3",
         endpoint_url=server.endpoint,
         aws_access_key_id=KEY,
         aws_secret_access_key=SECRET,
         region_name="us-east-1",
     )
-    client.create_bucket(Bucket=name)
 
 
 def free_port() -> int:
