@@ -12,6 +12,8 @@ from pydantic_core import ErrorDetails
 
 from growcache.secrecy import hide, public_url, without_userinfo
 
+ONE, SEVERAL = "one", "several"  # branches of ``source``, of which users need not know
+
 Models: TypeAlias = Mapping[tuple[int | str, ...], type[BaseModel]]
 
 
@@ -25,20 +27,35 @@ def explain(error: ValidationError, label: str, models: Models) -> str:
     """
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors():
-        # What follows section, key and place in a list names the branch of a union, but for
-        # mappings of keys of their own.
-        most = len(item["loc"]) if len(item["loc"]) > 1 and item["loc"][:2] in models else 2
-        loc = enumerate(item["loc"])
-        where = [str(part) for n, part in loc if n < most or type(part) is int]
-        found.setdefault(".".join(where) or "config", []).append(item)
+        found.setdefault(_where(item["loc"], models) or "config", []).append(item)
     lines = [f"{label}: {_complaint(dotted, items, models)}" for dotted, items in found.items()]
     return "\n".join(line[:300] for line in lines[:2])
+
+
+def _where(loc: tuple[int | str, ...], models: Models) -> str:
+    """Return the dotted place that a user knows of one that has the branches of unions in it."""
+    if loc[:1] == ("source",) and loc[1:2] in ((ONE,), (SEVERAL,)):
+        loc = loc[:1] + loc[2:]
+    place = _in_section(loc)
+    # What follows section, key and place in a list names the branch of a union, but for
+    # mappings of keys of their own.
+    most = len(place) if len(place) > 1 and place[:2] in models else 2
+    most += len(loc) - len(place)
+    parts = (str(part) for n, part in enumerate(loc) if n < most or type(part) is int)
+    return ".".join(parts)
+
+
+def _in_section(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return a place as it is in a section of which there is one: sources may be several."""
+    several = len(loc) > 1 and loc[0] == "source" and str(loc[1]).isdigit()
+    return loc[:1] + loc[2:] if several else loc
 
 
 def _complaint(dotted: str, items: list[ErrorDetails], models: Models) -> str:
     kind = items[0]["type"]
     if kind == "extra_forbidden":
-        return f"unknown key {dotted}{_nearest(dotted.split('.'), models)}"
+        where = _in_section(tuple(dotted.split(".")))
+        return f"unknown key {dotted}{_nearest([str(part) for part in where], models)}"
     if kind == "missing":
         return f"{dotted} is missing"
     said = [item["msg"].removeprefix("Value error, ") for item in items]
@@ -61,7 +78,9 @@ def _complaint(dotted: str, items: list[ErrorDetails], models: Models) -> str:
 
 def _shown(dotted: str, value: object) -> str:
     """Return what was found, but nothing that may be a credential."""
-    if dotted.startswith("source.storage_options") or isinstance(value, Mapping | list | tuple):
+    section, key, *_ = (*_in_section(tuple(dotted.split("."))), "", "")
+    secret = (section, key) == ("source", "storage_options")
+    if secret or isinstance(value, Mapping | list | tuple):
         kinds = {"dict": "a mapping", "str": "text", "list": "a list", "NoneType": "nothing"}
         kind = type(value).__name__
         return kinds.get(kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}")

@@ -20,15 +20,17 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     ConfigDict,
+    Discriminator,
     Field,
     PositiveInt,
+    Tag,
     TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
 
-from growcache.complaints import explain
+from growcache.complaints import ONE, SEVERAL, explain
 from growcache.configtext import assign, may_tell, parse_yaml, read_values, refuse_monsters
 from growcache.errors import ConfigError
 from growcache.secrecy import remember
@@ -209,6 +211,22 @@ class SourceConfig(_Model):
         if not value or not all(value):
             raise ValueError("name at least one URL")
         return value
+
+
+class MixedSource(SourceConfig):
+    """One of several sources: its samples are so much of the mixture."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+def _kind_of_source(value: Any) -> str:
+    return SEVERAL if isinstance(value, list | tuple) else ONE
+
+
+_AnySource: TypeAlias = Annotated[
+    Annotated[SourceConfig, Tag(ONE)] | Annotated[tuple[MixedSource, ...], Tag(SEVERAL)],
+    Discriminator(_kind_of_source),
+]
 
 
 class LabelGroup(_Model):
@@ -407,7 +425,7 @@ class CacheConfig(_Model):
 class Config(_Model):
     """The whole configuration; see `load_config`."""
 
-    source: SourceConfig
+    source: _AnySource
     split: SplitConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
     cache: CacheConfig = CacheConfig()
@@ -418,13 +436,51 @@ class Config(_Model):
         remember(values)  # in every process that is told a configuration
         return values
 
+    @field_validator("source")
+    @classmethod
+    def _at_least_one(
+        cls, value: SourceConfig | tuple[MixedSource, ...]
+    ) -> SourceConfig | tuple[MixedSource, ...]:
+        if value == ():
+            raise ValueError("name at least one")
+        if isinstance(value, tuple) and len({one.on_missing for one in value}) > 1:
+            raise ValueError("expected the same on_missing in all")
+        return value
+
+    @property
+    def sources(self) -> tuple[SourceConfig, ...]:
+        """What samples are drawn from: the source, or all that are mixed."""
+        return self.source if isinstance(self.source, tuple) else (self.source,)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of all sources; what is listed is numbered by its place among these."""
+        return tuple(url for source in self.sources for url in source.url)
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Of the sources that are mixed; None where there is one that is drawn from as it is."""
+        if not isinstance(self.source, tuple):
+            return None
+        return tuple(source.weight for source in self.source)
+
     @model_validator(mode="after")
     def _groups_by_a_label(self) -> Config:
         group = self.split.group if self.split is not None else None
-        columns = self.source.labels.columns if self.source.labels is not None else ()
-        if isinstance(group, LabelGroup) and group.label not in columns:
+        labels = [source.labels for source in self.sources]
+        columns = [set(one.columns) if one is not None else set() for one in labels]
+        if isinstance(group, LabelGroup) and not all(group.label in some for some in columns):
             raise ValueError(
                 f"split.group: expected one of source.labels.columns, found {group.label!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_weights(self) -> Config:
+        if self.weights is not None and self.sampling.strata is not None:
+            raise ValueError(
+                "sampling.strata: sources are mixed by their own weights; leave it out, or name "
+                "the URLs of all in one source and let strata be told by their keys"
             )
         return self
 
@@ -464,22 +520,15 @@ def load_config(
         assign(values, dotted.strip(), parse_yaml(value, f"--set {dotted.strip()}"))
     refuse_monsters(values, label)
     remember(values)  # before anything can be wrong with them
-    _refuse_several_sources(values)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, label, MODELS)) from None
 
 
-def _refuse_several_sources(values: dict[str, Any]) -> None:
-    """Refuse by name what a later version will do."""
-    if isinstance(values.get("source"), list):
-        raise ConfigError("source: mixing several sources is not available in this version")
-
-
 MODELS: dict[tuple[int | str, ...], type[BaseModel]] = {
     (): Config,
-    ("source",): SourceConfig,
+    ("source",): MixedSource,
     ("sampling",): SamplingConfig,
     ("cache",): CacheConfig,
     ("source", "labels"): LabelsConfig,

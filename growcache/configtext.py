@@ -63,9 +63,7 @@ def read_values(
         ConfigError: no file, or no mapping in it.
     """
     if isinstance(source, Mapping):
-        return "config", {
-            k: dict(v) if isinstance(v, Mapping) else v for k, v in source.items()
-        }
+        return "config", {key: _own(value) for key, value in source.items()}
     path = Path(source)
     try:
         text = path.read_text(encoding="utf-8")
@@ -84,6 +82,13 @@ def read_values(
             f"found {type(values).__name__}"
         )
     return str(path), values
+
+
+def _own(value: Any) -> Any:
+    """Return what may be written to without a change to what the caller has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_own(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def parse_yaml(text: str, label: str) -> Any:
@@ -112,15 +117,27 @@ def _unquoted(problem: str) -> str:
 
 
 def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Put a value at its place, such as ``cache.max_bytes``.
+    """Put a value at its place, such as ``cache.max_bytes`` or ``source.0.url``.
 
     Raises:
-        ConfigError: what is in front of the last dot is no section.
+        ConfigError: what is in front of the last dot is no section, or a list is shorter.
     """
     *sections, key = dotted.split(".")
+    place: Any = values
     for section in sections:
-        child = values.setdefault(section, {})
-        if not isinstance(child, dict):
+        child = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if isinstance(place, list):
+            child = place[_number(section, place, dotted)]
+        if not isinstance(child, dict | list):
             raise ConfigError(f"{dotted}: {section} is not a section of the config")
-        values = child
-    values[key] = value
+        place = child
+    place[_number(key, place, dotted) if isinstance(place, list) else key] = value
+
+
+def _number(word: str, among: list[Any], dotted: str) -> int:
+    if word.isascii() and word.isdigit() and int(word) < len(among):
+        return int(word)
+    raise ConfigError(
+        f"{dotted}: expected a number from 0 to {len(among) - 1}, for this is a list in the "
+        f"config, found {word}"
+    )

@@ -133,7 +133,8 @@ def test_the_tensorflow_block_compiles() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_loads_and_is_linked(path: Path) -> None:
     config = load_config(path)
-    open_format(config.source.format, config.source.options, config.source.url)
+    for source in config.sources:
+        open_format(source.format, source.options, source.url)
     assert f"configs/{path.name}" in README
 
 

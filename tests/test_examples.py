@@ -564,6 +564,12 @@ def labelled(folder: Path) -> str:
     return f"{folder}/**/*.npy"
 
 
+def two_archives(folder: Path) -> str:
+    tables(folder)
+    np.savez(folder / "more.npz", x=np.ones((40, 64), np.float32))
+    return f"{folder}/*.npy"
+
+
 def series(folder: Path) -> str:
     return arrays(folder, count=2, shape=(12_000, 2))
 
@@ -608,6 +614,11 @@ CONFIGS = {
         ("source.fields.x=DATA/train_x_{k}.npy", "source.fields.y=DATA/train_y_{k}.npy"),
     ),
     "local": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
+    "mixed": Tried(
+        two_archives,
+        {"x": ("float32", (4, 64))},
+        ("source.0.url=DATA/*.npy", "source.1.url=DATA/*.npz"),
+    ),
     "npy-cache": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-ragged": Tried(utterances, {"x": ("float32", 2), "x_offsets": ("int64", (5,))}),
     "npy-rows": Tried(tables, {"x": ("float32", (4, 64))}),
@@ -665,7 +676,7 @@ def test_config(
         url = uploaded(bucket, url)
         storage = f"source.storage_options={json.dumps(bucket.storage_options)}"
         settings.append(storage)
-    if name != "npy-pairs":
+    if name not in ("npy-pairs", "mixed"):
         settings.append(f"source.url={url}")
     arguments = [f"--set={setting}" for setting in settings]
     assert run(ROOT / "configs" / f"{name}.yaml", "--until-full", *arguments) == (0, "")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from growcache.cache.cache import Cache
+from growcache.cache.index.rows import Edition
 from growcache.config import Config
 from growcache.errors import ConfigError
 from growcache.remote.catalog import Catalog
-from growcache.sampling.draws import Draw, Draws, Sizing
+from growcache.sampling.draws import Draw, Draws, Ints, Sizing, Span
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population, next_edition, wants_edition
-from growcache.sampling.stratified import StratifiedDraws
-from growcache.sampling.stratify import Stratification, named_by
+from growcache.sampling.strata import block_of, mixture, quotas
+from growcache.sampling.stratified import Deal, Strata, StratifiedDraws, weighted
+from growcache.sampling.stratify import NamedBy, Stratification, named_by, sources_named
 
 
 class Drawing:
@@ -35,6 +41,8 @@ class Drawing:
         self._editions = list(cache.editions)
         self.replacement = sampling.order == "replacement"
         self.population = Population(catalog, objects, sizing, sampling.node, sampling.nodes)
+        self._objects = objects
+        self._weights = config.weights
         self._stratified = self._by_strata(config, objects, sizing)
         self._draws = self._stratified or Draws(
             sampling.seed,
@@ -43,31 +51,46 @@ class Drawing:
             replacement=self.replacement,
         )
         for edition in self._editions:
-            self._draws.add(self.population.span(edition))
+            self._add(edition)
         self._peeked: tuple[tuple[int, int], Draw | None] | None = None
         self._last: Draw | None = None
 
     def _by_strata(
         self, config: Config, objects: Objects, sizing: Sizing
     ) -> StratifiedDraws | None:
-        sampling = config.sampling
-        if sampling.strata is None:
+        sampling, weights = config.sampling, config.weights
+        names: NamedBy = sources_named
+        known: Sequence[str] = ()
+        if weights is not None:
+            deal, known = self._mixing(weights), [str(n) for n in range(len(weights))]
+        elif sampling.strata is not None:
+            deal, names = weighted(sampling.strata.weights), named_by(config)
+        else:
             return None
-        stratification = Stratification(
-            objects, self.population, named_by(config), sampling.node, sampling.nodes
+        self._stratification = Stratification(
+            objects, self.population, names, sampling.node, sampling.nodes, known
         )
         return StratifiedDraws(
             sampling.seed,
             sizing,
-            sampling.strata.weights,
-            stratification.strata,
+            deal,
+            self._stratification.strata,
             replacement=self.replacement,
         )
+
+    def _mixing(self, weights: Sequence[float]) -> Deal:
+        """Return what deals visits to several sources such that samples come by weights."""
+
+        def deal(span: Span, strata: Strata) -> Ints:
+            wanted = mixture(weights, strata.parts, self.population.per_visit(span.objects))
+            return quotas(wanted, block_of(wanted))
+
+        return deal
 
     @property
     def needs_whole_listing(self) -> bool:
         """Whether nothing is drawn before the listing has come to its end."""
-        return self._stratified is not None
+        return self._stratified is not None and self._weights is None
 
     def distinct(self, group: int) -> int | None:
         """Return how many different parts the groups before one hold.
@@ -114,10 +137,19 @@ class Drawing:
         """
         draw = self._peek(group)
         # No part for this node is no reason to wait for a doubling: another page may help.
-        ended = draw is None or (not self.replacement and draw.round != round_)
+        ended = draw is None or self._begins_round(draw, round_)
         if self._extend(group, ended=ended):
             draw = self._peek(group)
         return draw
+
+    def _begins_round(self, draw: Draw, round_: int) -> bool:
+        """Whether parts come again in a group, while others of theirs may wait in the listing."""
+        if self.replacement:
+            return False
+        if self._stratified is None or self._weights is None:
+            return draw.round != round_
+        grown = self._objects.counts(len(self._catalog)) > self._counts
+        return bool(grown[self._stratified.beginning(draw.group)].any())
 
     def _peek(self, group: int) -> Draw | None:
         """Draw without consequence; waiting for room asks many times for the same group."""
@@ -146,9 +178,34 @@ class Drawing:
             return False
         if not wants_edition(objects, self._editions, complete=complete, drawn=ended):
             return False
+        if not self._editions and not self._has_all_sources(objects, complete=complete):
+            return False
         self._catalog.flush()  # the edition must not outlive the listing it counts
         edition = next_edition(self._catalog, self._editions, group)
         self._cache.add_edition(edition)
         self._editions.append(edition)
-        self._draws.add(self.population.span(edition))
+        self._add(edition)
         return True
+
+    def _add(self, edition: Edition) -> None:
+        self._draws.add(self.population.span(edition))
+        if self._weights is not None:
+            self._counts = self._objects.counts(edition.objects)
+
+    def _has_all_sources(self, listed: int, *, complete: bool) -> bool:
+        """Whether there is something of each source that is mixed, so that shares can be kept.
+
+        Raises:
+            ConfigError: there never will be.
+        """
+        if self._weights is None:
+            return True
+        parts = self._stratification.strata(listed).parts
+        if not complete or parts.all():
+            return bool(parts.all())
+        number = int(np.flatnonzero(parts == 0)[0])
+        node, nodes = self._sampling.node, self._sampling.nodes
+        why = "split.use leaves none of them"
+        if self._objects.counts(listed)[number]:
+            why = f"none of them belongs to node {node} of {nodes}: use fewer sampling.nodes"
+        raise ConfigError(f"source.{number}: there is no object to draw from; {why}")

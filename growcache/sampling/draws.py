@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from growcache.sampling.cuts import Cut
 from growcache.seeding import GOLDEN, derive, finalize64, generator
 
 Ints = npt.NDArray[np.int64]
@@ -40,6 +41,8 @@ class Sizing:
         shard_samples: samples in a full shard.
         group_shards: shards filled together.
         max_parts: parts of the fixed set; None where the set is not fixed.
+        cuts: where several sources are mixed, how the objects of each are cut. Then
+            ``samples_per_object`` is the mean over visits, and the three after it mean nothing.
     """
 
     samples_per_object: int
@@ -49,14 +52,24 @@ class Sizing:
     shard_samples: int
     group_shards: int = 1
     max_parts: int | None = None
+    cuts: tuple[Cut, ...] = ()
 
-    def parts(self, sizes: Ints) -> Ints:
-        """Return how many parts objects of these sizes (in bytes) have, at least one each."""
-        if self.whole:
-            return np.ones(len(sizes), np.int64)
-        samples = np.floor((sizes - self.overhead_bytes) / self.stride_bytes + 1e-9)
-        parts: Ints = np.maximum(1, -(-samples // self.samples_per_object)).astype(np.int64)
-        return parts
+    def cut(self, source: int = 0, samples_per_whole: float = 1.0) -> Cut:
+        """Return how the objects of a source are cut.
+
+        Args:
+            source: its number.
+            samples_per_whole: of an object that is one part, where there is one source.
+        """
+        if self.cuts:
+            return self.cuts[source]
+        return Cut(
+            self.samples_per_object,
+            self.stride_bytes,
+            self.overhead_bytes,
+            self.whole,
+            samples_per_whole=samples_per_whole,
+        )
 
     def group_parts(self, group: int) -> int:
         """Return how many parts a group holds: the first groups are small (protocol 7)."""

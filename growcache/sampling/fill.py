@@ -18,8 +18,8 @@ from growcache.cache.incoming import needed_bytes
 from growcache.cache.packing import pack
 from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
-from growcache.remote.formats import ObjectFormat, Visit, read_found
-from growcache.remote.store import Store, StoreReader
+from growcache.remote.formats import Visit, read_found
+from growcache.remote.sources import Sources
 from growcache.sampling.allowance import Allowance, Limits, Visited
 from growcache.sampling.messages import Joined, Permit, Stop
 from growcache.sampling.pace import Pace
@@ -48,8 +48,7 @@ class Filler:
     """Fills groups; everything it needs to know travels in the permit.
 
     Args:
-        store: what is read from.
-        format_: how objects are decoded.
+        sources: what is read from, and how objects are decoded.
         transform: the user's, or None.
         seed: of everything random.
         concurrency: visits at once.
@@ -59,8 +58,7 @@ class Filler:
 
     def __init__(
         self,
-        store: Store,
-        format_: ObjectFormat,
+        sources: Sources,
         transform: Transform | None,
         seed: int,
         concurrency: int,
@@ -68,8 +66,7 @@ class Filler:
         *,
         weighted: bool = False,
     ) -> None:
-        self._store = store
-        self._format = format_
+        self._sources = sources
         self._transform = transform
         self._seed = seed
         self._concurrency = concurrency
@@ -122,8 +119,8 @@ class Filler:
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
         try:
-            reader = StoreReader(self._store, stop.entry, stop.partners)
-            found, unread = await read_found(self._format, reader, visit)
+            reader = self._sources.reader(stop.entry, stop.partners)
+            found, unread = await read_found(self._sources.format_of(stop.entry), reader, visit)
             visited = self.prepared(permit, stop, found, schema)
             if unread is not None:
                 visited.hole = reason(stop.entry.key, unread)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 import growcache.sampling.draws as draws
 from growcache.cache.identity import Identity
-from growcache.config import Config
+from growcache.config import Config, SourceConfig
 from growcache.sampling.draws import Sizing
+from growcache.sampling.sizing import sizing_values
 from growcache.schema import Schema
 from growcache.secrecy import public, public_url
 
@@ -48,13 +48,14 @@ def identify(
         sizes: what else was measured, kept but not hashed.
     """
     parts = wishes(config) | {name: digests.get(name) for name in (TRANSFORM, FORMAT)}
-    if config.source.labels is not None:
+    if any(source.labels is not None for source in config.sources):
         parts[LABELS] = digests.get(LABELS)
     parts["schema"] = str(schema)
-    parts |= {f"sampling.{name}": value for name, value in asdict(sizing).items()}
+    measured = sizing_values(sizing)
+    parts |= {f"sampling.{name}": value for name, value in measured.items()}
     canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
     fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
-    return Identity(fingerprint, parts, schema, {**asdict(sizing), **sizes})
+    return Identity(fingerprint, parts, schema, {**measured, **sizes})
 
 
 def wishes(config: Config) -> dict[str, Any]:
@@ -62,9 +63,6 @@ def wishes(config: Config) -> dict[str, Any]:
     sampling = config.sampling
     return (
         {
-            "source.format": config.source.format,
-            "source.options": public(config.source.options),
-            "source.storage_options": _server(config.source.storage_options),
             "sampling.seed": sampling.seed,
             "sampling.order": sampling.order,
             "sampling.weight_by": sampling.weight_by,
@@ -77,29 +75,43 @@ def wishes(config: Config) -> dict[str, Any]:
             "cache.max_samples": config.cache.max_samples,
             "draw version": draws.DRAW_VERSION,
         }
-        | _objects(config)
+        | _sources(config)
         | _chosen(config)
     )
 
 
-def _objects(config: Config) -> dict[str, Any]:
-    """Return where the objects are, and what is joined to them.
+def _sources(config: Config) -> dict[str, Any]:
+    """Return where the objects are, what they hold, and what is joined to them.
 
     Not what becomes of those that lack something: the service ends, or goes on without them.
     """
-    source = config.source
-    parts: dict[str, Any] = {}
+    if config.weights is None:
+        return {f"source.{name}": value for name, value in _source(config.sources[0]).items()}
+    pairs = enumerate(zip(config.sources, config.weights, strict=True))
+    return {
+        f"source.{number}.{name}": value
+        for number, (source, weight) in pairs
+        for name, value in {**_source(source), "weight": weight}.items()
+    }
+
+
+def _source(source: SourceConfig) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "format": source.format,
+        "options": public(source.options),
+        "storage_options": _server(source.storage_options),
+    }
     if source.fields:
         # As a list, for their order counts, and mappings are compared without it.
-        parts["source.fields"] = [
+        parts["fields"] = [
             [name, public_url(field.url), field.format, public(field.options)]
             for name, field in source.fields.items()
         ]
     else:
-        parts["source.url"] = [public_url(url) for url in source.url]
+        parts["url"] = [public_url(url) for url in source.url]
     if source.labels is not None:
         url = public_url(source.labels.url)
-        parts["source.labels"] = source.labels.model_dump(mode="json") | {"url": url}
+        parts["labels"] = source.labels.model_dump(mode="json") | {"url": url}
     return parts
 
 

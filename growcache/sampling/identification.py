@@ -12,9 +12,10 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
 from growcache.config import Config
-from growcache.errors import ConfigError, SamplingError
+from growcache.errors import ConfigError, FormatError, SamplingError
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import Measure
+from growcache.remote.sources import numbered
 from growcache.sampling.draws import Sizing
 from growcache.sampling.fingerprint import LABELS, identify
 from growcache.sampling.messages import Message
@@ -22,8 +23,10 @@ from growcache.sampling.objects import Objects
 from growcache.sampling.reasons import suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death, Slot
 from growcache.sampling.sizing import (
+    Measured,
     group_limit_bytes,
     measure_sizing,
+    mixed_sizing,
     stored_sizing,
     with_wishes,
 )
@@ -44,8 +47,29 @@ class Found:
     sizing: Sizing
 
 
+@dataclass(slots=True)
+class _Search:
+    """For what a source is of.
+
+    Attributes:
+        source: its number.
+        unreadable: objects without a sample, from the first one on.
+        failed: of them, all but those that are left out as the user may want.
+        first_error: of them.
+        suspicion: that it is the objects that kill who looks at them.
+        answer: what the first that can be read showed.
+    """
+
+    source: int
+    unreadable: int = 0
+    failed: int = 0
+    first_error: str = ""
+    suspicion: int = 0
+    answer: Message | None = None
+
+
 class Identification:
-    """One search, by one sampler at a time; a sampler's death only repeats it.
+    """One search per source, by one sampler at a time; a sampler's death only repeats it.
 
     Attributes:
         waiting_for: the event that is awaited, in words.
@@ -58,13 +82,15 @@ class Identification:
         self._cache = cache
         self._catalog = catalog
         self._objects = objects
-        self._unreadable = 0  # objects without a sample, from the first one on
-        self._failed = 0  # of them, all but those that are left out as the user may want
-        self._first_error = ""  # of them
-        self._suspicion = 0  # that it is the objects that kill who looks at them
+        self._searches = [_Search(source) for source in range(len(config.sources))]
         self._prober: Slot | None = None
         self._not_before = 0.0
         self.waiting_for = "samplers to start"
+
+    @property
+    def _search(self) -> _Search:
+        """The first search that goes on; the last one where none does."""
+        return next((s for s in self._searches if s.answer is None), self._searches[-1])
 
     def known(self, introduction: Message, *, listed: bool) -> Found | None:
         """Return what the cache's own samples say; None where there are none, or not yet."""
@@ -73,7 +99,7 @@ class Identification:
             return None
         if self.lacks_objects(listed=listed):
             return None
-        ranged = bool(introduction["ranged"])
+        ranged = any(introduction["ranged"])
         sizing = with_wishes(self._config, stored_sizing(stored.sizes), ranged=ranged)
         return self._found(stored.schema, sizing, introduction, stored.sizes)
 
@@ -94,7 +120,8 @@ class Identification:
         if self._cache.identity is not None and self._cache.totals().drawn_shards:
             return
         self._give_up_early(listed=listed)
-        first, found = self._unreadable, self._found_objects
+        search = self._search
+        first, found = search.unreadable, self._found_objects
         if listed and not found:
             raise ConfigError(self._nothing_drawn())
         if found <= first or not (listed or found >= first + PROBED):
@@ -102,8 +129,10 @@ class Identification:
             return
         # Where one of them crashes samplers, the first one alone decides: the others belong to
         # permits, which know how to say which object it is.
-        probed = 1 if self._suspicion >= CRASH else PROBED
-        stops = self._objects.stops(np.arange(first, min(found, first + probed)))
+        probed = 1 if search.suspicion >= CRASH else PROBED
+        stops = self._objects.stops(
+            self._objects.numbers(search.source, first, min(found, first + probed))
+        )
         self.waiting_for = "a first object to be read"
         self._prober = ready[0]
         self._prober.probing = True
@@ -114,8 +143,10 @@ class Identification:
         if self._objects.unmatched:
             return self._objects.complaint()
         use = self._config.split.use if self._config.split is not None else ""
+        of = f" of source.{self._search.source}" if self._config.weights is not None else ""
+        count = "" if of else f"{len(self._catalog):,} "
         return (
-            f"split.use: none of the {len(self._catalog):,} objects belongs to {use}; "
+            f"split.use: none of the {count}objects{of} belongs to {use}; "
             "raise its share, or make the groups smaller"
         )
 
@@ -128,9 +159,11 @@ class Identification:
         if slot is not self._prober:
             return
         self._prober = None
-        self._suspicion += death.suspicion
-        if self._suspicion >= MOST_SUSPICION:
-            first = short(self._objects.stops(np.array([self._unreadable]))[0].entry.key)
+        search = self._search
+        search.suspicion += death.suspicion
+        if search.suspicion >= MOST_SUSPICION:
+            at = self._objects.numbers(search.source, search.unreadable, search.unreadable + 1)
+            first = short(self._objects.stops(at)[0].entry.key)
             raise SamplingError(
                 f"sampler after sampler died while it looked at {first}, the last {death}"
                 + ("" if death.stalled else suspects(self._config))
@@ -154,48 +187,77 @@ class Identification:
         if "mixed" in message:
             raise SamplingError(message["mixed"])
         if "errors" in message:
-            self._unreadable += len(message["errors"])
-            self._failed += len(message["errors"]) - message["passed_over"]
-            self._suspicion = 0  # of those that were looked at
-            self._first_error = self._first_error or message["errors"][0]
+            search = self._search
+            search.unreadable += len(message["errors"])
+            search.failed += len(message["errors"]) - message["passed_over"]
+            search.suspicion = 0  # of those that were looked at
+            search.first_error = search.first_error or message["errors"][0]
             self._give_up_early(listed=listed)
             return None
-        return self._measured(message, introduction)
+        self._search.answer = message
+        answers = [search.answer for search in self._searches if search.answer is not None]
+        return self._measured(answers, introduction) if self._is_over else None
+
+    @property
+    def _is_over(self) -> bool:
+        return all(search.answer is not None for search in self._searches)
 
     @property
     def _found_objects(self) -> int:
-        return self._objects.among(len(self._catalog))
+        """How many objects of the source that is looked at are listed."""
+        return int(self._objects.counts(len(self._catalog))[self._search.source])
 
     def _give_up_early(self, *, listed: bool) -> None:
-        if not self._first_error:
+        search = self._search
+        if not search.first_error:
             return
         objects, skipped = self._found_objects, self._config.sampling.max_skipped
         which = "no object of the source"
-        if not (listed and self._unreadable >= objects):
-            if self._failed < max(MOST_FAILED, skipped * objects):
+        if not (listed and search.unreadable >= objects):
+            if search.failed < max(MOST_FAILED, skipped * objects):
                 return
-            which = f"none of the first {self._unreadable:,} objects of the source"
-        form = self._config.source.format
-        raise SamplingError(
-            f"{which} yields a sample with source.format {form}; the first: {self._first_error}"
-        )
+            which = f"none of the first {search.unreadable:,} objects of the source"
+        form = self._config.sources[search.source].format
+        said = f"{which} yields a sample with source.format {form}; the first: {search.first_error}"
+        raise SamplingError(numbered(said, search.source, len(self._searches)))
 
-    def _measured(self, message: Message, introduction: Message) -> Found:
-        schema = Schema.from_json(message["schema"])
-        measure = Measure(**message["measure"])
-        ranged = bool(introduction["ranged"])
-        values: float = message["sample_bytes"]
-        sizing = measure_sizing(
-            self._config, measure, schema, ranged=ranged, sample_bytes=values
-        )
+    def _measured(self, answers: Sequence[Message], introduction: Message) -> Found:
+        schema = self._covering([Schema.from_json(one["schema"]) for one in answers])
+        measured = [
+            Measured(Measure(**one["measure"]), one["samples_per_object"], ranged)
+            for one, ranged in zip(answers, introduction["ranged"], strict=True)
+        ]
+        weights = self._config.weights or (1.0,)
+        values = float(np.average([one["sample_bytes"] for one in answers], weights=weights))
+        if self._config.weights is None:
+            first = measured[0]
+            sizing = measure_sizing(
+                self._config, first.measure, schema, ranged=first.ranged, sample_bytes=values
+            )
+        else:
+            sizing = mixed_sizing(self._config, measured, schema, weights, values)
         kept = {
-            "ranged": ranged,
+            "ranged": any(one.ranged for one in measured),
             "record_bytes": self._cache.record_bytes(schema, values),
             "sample_bytes": values,
             "group_limit_bytes": group_limit_bytes(sizing, schema, values),
             "samples_per_whole": sizing.samples_per_object,
         }
         return self._found(schema, sizing, introduction, kept)
+
+    def _covering(self, schemas: Sequence[Schema]) -> Schema:
+        """Return the schema that the samples of all sources are of.
+
+        Raises:
+            SamplingError: there is none.
+        """
+        try:
+            return Schema.covering(schemas)
+        except FormatError as error:
+            raise SamplingError(
+                f"the sources differ: {error}; make them alike in sampling.transform, or say what "
+                "is meant in sampling.schema"
+            ) from None
 
     def _found(
         self, schema: Schema, sizing: Sizing, introduction: Message, kept: dict[str, Any]

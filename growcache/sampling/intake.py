@@ -12,7 +12,8 @@ from growcache.config import Config
 from growcache.errors import ConfigError, GrowcacheError
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import endless_entry, is_user_format
-from growcache.remote.store import Entry, open_store
+from growcache.remote.sources import firsts, numbered, open_pages, owner
+from growcache.remote.store import Entry
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.listing import Listing
 from growcache.sampling.messages import Message
@@ -22,6 +23,11 @@ BEGUN_SECONDS = 5.0
 PAGE_SECONDS = 0.1  # at least between two pages before either
 PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
 AHEAD = 32  # one part of so many of the bound is left to the rest of the listing
+
+
+def runs_user_format(config: Config) -> bool:
+    """Whether code of the user's tells what a source holds, and if there is anything to list."""
+    return any(is_user_format(source.format) for source in config.sources)
 
 
 class Intake:
@@ -55,6 +61,8 @@ class Intake:
         self._fail = fail
         self._retried = retried
         self._pages: deque[list[Entry]] = deque()
+        self._firsts = firsts(config.sources)
+        self._shown: set[int] = set()  # sources of which there is something
         self._listing: Listing | None = None
         self._born = time.monotonic()
         self._next_page = -math.inf  # monotonic seconds
@@ -74,19 +82,19 @@ class Intake:
             self.listed = True
             return
         self._catalog.complete = False
-        if is_user_format(self._config.source.format):
+        if runs_user_format(self._config):
             if introduction is None:
                 return
             if not introduction["listed"]:
-                self._page([endless_entry(self._config.source.format)])
+                self._page([endless_entry(self._config.sources[0].format)])
                 self._ended(None)
                 return
-        store = open_store(
-            self._config.source,
+        pages = open_pages(
+            self._config.sources,
             timeout_seconds=self._config.sampling.timeout_seconds,
             on_retry=self._retried,
         )
-        self._listing = Listing(store, self._page, self._ended)
+        self._listing = Listing(pages, self._page, self._ended)
 
     def stop(self) -> None:
         """Let the listing's thread end."""
@@ -119,6 +127,7 @@ class Intake:
             if not self._has_room_for(self._pages[0], landlord, awaited=awaited):
                 break
             page = self._pages.popleft()
+            self._shown.update(owner(self._firsts, store) for store in {e.store for e in page})
             if self._listing is not None:
                 self._listing.more()
             self._catalog.append(page)  # it takes the page in even where the disk is full
@@ -127,16 +136,22 @@ class Intake:
             self._cache.listing_ahead = self._ahead(landlord)
         if not self._over or self._pages or self.listed:
             return
-        if not len(self._catalog):
-            urls = ", ".join(self._config.source.url)
-            raise ConfigError(
-                f"the listing is empty: no object matches {urls}; check bucket, prefix and "
-                "glob in source.url"
-            )
+        self._refuse_empty()
         self._catalog.flush()
         self._catalog.complete = True
         self._cache.listing_ahead = 0
         self.listed = True
+
+    def _refuse_empty(self) -> None:
+        """Refuse a source of which nothing was found."""
+        for number, source in enumerate(self._config.sources):
+            if number not in self._shown:
+                urls = ", ".join(source.url)
+                said = (
+                    f"the listing is empty: no object matches {urls}; check bucket, prefix and "
+                    "glob in source.url"
+                )
+                raise ConfigError(numbered(said, number, len(self._config.sources)))
 
     def _is_due(self) -> bool:
         """Whether a page is to be taken now.

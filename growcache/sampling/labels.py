@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from growcache.config import MATCHES, LabelsConfig, SourceConfig
-from growcache.errors import ConfigError, GrowcacheError, SamplingError
+from growcache.errors import ConfigError
 from growcache.remote.table_files import read_table
 from growcache.remote.tables import NONE, Ints, Table
 from growcache.remote.urls import LOCAL, parse_url, redact
@@ -141,38 +139,6 @@ def _respelled(spellings: Sequence[tuple[str, str]]) -> Way:
         return put + key.removeprefix(cut) if key.startswith(cut) else ""
 
     return spelled
-
-
-class Reading:
-    """Reads the table in a thread of its own, while the source is being listed.
-
-    Args:
-        source: with ``labels``.
-        timeout_seconds: without progress for so long it is given up.
-        on_end: told the labels, or why there are none, on the event loop.
-    """
-
-    def __init__(
-        self,
-        source: SourceConfig,
-        timeout_seconds: float,
-        on_end: Callable[[Labels | GrowcacheError], None],
-    ) -> None:
-        self._source = source
-        self._timeout_seconds = timeout_seconds
-        self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._run, name="labels", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            found: Labels | GrowcacheError = read_labels(self._source, self._timeout_seconds)
-        except GrowcacheError as error:
-            found = error
-        except Exception as error:  # noqa: BLE001 - a client may raise anything; all is told
-            found = SamplingError(f"source.labels: {type(error).__name__}: {error}")
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._on_end, found)
 
 
 def read_labels(source: SourceConfig, timeout_seconds: float) -> Labels:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from growcache.errors import GrowcacheError, SamplingError
-from growcache.remote.store import Entry, Store
+from growcache.remote.sources import Pages
+from growcache.remote.store import Entry
 
 PAGES_AHEAD = 4  # pages the loop may lag behind: a listing must not fill the memory
 
@@ -19,13 +20,13 @@ class Listing:
     """Feeds the pages of a store to callbacks on the event loop.
 
     Args:
-        store: what is listed.
+        source: what is listed.
         on_page: told each page; `more` asks for another one when it is dealt with.
         on_end: told None at the end, or what ended the listing early.
     """
 
-    def __init__(self, store: Store, on_page: OnPage, on_end: OnEnd) -> None:
-        self._store = store
+    def __init__(self, source: Pages, on_page: OnPage, on_end: OnEnd) -> None:
+        self._source = source
         self._on_page = on_page
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -45,7 +46,7 @@ class Listing:
     def _run(self) -> None:
         error: GrowcacheError | None = None
         try:
-            for page in self._store.pages():
+            for page in self._source.pages():
                 self._slots.acquire()
                 if self._stopped:
                     return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from typing import TypeAlias
@@ -15,9 +15,9 @@ from growcache.remote.catalog import Catalog
 from growcache.remote.tables import NONE as NO_ROW
 from growcache.sampling.draws import Ints
 from growcache.sampling.growing import Growing
-from growcache.sampling.labels import Labels
 from growcache.sampling.messages import Stop
-from growcache.sampling.pairs import Complete, Pairs
+from growcache.sampling.mixed import AnyLabels, AnyPairs
+from growcache.sampling.pairs import Complete
 from growcache.sampling.subsets import NONE, Subsets
 from growcache.seeding import hash64
 
@@ -35,6 +35,7 @@ class Subset:
         objects: of it.
         groups: that these objects are of; no group is in two subsets.
         sizes: of the objects, bytes.
+        sources: of the objects.
         used: whether it is the one that is drawn from.
     """
 
@@ -42,6 +43,7 @@ class Subset:
     objects: int
     groups: int
     sizes: Ints
+    sources: Ints
     used: bool
 
 
@@ -56,6 +58,7 @@ class Objects:
         subsets: of which only one is drawn from; None: all objects are.
         pairs: which entries of the catalog are one object; None: each is one.
         skips: whether objects without labels or partners are left out; else they are an error.
+        firsts: the number of the first URL of each source.
 
     Attributes:
         labels: that samples get; None: none. Set before the first look.
@@ -65,15 +68,17 @@ class Objects:
         self,
         catalog: Catalog,
         subsets: Subsets | None = None,
-        pairs: Pairs | None = None,
+        pairs: AnyPairs | None = None,
         *,
         skips: bool = False,
+        firsts: Sequence[int] = (0,),
     ) -> None:
         self._catalog = catalog
         self._subsets = subsets
         self._pairs = pairs
         self._skips = skips
-        self.labels: Labels | None = None
+        self._url_firsts = np.array(firsts)
+        self.labels: AnyLabels | None = None
         self._unlabelled = 0
         self._finished = False
         self._missing: list[tuple[int, str]] = []  # the first of these
@@ -82,6 +87,9 @@ class Objects:
         self._members = Growing(np.dtype(np.int64))
         self._looked = 0  # entries of the catalog that are sorted out
         self._found = Growing(np.dtype(np.int64))  # pairs: their first members' ordinals
+        # Where there are several: of those drawn from, and of all.
+        self._sources = Growing(np.dtype(np.int64))
+        self._found_sources = Growing(np.dtype(np.int64))
         # Of each object, where there is a split; `NONE` where it has no labels:
         self._places = Growing(np.dtype(np.int8))
         self._groups = Growing(np.dtype(np.uint64))
@@ -89,7 +97,12 @@ class Objects:
     @property
     def _all(self) -> bool:
         """Whether every entry of the catalog is an object that is drawn from."""
-        return self._subsets is None and self.labels is None and self._pairs is None
+        whole = self._subsets is None and self.labels is None and self._pairs is None
+        return whole and not self._mixed
+
+    @property
+    def _mixed(self) -> bool:
+        return len(self._url_firsts) > 1
 
     def look(self, listed: int) -> None:
         """Sort out the first ``listed`` entries of the catalog.
@@ -103,6 +116,7 @@ class Objects:
             if self._pairs is None:
                 drawn = self._sorted_out(stores, keys)
                 self._ordinals.extend(np.flatnonzero(drawn) + self._looked)
+                self._note_sources(stores, drawn)
             else:
                 self._pair_up(self._pairs.take(self._looked, stores, keys))
             self._looked += len(keys)
@@ -133,10 +147,17 @@ class Objects:
         return len(self._found) + self._pairs.unmatched
 
     def _pair_up(self, whole: Complete) -> None:
-        drawn = self._sorted_out([0] * len(whole.keys), whole.keys)
+        drawn = self._sorted_out(whole.stores, whole.keys)
         self._found.extend(whole.members[:, 0])
         self._ordinals.extend(whole.lasts[drawn])
         self._members.extend(whole.members[drawn].ravel())
+        self._note_sources(whole.stores, drawn)
+
+    def _note_sources(self, stores: Sequence[int], drawn: Mask) -> None:
+        if self._mixed:
+            sources = np.searchsorted(self._url_firsts, np.asarray(stores), side="right") - 1
+            self._found_sources.extend(sources)
+            self._sources.extend(sources[drawn])
 
     def _sorted_out(self, stores: list[int], keys: list[str]) -> Mask:
         """Return which of some entries are drawn from."""
@@ -193,16 +214,16 @@ class Objects:
         if self._pairs is None:
             ordinals = numbers if self._all else self._ordinals.values[numbers]
             return [Stop(entry) for entry in self._catalog.entries(ordinals)]
-        rows = self._rows[numbers]
-        entries = iter(self._catalog.entries(rows.ravel()))
-        members = ([next(entries) for _ in self._pairs.names] for _ in rows)
+        rows = [[int(n) for n in row if n >= 0] for row in self._rows[numbers]]
+        entries = iter(self._catalog.entries(list(chain.from_iterable(rows))))
+        members = ([next(entries) for _ in row] for row in rows)
         return [Stop(first, partners=tuple(others)) for first, *others in members]
 
     @property
     def _rows(self) -> Ints:
-        """The ordinals of pairs' members; int64 [objects, fields]."""
+        """The ordinals of pairs' members; int64 [objects, fields], -1 behind the last."""
         assert self._pairs is not None
-        rows: Ints = self._members.values.reshape(-1, len(self._pairs.names))
+        rows: Ints = self._members.values.reshape(-1, self._pairs.width)
         return rows
 
     def _firsts(self, start: int, stop: int) -> Ints:
@@ -210,6 +231,25 @@ class Objects:
         if self._pairs is None:
             return self._ordinals.values[start:stop]
         return self._rows[start:stop, 0]
+
+    def sources(self, start: int, stop: int) -> Ints:
+        """Return the sources of the objects from one number to another."""
+        if not self._mixed:
+            return np.zeros(stop - start, np.int64)
+        return self._sources.values[start:stop]
+
+    def numbers(self, source: int, start: int, stop: int) -> Ints:
+        """Return which objects are those from a place to another among all of a source."""
+        if not self._mixed:
+            return np.arange(start, min(stop, self.among(len(self._catalog))))
+        return np.flatnonzero(self._sources.values == source)[start:stop]
+
+    def counts(self, listed: int) -> Ints:
+        """Return how many of the first ``listed`` entries are drawn from; int64 [sources]."""
+        drawn = self.among(listed)
+        if not self._mixed:
+            return np.array([drawn])
+        return np.bincount(self.sources(0, drawn), minlength=len(self._url_firsts))
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return the bytes of the objects from one number to another; of their first fields."""
@@ -244,6 +284,7 @@ class Objects:
         for n, name in enumerate(self._subsets.names):
             mine = places == n
             groups = len(np.unique(self._groups.values[mine]))
+            of = self._found_sources.values[mine] if self._mixed else np.zeros(mine.sum(), int)
             used = n == self._subsets.used
-            found.append(Subset(name, int(mine.sum()), groups, sizes[mine], used))
+            found.append(Subset(name, int(mine.sum()), groups, sizes[mine], of, used))
         return found

@@ -20,11 +20,13 @@ class Complete:
 
     Attributes:
         members: their ordinals in the catalog; int64 [objects, fields].
-        keys: of the first fields' members.
+        keys: of the first fields' members, and
+        stores: theirs.
     """
 
     members: Ints
     keys: list[str]
+    stores: list[int]
 
     @property
     def lasts(self) -> Ints:
@@ -48,12 +50,13 @@ class Pairs:
         fields: of the source; a store of the catalog is the place of a field.
 
     Attributes:
-        names: of the fields.
+        width: how many fields there are.
         unmatched: listed members that lack a partner.
     """
 
     def __init__(self, fields: Mapping[str, FieldConfig]) -> None:
-        self.names = list(fields)
+        self._names = list(fields)
+        self.width = len(self._names)
         self.unmatched = 0
         self._templates = [Template.of(field.url) for field in fields.values()]
         self._rivals = [self._rivals_of(n) for n in range(len(self._templates))]
@@ -85,7 +88,7 @@ class Pairs:
                 continue
             found = self._partial.get(values)
             if found is None:
-                found = self._partial[values] = _Partial([-1] * len(self.names), key)
+                found = self._partial[values] = _Partial([-1] * self.width, key)
             found.members[store] = ordinal
             self.unmatched += 1
             if store == 0:
@@ -95,7 +98,8 @@ class Pairs:
                 names.append(found.key)
                 del self._partial[values]
                 self.unmatched -= len(found.members)
-        return Complete(np.array(members, np.int64).reshape(-1, len(self.names)), names)
+        rows = np.array(members, np.int64).reshape(-1, self.width)
+        return Complete(rows, names, [0] * len(names))
 
     def complaint(self, shown: int) -> str:
         """Say which objects are not whole.
@@ -110,6 +114,6 @@ class Pairs:
         )
 
     def _described(self, one: _Partial) -> str:
-        members = zip(self.names, one.members, strict=True)
+        members = zip(self._names, one.members, strict=True)
         lacking = [name for name, ordinal in members if ordinal == -1]
         return f"{short(one.key)} (no {', '.join(lacking)})"

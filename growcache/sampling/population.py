@@ -14,8 +14,10 @@ from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Draw, Ints, Sizing, Span, locate
 from growcache.sampling.messages import Stop
 from growcache.sampling.objects import Objects, Subset
+from growcache.sampling.strata import Floats
 from growcache.seeding import Words, hash64, stream64
 
+LEAST_PER_VISIT = 0.01  # samples; visits that bring less than this are no source
 GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
 
 
@@ -100,33 +102,64 @@ class Population:
             replace(stop, round=round_, weight=weight) for stop, round_, weight in more
         )
 
-    def samples(self, listed: int, samples_per_whole: int) -> float:
+    def samples(self, listed: int, samples_per_whole: float) -> float:
         """Estimate the samples of the objects among the first ``listed`` of the catalog.
 
         Args:
             listed: entries of the catalog.
-            samples_per_whole: in each object that is one part.
+            samples_per_whole: in each object that is one part, where there is one source.
         """
-        return self._samples(
-            self._objects.sizes(0, self._objects.among(listed)), samples_per_whole
-        )
+        objects = self._objects.among(listed)
+        sources = self._objects.sources(0, objects)
+        found = self._samples(self._objects.sizes(0, objects), sources, samples_per_whole)
+        return float(found.sum())
 
-    def subsets(self, samples_per_whole: int) -> list[tuple[Subset, float]]:
+    def subsets(self, samples_per_whole: float) -> list[tuple[Subset, float]]:
         """Return what is listed of each subset of a split, and its samples, estimated."""
-        found = self._objects.subsets()
-        return [(subset, self._samples(subset.sizes, samples_per_whole)) for subset in found]
+        return [
+            (one, float(self._samples(one.sizes, one.sources, samples_per_whole).sum()))
+            for one in self._objects.subsets()
+        ]
 
-    def _samples(self, sizes: Ints, samples_per_whole: int) -> float:
-        if self._sizing.whole:
-            return float(len(sizes) * samples_per_whole)
-        samples = (sizes - self._sizing.overhead_bytes) / self._sizing.stride_bytes
-        return float(np.maximum(0, np.floor(samples + 1e-9)).sum())
+    def per_visit(self, listed: int) -> Floats:
+        """Estimate how many samples a visit to each source yields, of what is listed.
+
+        Returns:
+            float64 [sources]; 1 for a source of which nothing is listed.
+        """
+        starts = self.starts(listed)
+        objects = len(starts) - 1
+        sources = self._objects.sources(0, objects)
+        parts = np.bincount(sources, np.diff(starts), len(self._sizing.cuts))
+        samples = self._samples(self._objects.sizes(0, objects), sources, 1.0)
+        found: Floats = np.divide(samples, parts, out=np.ones(len(parts)), where=parts > 0)
+        # A source of nothing but empty objects must not be drawn from for ever.
+        return np.maximum(found, LEAST_PER_VISIT)
+
+    def _samples(self, sizes: Ints, sources: Ints, samples_per_whole: float) -> Floats:
+        """Return the samples of objects, by source."""
+        count = max(1, len(self._sizing.cuts))
+        cuts = [self._sizing.cut(source, samples_per_whole) for source in range(count)]
+        if count == 1:
+            return np.array([cuts[0].samples(sizes)])
+        return np.array([cut.samples(sizes[sources == n]) for n, cut in enumerate(cuts)])
+
+    def _counts(self, start: int, stop: int) -> Ints:
+        """Return how many parts the objects from one number to another have."""
+        sizes = self._objects.sizes(start, stop)
+        if not self._sizing.cuts:
+            return self._sizing.cut().parts(sizes)
+        sources = self._objects.sources(start, stop)
+        counts = np.zeros(len(sizes), np.int64)
+        for number, cut in enumerate(self._sizing.cuts):
+            mine = sources == number
+            counts[mine] = cut.parts(sizes[mine])
+        return counts
 
     def _extend(self, objects: int) -> None:
         known = len(self._starts) - 1
         if objects > known:
-            counts = self._sizing.parts(self._objects.sizes(known, objects))
-            more = self._starts[-1] + np.cumsum(counts)
+            more = self._starts[-1] + np.cumsum(self._counts(known, objects))
             self._starts = np.concatenate([self._starts, more])
             if self._nodes > 1:
                 keys = self._objects.keys(known, objects)

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import Measure, ObjectFormat, Visit, read_found
-from growcache.remote.store import Store, StoreReader
+from growcache.remote.sources import Sources
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Message, Permit, Stop
 from growcache.sampling.reasons import reason
@@ -101,8 +101,7 @@ class Prober:
     """Reads objects as a permit would, but for a few samples of each.
 
     Args:
-        store: what is read from.
-        format_: how objects are decoded.
+        sources: what is read from, and how objects are decoded.
         filler: that transforms what is found.
         seed: of everything random.
         wish: the schema that the user declared.
@@ -110,23 +109,25 @@ class Prober:
 
     def __init__(
         self,
-        store: Store,
-        format_: ObjectFormat,
+        sources: Sources,
         filler: Filler,
         seed: int,
         wish: Schema | None,
     ) -> None:
-        self._store = store
-        self._format = format_
+        self._sources = sources
         self._filler = filler
         self._seed = seed
         self._wish = wish
 
     async def probe(self, objects: Sequence[Stop]) -> Message:
-        """Return what the first of these objects show, or why none of them can be read."""
-        objects = chunk(objects, ranged=self._format.ranged)
+        """Return what the first of these objects show, or why none of them can be read.
+
+        All are of one source.
+        """
+        form = self._format_of(objects[0])
+        objects = chunk(objects, ranged=form.ranged)
         wanted = -(-LOOKS // len(objects))
-        look = self._look_at_parts if self._format.ranged else self._look_at_whole
+        look = self._look_at_parts if form.ranged else self._look_at_whole
         looks = [look(one, wanted) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         for result in found:
@@ -147,6 +148,9 @@ class Prober:
             "passed_over": sum(isinstance(why, PassedOverError) for why in found),
         }
 
+    def _format_of(self, stop: Stop) -> ObjectFormat:
+        return self._sources.format_of(stop.entry)
+
     def _message(self, probed: Sequence[Probed]) -> Message:
         looked = [(one, sample, Schema.of(sample)) for one in probed for sample in one.samples]
         try:
@@ -159,13 +163,15 @@ class Prober:
         return {
             "type": "probed",
             "measure": asdict(fitting[0][0].measure),
+            "samples_per_object": fmean(one.measure.samples for one in probed),
             "schema": schema.to_json(),
             "sample_bytes": fmean(sample_bytes(sample) for _, sample in fitting),
         }
 
     async def _look_at_parts(self, one: Stop, wanted: int) -> Probed:
         """Look at parts of an object, each of which is one sample."""
-        measure = await self._format.measure(StoreReader(self._store, one.entry, one.partners))
+        form, reader = self._format_of(one), self._sources.reader(one.entry, one.partners)
+        measure = await form.measure(reader)
         if measure.together > 1:
             return await self._look_at_units(one, wanted, measure)
         parts = max(1, measure.samples)
@@ -178,11 +184,11 @@ class Prober:
                 samples += visited.samples
                 holes += [visited.hole] if visited.hole is not None else []
             # What is wrong with one part of an object is so with the next; draws differ.
-            if len(samples) >= wanted or (holes and self._format.listed):
+            if len(samples) >= wanted or (holes and form.listed):
                 break
         if samples:
             return Probed(one.entry.key, measure, samples)
-        raise FormatError(holes[0]) if holes else self._nothing(measure.samples)
+        raise FormatError(holes[0]) if holes else _nothing(form, measure.samples)
 
     async def _look_at_units(self, one: Stop, wanted: int, measure: Measure) -> Probed:
         """Look at some samples of a chunk or row group, which costs as much as all of it."""
@@ -198,13 +204,13 @@ class Prober:
                 break
         if samples:
             return Probed(one.entry.key, measure, samples)
-        raise self._nothing(measure.samples)
+        raise _nothing(self._format_of(one), measure.samples)
 
     async def _look_at_whole(self, stop: Stop, wanted: int) -> Probed:
         """Look at some samples of an object, of which those of one may differ, too."""
-        reader = StoreReader(self._store, stop.entry, stop.partners)
+        form, reader = self._format_of(stop), self._sources.reader(stop.entry, stop.partners)
         visit = Visit(0, 1, 0, self._seed, None)
-        found, _ = await read_found(self._format, reader, visit)
+        found, _ = await read_found(form, reader, visit)
         wanted = max(2, wanted)
         samples: list[Sample] = []
         for batch in ordinals(len(found), wanted) if found else ():
@@ -213,16 +219,15 @@ class Prober:
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(stop.entry.key, await self._format.measure(reader), samples)
-        raise self._nothing(len(found))
+            return Probed(stop.entry.key, await form.measure(reader), samples)
+        raise _nothing(form, len(found))
 
-    def _nothing(self, samples: int) -> PassedOverError:
-        if not samples:
-            return PassedOverError("it holds no sample")
-        who = "sampling.transform"
-        if not self._format.listed:
-            who = "source.format or sampling.transform"
-        return PassedOverError(f"{who} returned None for every sample looked at")
+
+def _nothing(form: ObjectFormat, samples: int) -> PassedOverError:
+    if not samples:
+        return PassedOverError("it holds no sample")
+    who = "sampling.transform" if form.listed else "source.format or sampling.transform"
+    return PassedOverError(f"{who} returned None for every sample looked at")
 
 
 def _permit(stop: Stop, take: int | None = None) -> Permit:

@@ -30,9 +30,8 @@ def reason(key: str, why: object) -> str:
 
 def suspects(config: Config) -> str:
     """Ask what may have ended a sampler: the user's code, as far as there is any."""
-    source = config.source
-    named = [config.sampling.transform, source.options.get("decode")]
-    if is_user_format(source.format):
-        named.append(source.format)
+    named = [config.sampling.transform]
+    named += [source.options.get("decode") for source in config.sources]
+    named += [source.format for source in config.sources if is_user_format(source.format)]
     code = " or ".join(name for name in named if isinstance(name, str))
     return "; " + (f"does {code} crash, or " if code else "") + "is there too little memory?"

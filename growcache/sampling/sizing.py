@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+import numpy as np
 
 from growcache.cache import budget
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.config import Config
 from growcache.errors import ConfigError
 from growcache.remote.formats import Measure
+from growcache.sampling.cuts import Cut
 from growcache.sampling.draws import Sizing
 from growcache.schema import Schema
 
@@ -24,6 +28,59 @@ MOST_SHARDS = 16_384  # of a full cache, where the sizes are ours: a loader maps
 LIMIT_OF_EXPECTED = 4  # a group of ragged samples may be so much larger than expected
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the first objects of a source showed.
+
+    Attributes:
+        measure: of one of them.
+        samples_per_object: mean over all of them.
+        ranged: whether the format reads parts of objects by byte range.
+    """
+
+    measure: Measure
+    samples_per_object: float
+    ranged: bool
+
+
+def mixed_sizing(
+    config: Config,
+    measured: Sequence[Measured],
+    schema: Schema,
+    weights: Sequence[float],
+    sample_bytes: float | None = None,
+) -> Sizing:
+    """Return the sizes for a new cache of several sources; see `measure_sizing`."""
+    ones = [
+        measure_sizing(
+            config, one.measure, schema, ranged=one.ranged, sample_bytes=sample_bytes, source=n
+        )
+        for n, one in enumerate(measured)
+    ]
+    cuts = [_cut(sizing, one) for sizing, one in zip(ones, measured, strict=True)]
+    if config.sampling.weight_by == "objects":  # each visit takes as many samples
+        least = min(cut.samples_per_object for cut in cuts)
+        cuts = [replace(c, samples_per_object=least, samples_per_whole=least) for c in cuts]
+    visits = np.array([c.samples_per_whole if c.whole else c.samples_per_object for c in cuts])
+    mean = sum(weights) / float((np.asarray(weights) / np.maximum(visits, 1e-9)).sum())
+    largest = max(ones, key=lambda sizing: sizing.group_shards)
+    limit = config.cache.max_samples
+    return replace(
+        largest,
+        samples_per_object=max(1, round(mean)),
+        max_parts=None if limit is None else max(1, int(limit / mean)),
+        cuts=tuple(cuts),
+    )
+
+
+def _cut(sizing: Sizing, measured: Measured) -> Cut:
+    whole = measured.samples_per_object
+    if measured.ranged:
+        whole = sizing.samples_per_object
+    cut = sizing.cut(samples_per_whole=whole)
+    return replace(cut, ranged=measured.ranged)
+
+
 def measure_sizing(
     config: Config,
     measure: Measure,
@@ -31,6 +88,7 @@ def measure_sizing(
     *,
     ranged: bool,
     sample_bytes: float | None = None,
+    source: int = 0,
 ) -> Sizing:
     """Return the sizes for a new cache; they are stored with it and never change.
 
@@ -41,10 +99,13 @@ def measure_sizing(
         ranged: whether the format reads parts of objects by byte range.
         sample_bytes: of the values of the samples that were probed, on average; needed
             where they differ in size.
+        source: whose objects they are, by its number.
     """
     by_objects = config.sampling.weight_by == "objects"
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
+    if not ranged:
+        _refuse_wish(config, measure, config.sources[source].format)
     visit = _samples_per_visit(config, measure, record_bytes, ranged=ranged)
     group = group_shards(visit, int(config.cache.max_bytes))
     limit = config.cache.max_samples
@@ -113,14 +174,9 @@ def _samples_per_shard(config: Config, record_bytes: int, group: int) -> int:
 def _samples_per_visit(
     config: Config, measure: Measure, record_bytes: int, *, ranged: bool
 ) -> int:
-    wanted = config.sampling.samples_per_object
     if not ranged:
-        if wanted not in ("auto", measure.samples):
-            raise ConfigError(
-                f"sampling.samples_per_object: source.format {config.source.format} reads "
-                f"objects whole, {measure.samples} samples at a time; leave it auto"
-            )
         return max(1, measure.samples)
+    wanted = config.sampling.samples_per_object
     if wanted != "auto":
         return wanted
     # At most a quarter of a group: then four visits or more are dealt over its shards.
@@ -129,9 +185,26 @@ def _samples_per_visit(
     return max(1, min(measure.together, most))
 
 
+def _refuse_wish(config: Config, measure: Measure, form: str) -> None:
+    if config.sampling.samples_per_object not in ("auto", measure.samples):
+        raise ConfigError(
+            f"sampling.samples_per_object: source.format {form} reads "
+            f"objects whole, {measure.samples} samples at a time; leave it auto"
+        )
+
+
 def stored_sizing(sizes: dict[str, Any]) -> Sizing:
     """Return the sizing that a cache's identity holds."""
-    return Sizing(**{field.name: sizes[field.name] for field in fields(Sizing)})
+    cuts = tuple(Cut(**cut) for cut in sizes.get("cuts", ()))
+    names = [field.name for field in fields(Sizing) if field.name != "cuts"]
+    return Sizing(**{name: sizes[name] for name in names}, cuts=cuts)
+
+
+def sizing_values(sizing: Sizing) -> dict[str, Any]:
+    """Return what `stored_sizing` makes a sizing of; no cuts where there is one source."""
+    values = asdict(sizing)
+    cuts = list(values.pop("cuts"))
+    return values | ({"cuts": cuts} if cuts else {})
 
 
 def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
@@ -143,8 +216,12 @@ def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
     sampling = config.sampling
     if sampling.shard_samples != "auto":
         sizing = replace(sizing, shard_samples=sampling.shard_samples)
-    if sampling.samples_per_object != "auto" and ranged:
-        sizing = replace(sizing, samples_per_object=sampling.samples_per_object)
+    wanted = sampling.samples_per_object
+    if wanted != "auto" and sizing.cuts:
+        cuts = (replace(c, samples_per_object=wanted) if c.ranged else c for c in sizing.cuts)
+        return replace(sizing, cuts=tuple(cuts))
+    if wanted != "auto" and ranged:
+        sizing = replace(sizing, samples_per_object=wanted)
     return sizing
 
 

@@ -22,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 BLOCK_DRAWS = 1024  # of a block, or
 DRAWS_PER_STRATUM = 32  # on average, where that is more: it bounds the error of a share
+DRAWS_OF_THE_LEAST = 128  # of a source; it bounds the error of its share to 0.4 %
+MOST_BLOCK_DRAWS = 1 << 18  # which takes milliseconds to permute
 MOST_STRATA = 100_000
 _BLOCKS_IN_MEMORY = 4
 _SHOWN = 5
@@ -73,17 +75,44 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def quotas(wanted: Floats) -> Ints:
+def mixture(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
+    """Return the share of the draws that each source shall have; they add up to 1.
+
+    Args:
+        weights: what samples are to be mixed by.
+        parts: that each source has.
+        per_visit: samples that a visit yields: the more, the fewer visits.
+
+    >>> mixture([1.0, 1.0], np.array([9, 9]), np.array([1.0, 3.0])).tolist()
+    [0.75, 0.25]
+    """
+    wanted = np.asarray(weights) / per_visit * (parts > 0)
+    found: Floats = wanted / wanted.sum()
+    return found
+
+
+def block_of(wanted: Floats) -> int:
+    """Return of how many draws a block must be for the smallest share to come out.
+
+    >>> block_of(np.array([0.5, 0.5])), block_of(np.array([0.999, 0.001]))
+    (1024, 128000)
+    """
+    least = float(wanted[wanted > 0].min())
+    return min(MOST_BLOCK_DRAWS, max(BLOCK_DRAWS, round(DRAWS_OF_THE_LEAST / least)))
+
+
+def quotas(wanted: Floats, block: int | None = None) -> Ints:
     """Return how many draws of a block each stratum has: at least one, unless it has no share.
 
     Args:
         wanted: shares that add up to 1.
+        block: draws in all; None: enough for so many strata.
 
     >>> quotas(np.array([0.5, 0.4999, 0.0001, 0.0])).tolist()
     [512, 511, 1, 0]
     """
     drawn = np.flatnonzero(wanted)
-    total = max(BLOCK_DRAWS, DRAWS_PER_STRATUM * len(drawn))
+    total = block or max(BLOCK_DRAWS, DRAWS_PER_STRATUM * len(drawn))
     exact = wanted[drawn] * total
     counts = np.maximum(1, np.floor(exact)).astype(np.int64)
     # The largest remainders first; rare strata that were raised to one are paid for by the rest.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,15 @@ class Strata:
     names: Sequence[str]
     parts: Ints
     place: Callable[[int, Ints], Ints]
+
+
+# Says how many draws of a block each stratum of an edition has.
+Deal: TypeAlias = Callable[[Span, Strata], Ints]
+
+
+def weighted(weights: Weights) -> Deal:
+    """Return what deals by weights; see `strata.shares`."""
+    return lambda _, strata: quotas(shares(strata.names, strata.parts, weights))
 
 
 @dataclass(frozen=True)
@@ -56,12 +66,12 @@ class _Era:
 
 
 class StratifiedDraws:
-    """As `draws.Draws`, group after group, in any order; see `strata` for the shares.
+    """As `draws.Draws`, group after group, in any order, by shares of the strata.
 
     Args:
         seed: of the order.
         sizing: how many parts a group has.
-        weights: see `strata.shares`.
+        deal: says how many draws each stratum has.
         strata: returns the parts of so many listed objects, by their strata.
         replacement: independent draws within a stratum instead of permutations.
     """
@@ -70,14 +80,14 @@ class StratifiedDraws:
         self,
         seed: int,
         sizing: Sizing,
-        weights: Weights,
+        deal: Deal,
         strata: Callable[[int], Strata],
         *,
         replacement: bool = False,
     ) -> None:
         self._seed = seed
         self._sizing = sizing
-        self._weights = weights
+        self._deal = deal
         self._strata = strata
         self._kind = Independent if replacement else Cycle
         self._eras: list[_Era] = []
@@ -90,8 +100,7 @@ class StratifiedDraws:
             ConfigError: the weights name a stratum that it does not have.
         """
         strata = self._strata(span.objects)
-        wanted = shares(strata.names, strata.parts, self._weights)
-        slots = Slots(quotas(wanted), self._seed, span.edition)
+        slots = Slots(self._deal(span, strata), self._seed, span.edition)
         passed, drawn = 0, np.zeros(0, np.int64)
         if self._eras:
             passed = self._draws_before(span.first_group)
@@ -136,6 +145,19 @@ class StratifiedDraws:
         """Return the earliest round that a stratum is in before group ``number``."""
         era = self._era(number)
         return self._round(era, era.before(self._draws_before(number)))
+
+    def beginning(self, number: int) -> Ints:
+        """Return the strata that another round of begins in a group."""
+        era = self._era(number)
+        before = era.before(self._draws_before(number))
+        after = era.before(self._draws_before(number + 1))
+        begun = np.flatnonzero((before > 0) & (after > before))
+        rounds = (
+            [self._cycles[s].round_of(int(draws[s]) - 1) for draws in (before, after)]
+            for s in begun
+        )
+        mask = np.array([first != last for first, last in rounds], np.bool_)
+        return begun[mask]
 
     def distinct(self, number: int) -> int:
         """Return how many different parts the groups before this one hold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -31,18 +31,23 @@ def named_by(config: Config) -> NamedBy:
     """
     assert config.sampling.strata is not None
     by = config.sampling.strata.by
-    labels = config.source.labels
+    (source,) = config.sources
+    labels = source.labels
     if labels is not None and by in labels.columns:
         return _labelled(by)
     if "(?P<stratum>" in by:
         return _by_key(_matching(by))
-    options = config.source.options
-    if by == "label" and config.source.format == "image" and options.get("label") != "none":
+    if by == "label" and source.format == "image" and source.options.get("label") != "none":
         return _by_key(_folder)
     raise ConfigError(
         "sampling.strata.by: expected one of source.labels.columns, a regular expression with "
         f"(?P<stratum>…) for the keys, or label with source.format image, found {by!r}"
     )
+
+
+def sources_named(objects: Objects, start: int, stop: int) -> Iterable[str]:
+    """Yield the numbers of the objects' sources, as names: what is mixed."""
+    return map(str, objects.sources(start, stop).tolist())
 
 
 def _labelled(column: str) -> NamedBy:
@@ -89,17 +94,24 @@ class Stratification:
         node: this machine's number among ``nodes``.
         nodes: machines that draw disjoint objects. By object and not by part as elsewhere:
             then each stratum's parts can be numbered without a look at every one of them.
+        known: strata that come first, whether there is an object of theirs by now or not.
     """
 
     def __init__(
-        self, objects: Objects, population: Population, names: NamedBy, node: int, nodes: int
+        self,
+        objects: Objects,
+        population: Population,
+        names: NamedBy,
+        node: int,
+        nodes: int,
+        known: Sequence[str] = (),
     ) -> None:
         self._objects = objects
         self._population = population
         self._names = names
         self._node = node
         self._nodes = nodes
-        self._numbers: dict[str, int] = {}
+        self._numbers = {name: number for number, name in enumerate(known)}
         self._strata = Growing(np.dtype(np.int32))  # of the objects, by their number
 
     def strata(self, listed: int) -> Strata:

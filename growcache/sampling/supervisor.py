@@ -21,7 +21,7 @@ from growcache.cache.ballast import is_full_disk
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
 from growcache.cache.status import Status, write_status
-from growcache.config import Config
+from growcache.config import Config, SourceConfig
 from growcache.errors import (
     CacheError,
     CacheFullError,
@@ -30,18 +30,18 @@ from growcache.errors import (
     SamplingError,
 )
 from growcache.remote.catalog import Catalog
-from growcache.remote.formats import check_source, is_user_format
+from growcache.remote.formats import check_source
+from growcache.remote.sources import each, firsts
 from growcache.remote.table_files import require_reader
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import wishes
 from growcache.sampling.following import ConfigFile, Following
 from growcache.sampling.identification import Found, Identification
-from growcache.sampling.intake import Intake
-from growcache.sampling.labels import Labels, Reading
+from growcache.sampling.intake import Intake, runs_user_format
 from growcache.sampling.messages import Message
+from growcache.sampling.mixed import AnyLabels, Reading, pairs_of
 from growcache.sampling.objects import Objects
 from growcache.sampling.overview import Overview
-from growcache.sampling.pairs import Pairs
 from growcache.sampling.roster import Death, Roster, Slot
 from growcache.sampling.subsets import Subsets
 from growcache.usercode import printable
@@ -94,9 +94,7 @@ def run(
     Raises:
         GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
     """
-    check_source(config.source)  # a typing error costs no process
-    if config.source.labels is not None:
-        require_reader(config.source.labels.url)
+    each(config.sources, _check)
     cache = Cache.open(config.cache.path, config.cache)
     try:
         limits = RunLimits(until_full, duration, samples)
@@ -105,6 +103,13 @@ def run(
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
     finally:
         cache.close()
+
+
+def _check(source: SourceConfig) -> None:
+    """Refuse what can be seen to be wrong: a typing error costs no process."""
+    check_source(source)
+    if source.labels is not None:
+        require_reader(source.labels.url)
 
 
 class Supervisor:
@@ -128,9 +133,13 @@ class Supervisor:
         cache.claim(wishes(config))  # first: the catalog must not mix two sources
         self._catalog = Catalog.open(cache.layout.catalog)
         subsets = Subsets(config.split) if config.split is not None else None
-        skips = config.source.on_missing == "skip"
-        pairs = Pairs(config.source.fields) if config.source.fields else None
-        self._objects = Objects(self._catalog, subsets, pairs, skips=skips)
+        self._objects = Objects(
+            self._catalog,
+            subsets,
+            pairs_of(config.sources),
+            skips=config.sources[0].on_missing == "skip",
+            firsts=firsts(config.sources),
+        )
         self._overview = Overview(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
@@ -213,9 +222,9 @@ class Supervisor:
     def _start_labels(self) -> None:
         if self._unlabelled:
             timeout = self._config.sampling.timeout_seconds
-            Reading(self._config.source, timeout, self._labels_came)
+            Reading(self._config.sources, timeout, self._labels_came)
 
-    def _labels_came(self, found: Labels | GrowcacheError) -> None:
+    def _labels_came(self, found: AnyLabels | GrowcacheError) -> None:
         if isinstance(found, GrowcacheError):
             self._fail(found)
         else:
@@ -225,7 +234,8 @@ class Supervisor:
     @property
     def _unlabelled(self) -> bool:
         """Whether the labels are not here yet, without which no object can be looked at."""
-        return self._config.source.labels is not None and self._objects.labels is None
+        wanted = any(source.labels is not None for source in self._config.sources)
+        return wanted and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
         self._overview.failures += 1  # from the listing's thread; a lost count is no harm
@@ -323,7 +333,7 @@ class Supervisor:
     def _introduce(self, slot: Slot, message: Message) -> None:
         slot.ready = True
         first, self._introduction = self._introduction is None, message
-        if first and is_user_format(self._config.source.format):
+        if first and runs_user_format(self._config):
             self._start_listing()
         if self._identity is not None:
             slot.send(_identity_message(self._identity))

@@ -31,8 +31,7 @@ from growcache.errors import (
     GrowcacheError,
     TransientStoreError,
 )
-from growcache.remote.formats import ObjectFormat, open_source
-from growcache.remote.store import Store, open_store
+from growcache.remote.sources import open_sources
 from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
@@ -154,33 +153,17 @@ class Sampler:
         self._transform: Transform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
         )
-        self._format: ObjectFormat = open_source(config.source)
-        if not self._format.listed and sampling.weight_by == "objects":
-            raise ConfigError(
-                f"sampling.weight_by: objects needs objects, but {config.source.format} draws "
-                "samples by itself; leave it out"
-            )
-        chosen = {
-            "split": config.split,
-            "sampling.strata": sampling.strata,
-            "source.labels": config.source.labels,
-        }
-        for name, section in chosen.items():
-            if not self._format.listed and section is not None:
-                raise ConfigError(
-                    f"{name} needs objects, but {config.source.format} draws samples by itself; "
-                    "leave it out"
-                )
-        self._store: Store = open_store(
-            config.source,
+        self._sources = open_sources(
+            config.sources,
             concurrency=sampling.concurrency,
             timeout_seconds=sampling.timeout_seconds,
             on_retry=self._retried,
             on_bytes=self._read,
         )
+        if not self._sources.listed:
+            _refuse_choices(config)
         self._filler = Filler(
-            self._store,
-            self._format,
+            self._sources,
             self._transform,
             sampling.seed,
             sampling.concurrency,
@@ -188,7 +171,7 @@ class Sampler:
             weighted=sampling.strata is not None,
         )
         wish = None if sampling.schema == "auto" else _declared(sampling)
-        self._prober = Prober(self._store, self._format, self._filler, sampling.seed, wish)
+        self._prober = Prober(self._sources, self._filler, sampling.seed, wish)
         self._schema: Schema | None = None
         self._fingerprint = ""
         self._limits: Limits | None = None
@@ -211,9 +194,9 @@ class Sampler:
         transform = self._transform.digest if self._transform else None
         return {
             "type": "ready",
-            "digests": {TRANSFORM: transform, FORMAT: self._format.code_digest},
-            "ranged": self._format.ranged,
-            "listed": self._format.listed,
+            "digests": {TRANSFORM: transform, FORMAT: self._sources.code_digest},
+            "ranged": [form.ranged for form in self._sources.formats],
+            "listed": self._sources.listed,
         }
 
     async def serve(self, inbox: asyncio.Queue[Message]) -> None:
@@ -325,6 +308,23 @@ class Sampler:
     def _retried(self, error: BaseException) -> None:
         self._tally.retries += 1
         self._tally.last_error = str(error)
+
+
+def _refuse_choices(config: Config) -> None:
+    """Refuse what chooses among objects, where a function draws samples by itself."""
+    sections = {
+        "a list of sources": len(config.sources) > 1,
+        "sampling.weight_by: objects": config.sampling.weight_by == "objects",
+        "split": config.split is not None,
+        "sampling.strata": config.sampling.strata is not None,
+        "source.labels": any(source.labels is not None for source in config.sources),
+    }
+    for name, is_set in sections.items():
+        if is_set:
+            drawing = ", ".join(one.format for one in config.sources if ":" in one.format)
+            raise ConfigError(
+                f"{name} needs objects, but {drawing} draws samples by itself; leave it out"
+            )
 
 
 def _declared(sampling: SamplingConfig) -> Schema:

@@ -135,8 +135,13 @@ def _source(folder: Path) -> list[Any]:
     identity = read_identity(folder)
     if identity is None:
         return []
-    urls = [url for _, url, *_ in identity.parts.get("source.fields", [])]
-    return list(identity.parts.get("source.url", urls))
+    found: list[Any] = []
+    for name, value in identity.parts.items():  # of one source, or of several by their numbers
+        if name.startswith("source.") and name.endswith(".fields"):
+            found += [url for _, url, *_ in value]
+        elif name.startswith("source.") and name.endswith(".url"):
+            found += value
+    return found
 
 
 def tfrecord_code(schema: Schema) -> str:

@@ -254,7 +254,8 @@ def checked_text(file: str, choices: Choices) -> str:
     """
     text = config_text(file, choices)
     config = load_config(yaml.safe_load(text))
-    check_format(config.source.format, config.source.options, config.source.url)
+    (source,) = config.sources
+    check_format(source.format, source.options, source.url)
     return text
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,14 +32,15 @@ from growcache.errors import (
     ObjectMissingError,
     StoreError,
 )
-from growcache.remote.formats import Visit, open_source, read_found
-from growcache.remote.store import Entry, RemoteStore, StoreReader, open_store
+from growcache.remote.formats import Visit, read_found
+from growcache.remote.sources import open_sources
+from growcache.remote.store import Entry, RemoteStore, StoreReader
 from growcache.remote.templates import Template
 from growcache.remote.urls import parse_url
 from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import LABELS, wishes
-from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.mixed import AnyLabels, read_all_labels
 from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import load_transform
 from growcache.schema import Sample, Value
@@ -99,29 +101,33 @@ def config_of(identity: Identity, root: Path) -> Config:
     Raises:
         ConfigError: it was written by another version of growcache.
     """
-    values: dict[str, dict[str, Any]] = {"cache": {"path": str(root)}}
-    for dotted, value in identity.parts.items():
-        section, _, key = dotted.partition(".")
-        if section in ("source", "sampling") and dotted in _CONFIGURED:
-            values.setdefault(section, {})[key] = value
-    if "fields" in values["source"]:
-        values["source"]["fields"] = {
-            name: {"url": url, "format": form, "options": options}
-            for name, url, form, options in values["source"]["fields"]
-        }
-    return load_config(values)
+    values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
+    sources: dict[str, dict[str, Any]] = {}
+    for dotted, value in filter(_is_configured, identity.parts.items()):
+        section, key = dotted.split(".", 1)
+        number, _, setting = key.rpartition(".")
+        place = sources.setdefault(number, {}) if section == "source" else values["sampling"]
+        place[setting] = _fields(value) if setting == "fields" else value
+    mixed = [sources[number] for number in sorted(sources, key=lambda n: int(n or 0))]
+    return load_config({**values, "source": mixed[0] if "" in sources else mixed})
+
+
+def _fields(values: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the fields of a source as they are configured."""
+    return {
+        name: {"url": url, "format": form, "options": options}
+        for name, url, form, options in values
+    }
+
+
+def _is_configured(part: tuple[str, Any]) -> bool:
+    """Whether a part of an identity is a setting that decides what an object yields."""
+    return re.sub(r"^source\.\d+\.", "source.", part[0]) in _CONFIGURED
 
 
 _CONFIGURED = frozenset(
-    {
-        "source.url",
-        "source.fields",
-        "source.format",
-        "source.options",
-        "sampling.seed",
-        "sampling.weight_by",
-    }
-    | {"source.labels", "sampling.transform", "sampling.transform_options"}
+    {f"source.{name}" for name in ("url", "fields", "format", "options", "labels", "weight")}
+    | {f"sampling.{name}" for name in ("seed", "weight_by", "transform", "transform_options")}
 )
 
 
@@ -148,34 +154,34 @@ def _require_same(config: Config, identity: Identity) -> None:
     Raises:
         FingerprintError: names the settings.
     """
-    wished = wishes(config)
-    ours = {key: wished.get(key) for key in _CONFIGURED}
-    theirs = {key: identity.parts.get(key) for key in _CONFIGURED}
+    ours = dict(filter(_is_configured, wishes(config).items()))
+    theirs = dict(filter(_is_configured, identity.parts.items()))
     if differing := describe_differences(theirs, ours):
         raise FingerprintError(
             f"the cache was filled by another configuration: {'; '.join(differing)}"
         )
 
 
-def _labels(config: Config, identity: Identity) -> Labels | None:
+def _labels(config: Config, identity: Identity) -> AnyLabels | None:
     """Return what was joined to the samples.
 
     Raises:
         ConfigError: the table cannot be used any more.
         FingerprintError: it is another one now.
     """
-    if config.source.labels is None:
+    urls = [source.labels.url for source in config.sources if source.labels is not None]
+    if not urls:
         return None
-    labels = read_labels(config.source, config.sampling.timeout_seconds)
+    labels = read_all_labels(config.sources, config.sampling.timeout_seconds)
     if labels.digest != identity.parts.get(LABELS):
         raise FingerprintError(
-            f"{public_url(config.source.labels.url)} was changed since the cache was filled"
+            f"{' or '.join(map(public_url, urls))} was changed since the cache was filled"
         )
     return labels
 
 
 async def _made_again(
-    peeked: Peeked, config: Config, identity: Identity, labels: Labels | None
+    peeked: Peeked, config: Config, identity: Identity, labels: AnyLabels | None
 ) -> list[Sample]:
     """Return the samples that the visit of this sample yields at its place, mostly one."""
     here = str(Path.cwd())
@@ -188,9 +194,8 @@ async def _made_again(
         raise FingerprintError(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
-    store = open_store(config.source, timeout_seconds=sampling.timeout_seconds)
-    format_ = open_source(config.source)
-    stop = stop_of(peeked.sidecar, peeked.i, config.source.url)
+    sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
+    stop = stop_of(peeked.sidecar, peeked.i, config.urls)
     if labels is not None:
         (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
         stop = replace(stop, joined=joined)
@@ -202,23 +207,25 @@ async def _made_again(
     weighted = WEIGHT in identity.schema.names
     if weighted:  # it follows from all that was listed then, not from the object
         stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
-    filler = Filler(store, format_, transform, sampling.seed, 1, Pace(None), weighted=weighted)
+    filler = Filler(sources, transform, sampling.seed, 1, Pace(None), weighted=weighted)
     try:
-        partners = await _partners(store, stop.entry.key)
-        reader = StoreReader(store, stop.entry, partners)
-        found, _ = await read_found(format_, reader, visit)
+        reader = sources.reader(stop.entry)
+        reader = replace(reader, others=await _partners(reader))
+        found, _ = await read_found(sources.format_of(stop.entry), reader, visit)
         visited = filler.prepared(permit, stop, found, identity.schema)
     finally:
-        await store.close()
+        await sources.close()
     place = (peeked.origin.start, peeked.origin.stop)
     pairs = zip(visited.samples, visited.origins, strict=True)
     return [sample for sample, origin in pairs if origin == place]
 
 
-async def _partners(store: RemoteStore, key: str) -> tuple[Entry, ...]:
+async def _partners(reader: StoreReader) -> tuple[Entry, ...]:
     """Return the objects of the other fields as they are now: a shard tells of the first."""
+    store = reader.store
+    assert isinstance(store, RemoteStore)
     templates = [Template.of(field.url) for field in store.source.fields.values()]
-    values = templates[0].values(key) if templates else None
+    values = templates[0].values(reader.entry.key) if templates else None
     if values is None:
         return ()
     others = enumerate(templates[1:], 1)

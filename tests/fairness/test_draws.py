@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from growcache.config import SplitConfig
 from growcache.remote.catalog import Catalog
@@ -17,8 +19,8 @@ from growcache.remote.store import Entry
 from growcache.sampling.draws import Draws, Ints, Sizing, Span
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
-from growcache.sampling.strata import quotas, shares
-from growcache.sampling.stratified import Strata, StratifiedDraws
+from growcache.sampling.strata import block_of, mixture, quotas, shares
+from growcache.sampling.stratified import Strata, StratifiedDraws, weighted
 from growcache.sampling.subsets import Subsets
 from tests.fairness.chance import agree, balanced, planted
 
@@ -173,7 +175,7 @@ def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> No
     strata = Strata(("a", "b", "c"), parts, lambda stratum, local: bounds[stratum] + local)
     counts, within = np.zeros(3), np.zeros(20)
     for seed in range(20):
-        draws = StratifiedDraws(seed, sizing(), weights, lambda _: strata)
+        draws = StratifiedDraws(seed, sizing(), weighted(weights), lambda _: strata)
         draws.add(Span(0, 2450, 0))
         drawn = groups(draws, range(20, 32))
         counts += np.bincount(np.searchsorted(bounds, drawn, side="right") - 1)
@@ -214,3 +216,15 @@ def test_subsets_have_their_shares_of_the_groups() -> None:
         counts += np.bincount(subsets.places([f"sub-{n}" for n in range(60_000)]), minlength=3)
     assert agree(counts, [0.5, 0.3, 0.2])
     assert not agree(counts, planted([0.5, 0.3, 0.2]))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.data())
+def test_samples_come_by_the_weights_however_many_a_visit_brings(
+    weights: list[float], data: st.DataObject
+) -> None:
+    count = len(weights)
+    per_visit = np.array(data.draw(st.lists(st.floats(1, 50), min_size=count, max_size=count)))
+    wanted = mixture(weights, np.ones(count, np.int64), per_visit)
+    visits = quotas(wanted, block_of(wanted))
+    samples = visits * per_visit / (visits * per_visit).sum()
+    np.testing.assert_allclose(samples, np.array(weights) / sum(weights), rtol=0.01, atol=2e-3)

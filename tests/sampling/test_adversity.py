@@ -60,7 +60,7 @@ def search(tmp_path: Path, url: str) -> Identification:
         return Identification(config, cache, catalog, Objects(catalog))
 
 
-READY = {"ranged": False, "digests": {}}
+READY = {"ranged": [False], "digests": {}}
 KILLED, CRASHED = Death(-9), Death(11)
 
 

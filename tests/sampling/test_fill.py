@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from growcache.config import SourceConfig
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import ObjectFormat
 from growcache.remote.formats.objects import PartlyReadError
+from growcache.remote.sources import Opened, Sources
 from growcache.remote.store import Entry, Store
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Permit, Stop
@@ -47,7 +50,9 @@ def visit(*keys: str) -> list[Any]:
     entries = [Entry(key, 8, None, None) for key in keys]
     stops = tuple(Stop(entry, 0, 1) for entry in entries)
     permit = Permit("p", 0, 0, 0, (0,), stops, None)
-    filler = Filler(cast(Store, None), cast(ObjectFormat, Reading()), None, 0, 4, Pace(None))
+    store = SimpleNamespace(source=SourceConfig(url=("memory://x",)))
+    sources = Sources([Opened(cast(Store, store), cast(ObjectFormat, Reading()))])
+    filler = Filler(sources, None, 0, 4, Pace(None))
     return list(asyncio.run(filler.visit_all(permit, SCHEMA, lambda: None)))
 
 

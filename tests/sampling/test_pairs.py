@@ -255,9 +255,9 @@ def test_fields_are_not_beside_a_url_and_come_through_messages() -> None:
     with pytest.raises(ConfigError, match=r"^config: source: name url or fields, not both$"):
         load_config({"source": {"fields": XY, "url": "s3://b/*"}})
     config = load_config({"source": {"fields": XY}})
-    assert config.source.url == ("s3://b/d/x_*.npy", "s3://b/d/y_*.npy")
+    assert config.sources[0].url == ("s3://b/d/x_*.npy", "s3://b/d/y_*.npy")
     assert Config.model_validate(config.model_dump(mode="json")) == config
-    assert list(config.source.fields) == ["x", "y"]
+    assert list(config.sources[0].fields) == ["x", "y"]
 
 
 @pytest.mark.parametrize(

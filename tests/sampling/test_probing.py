@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from growcache.config import SourceConfig
 from growcache.errors import FormatError
 from growcache.remote.formats import open_format
+from growcache.remote.sources import Opened, Sources
 from growcache.remote.store import Entry, open_store
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Message, Stop
@@ -62,7 +63,8 @@ def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> N
     source = SourceConfig(url=(f"{tmp_path}/*.h5",), format="hdf5", options={"axis": 0})
     store = open_store(source, on_bytes=read.append)
     form = open_format("hdf5", {"axis": 0})
-    prober = Prober(store, form, Filler(store, form, None, 0, 4, Pace(None)), 0, None)
+    sources = Sources([Opened(store, form)])
+    prober = Prober(sources, Filler(sources, None, 0, 4, Pace(None)), 0, None)
     found = asyncio.run(prober.probe([*map(Stop, next(iter(store.pages())))]))
     assert found["measure"]["together"] == 100
     assert found["sample_bytes"] == 4000
@@ -94,11 +96,12 @@ def probed(
     objects = [Stop(entry) for page in store.pages() for entry in page]
     form = open_format("npy", options)
     code = load_transform(transform, {}, 0)
-    filler = Filler(store, form, code, 0, 4, Pace(None))
+    sources = Sources([Opened(store, form)])
+    filler = Filler(sources, code, 0, 4, Pace(None))
 
     async def probe() -> Message:
         try:
-            return await Prober(store, form, filler, 0, None).probe(objects)
+            return await Prober(sources, filler, 0, None).probe(objects)
         finally:
             await store.close()
 

@@ -20,7 +20,7 @@ from growcache.sampling.draws import Draw, Sizing, Span
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
 from growcache.sampling.strata import BLOCK_DRAWS, Slots, quotas, shares
-from growcache.sampling.stratified import Strata, StratifiedDraws
+from growcache.sampling.stratified import Strata, StratifiedDraws, weighted
 from growcache.sampling.stratify import Stratification
 from tests.sampling.services import run, write_config
 
@@ -148,7 +148,7 @@ def stratified(
     weights: str | dict[str, float], *parts: list[int], **more: object
 ) -> StratifiedDraws:
     by_objects = dict(enumerate(map(simple, parts)))
-    draws = StratifiedDraws(0, sizing(**more), weights, by_objects.__getitem__)
+    draws = StratifiedDraws(0, sizing(**more), weighted(weights), by_objects.__getitem__)
     for edition in by_objects:
         draws.add(Span(edition, sum(parts[edition]), 40 * edition, edition))
     return draws

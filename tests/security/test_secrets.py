@@ -222,7 +222,7 @@ def test_a_store_that_fails_does_not_tell(case: str) -> None:
 
 def _listed(source: dict[str, Any]) -> None:
     config = load_config({"source": source})
-    store = open_store(config.source, timeout_seconds=0.3)
+    store = open_store(config.sources[0], timeout_seconds=0.3)
     list(store.pages())
 
 
@@ -266,7 +266,7 @@ def test_a_config_that_cannot_be_meant_does_not_tell(tmp_path: Path, text: str) 
 )
 def test_an_override_that_cannot_be_meant_does_not_tell(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_url(load_config({"source": {"url": "x"}}, [override]).source.url[0])
+        parse_url(load_config({"source": {"url": "x"}}, [override]).sources[0].url[0])
     assert [secret for secret in SECRETS if told(secret, str(caught.value).encode())] == []
 
 
@@ -294,7 +294,7 @@ def test_an_object_of_a_signed_address_has_a_key_that_tells_nothing(web: str) ->
     assert not any(told(secret, repr(location).encode()) for secret in SECRETS)
     other = web.replace("/a.npy", "/b.npy")
     config = load_config({"source": {"url": [web, other, web.replace("=7", "=8")]}})
-    pages = [entry for page in open_store(config.source).pages() for entry in page]
+    pages = [entry for page in open_store(config.sources[0]).pages() for entry in page]
     keys = [(entry.key, entry.store) for entry in pages]
     expected = ["a.npy?versionId=7", "b.npy?versionId=7", "a.npy?versionId=8"]
     assert keys == [(key, number) for number, key in enumerate(expected)]

@@ -61,8 +61,8 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
 def test_any_choice_survives(url: str, path: str, seen: str, options: dict[str, Any]) -> None:
     chosen = Choices(url, "raw", options, options, path, "3GB", [seen, "b"], seen)
     config = load_config(yaml.safe_load(config_text(choices=chosen)))
-    assert config.source.url == (url,)
-    assert config.source.options == config.source.storage_options == options
+    assert config.sources[0].url == (url,)
+    assert config.sources[0].options == config.sources[0].storage_options == options
     assert config.cache.path == Path(path)
     assert config.cache.max_bytes == 3_000_000_000
 
@@ -80,7 +80,7 @@ def test_it_does_not_overwrite_unless_forced(tmp_path: Path) -> None:
         write_config(file, Choices())
     assert file.read_text() == "mine"
     write_config(file, Choices(), force=True)
-    assert load_config(file).source.url == (EXAMPLE_URL,)
+    assert load_config(file).sources[0].url == (EXAMPLE_URL,)
     assert [path.name for path in tmp_path.iterdir()] == ["growcache.yaml"]
 
 
@@ -168,7 +168,7 @@ def test_init_proposes_and_the_service_takes_it(
     assert main(["init", str(file), "--yes", "--url", url, "--cache", cache]) == 0
     text = file.read_text()
     assert "# > Each of its 64 rows [32, 32] is a sample, read by range" in text
-    assert load_config(file).source.options == {"axis": 0}
+    assert load_config(file).sources[0].options == {"axis": 0}
     assert main(["run", str(file), "--samples", "10"]) == 0
 
 
@@ -178,7 +178,7 @@ def test_init_without_an_answer_writes_a_guess_and_says_so(
     file = tmp_path / "growcache.yaml"
     assert main(["init", str(file), "--url", f"{tmp_path}/none/*.npy"]) == 0
     assert "could not look at" in capsys.readouterr().err
-    assert load_config(file).source.format == "npy"
+    assert load_config(file).sources[0].format == "npy"
 
 
 def test_answers_are_asked_for_where_options_say_nothing(
@@ -227,7 +227,7 @@ def test_init_asks_at_a_terminal(data: Path, tmp_path: Path) -> None:
             seen.type("")
         assert seen.end() == 0
     assert "Wrote growcache.yaml; start the service" in seen.text
-    assert load_config(tmp_path / "growcache.yaml").source.options == {"axis": 0}
+    assert load_config(tmp_path / "growcache.yaml").sources[0].options == {"axis": 0}
 
 
 def test_ctrl_c_at_a_question_writes_nothing(tmp_path: Path) -> None:
