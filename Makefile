@@ -37,11 +37,11 @@ format: venv  ## Put the code into the one format
 test: venv  ## Install everything and run the test suite
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: venv  ## Only the tests that `make test` leaves out
+test-slow: $(VENV)/slow.installed  ## Only the tests that `make test` leaves out
 	@# 5 is pytest's word for: none is marked so
 	$(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
-test-all: venv  ## Both
+test-all: $(VENV)/slow.installed  ## Both
 	$(PYTEST) $(PYTEST_ARGS)
 
 mutants: venv  ## Break every rule of the protocol, one at a time: its test must notice
@@ -84,7 +84,15 @@ $(VENV)/demo.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
 
 $(VENV)/tests.installed: $(VENV)/demo.installed
 	@echo 'Installing TensorFlow, the S3 clients and the tools of the tests into $(VENV) …'
-	$(PIP) --editable '.[s3,image,hdf5,parquet,torch,tensorflow,tfrecord,zarr,zstd]' --group dev
+	$(PIP) --editable '.[s3,http,sftp,image,hdf5,parquet,torch,tensorflow,tfrecord,zarr,zstd]' --group dev
+	@touch $@
+
+# What only slow tests use: clients and servers of stores (Azurite is Microsoft's, for Node), and
+# frameworks that take our loaders.
+$(VENV)/slow.installed: $(VENV)/tests.installed
+	$(PIP) --editable '.[gcs,azure]' --group slow
+	npm install --silent --no-audit --no-fund --prefix $(VENV) azurite@3.37.0 \
+	  || echo 'no Azurite (see npm above), so the tests of Azure will be skipped'
 	@touch $@
 
 $(VENV)/bench.installed: $(VENV)/tests.installed

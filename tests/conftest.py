@@ -17,8 +17,14 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.servers import Bucket, S3Server
+from tests.servers.azure import Azure, azurite
+from tests.servers.azure import missing as azure_missing
 from tests.servers.ceph import ceph, missing
+from tests.servers.gcs import gcs
+from tests.servers.gcs import missing as gcs_missing
 from tests.servers.moto import moto
+from tests.servers.sftp import Ssh, sshd
+from tests.servers.sftp import missing as sftp_missing
 from tests.servers.slowlink import SlowLink
 from tests.servers.slowlink import slowlink as running_slowlink
 
@@ -65,6 +71,39 @@ def ceph_server() -> Iterator[S3Server]:
             yield server
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ssh_server() -> Iterator[Ssh]:
+    """SFTP; skipped, with the reason, where OpenSSH or paramiko is not installed."""
+    if reason := sftp_missing():
+        pytest.skip(reason)
+    root = Path(tempfile.mkdtemp(prefix="ssh-", dir="/tmp"))
+    try:
+        with sshd(root) as server:
+            yield server
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[str]:
+    """Google's API as fake-gcs-server has it; skipped where it is not installed."""
+    if reason := gcs_missing():
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch, gcs() as endpoint:
+        # Or gcsfs asks Google about the bucket for a minute.
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[Azure]:
+    """Microsoft's own emulator; skipped, with the reason, where it is not installed."""
+    if reason := azure_missing():
+        pytest.skip(reason)
+    with azurite() as server:
+        yield server
 
 
 @pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.ceph)])

@@ -16,10 +16,11 @@ from growcache.errors import (
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
+UNTRUSTED = "its TLS certificate is not trusted"
 _CAUSES = (
     ("dns error", "its host name cannot be resolved"),
     ("ConnectionRefused", "the connection was refused"),
-    ("certificate", "its TLS certificate is not trusted"),
+    ("InvalidCertificate", UNTRUSTED),
     ("TimedOut", "it did not answer in time"),
     ("timed out", "it did not answer in time"),
     ("ConnectionReset", "the connection was reset"),
@@ -28,7 +29,24 @@ _CAUSES = (
     ("Connect", "no connection could be made"),
 )
 
-_WRONG_KEY = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity"})
+_AMAZON = (
+    "key and secret in source.storage_options, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+)
+_AZURE = (
+    "account_name and account_key (or sas_token) in source.storage_options, or "
+    "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+)
+_GOOGLE = "token in source.storage_options, or GOOGLE_APPLICATION_CREDENTIALS"
+_WEB = "user and password in source.url, or client_kwargs: {headers: …}"
+_GIVEN = {
+    **dict.fromkeys(("s3", "s3a"), _AMAZON),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), _AZURE),
+    **dict.fromkeys(("gs", "gcs"), _GOOGLE),
+    **dict.fromkeys(("http", "https"), _WEB),
+}
+_WRONG_KEY = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "AuthenticationFailed"}
+)
 _EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _ELSEWHERE = frozenset(
     {"PermanentRedirect", "AuthorizationHeaderMalformed", "TemporaryRedirect"}
@@ -104,6 +122,14 @@ def explain(answer: Answer, root: str, key: str) -> StoreError:
             f"{store} is in another region ({said}); set source.storage_options to "
             f"{{client_kwargs: {{region_name: {region}}}}}"
         )
+    if answer.cause == UNTRUSTED:
+        file = "SSL_CERT_FILE"
+        if store.startswith("s3"):
+            file = "source.storage_options: {client_kwargs: {verify: FILE}}"
+        return AccessError(
+            f"{store}: {UNTRUSTED}; check the address, or name the file with the certificate of "
+            f"its authority in {file}"
+        )
     if (refusal := _refusal(answer, store, where, said)) is not None:
         return refusal
     if answer.kind == "InvalidPathError":
@@ -121,8 +147,7 @@ def explain(answer: Answer, root: str, key: str) -> StoreError:
 def _refusal(answer: Answer, store: str, where: str, said: str) -> AccessError | None:
     if answer.code in _WRONG_KEY or answer.status == 401:
         return AccessError(
-            f"{store} refuses the credentials ({said}); check key and secret in "
-            "source.storage_options, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"{store} refuses the credentials ({said}); check {_credentials(store)}"
         )
     if answer.code in _EXPIRED:
         return AccessError(f"{store}: the credentials have expired ({said}); renew them")
@@ -134,6 +159,11 @@ def _refusal(answer: Answer, store: str, where: str, said: str) -> AccessError |
             "to list and get, or anon: true in source.storage_options for a public bucket"
         )
     return None
+
+
+def _credentials(store: str) -> str:
+    """Return where the credentials of a store are given."""
+    return _GIVEN.get(store.partition("://")[0], "source.storage_options")
 
 
 def _final(error: StoreError) -> StoreError:

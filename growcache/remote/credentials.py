@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from growcache.errors import AccessError, ConfigError
 
@@ -113,9 +115,37 @@ def s3_settings(
         config["region"] = region
     endpoint = config.pop("endpoint", None) or aws.endpoint()
     if endpoint:
+        if config.get("virtual_hosted_style_request"):
+            found = _before_host(bucket, str(endpoint))
+            config["virtual_hosted_style_request"] = found is not None
+            endpoint = found or endpoint
         # Both names, since obstore lets AWS_ENDPOINT_URL_S3 win over the plain one.
         config["endpoint"] = config["aws_endpoint_url_s3"] = str(endpoint).rstrip("/")
     return S3Settings(config, verify, provider)
+
+
+def _before_host(bucket: str, endpoint: str) -> str | None:
+    """Return the endpoint with the bucket in its host, as obstore wants it.
+
+    None where that is an address and no name, as boto3 has it.
+
+    >>> _before_host("b", "https://s3.lab:9000/"), _before_host("b", "https://b.s3.lab")
+    ('https://b.s3.lab:9000/', 'https://b.s3.lab')
+    >>> _before_host("b", "http://127.0.0.1:9000")
+    """
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator or _is_address(rest):
+        return None
+    return endpoint if rest.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{rest}"
+
+
+def _is_address(rest: str) -> bool:
+    """Whether an endpoint without its scheme begins with digits, as in ``[::1]:9000/x``."""
+    try:
+        ip_address(urlsplit(f"//{rest}").hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _flattened(options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,11 +18,12 @@ from fsspec.core import url_to_fs
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
-from growcache.remote.answers import Answer, explain
+from growcache.remote.answers import UNTRUSTED, Answer, explain
 from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import BUCKETS, WEB, Location
-from growcache.secrecy import public_url
+from growcache.remote.whole import say_whole
+from growcache.secrecy import public_url, without_userinfo
 from growcache.usercode import short
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class FsspecBackend:
 
     def _walked(self, location: Location, after: str | None) -> Iterator[Page]:
         page: list[Mapping[str, Any]] = []
-        top = (self._root + location.prefix).rstrip("/") or self._fs.root_marker
+        top = _folder(self._root + location.prefix) or self._fs.root_marker
         self._fs.invalidate_cache()
         last = None if after is None else self._root + after
         for info in walk(self._fs, top, location.depth, last):
@@ -187,8 +188,13 @@ def _below(
             if after is None or name > after:
                 yield info
         elif (depth is None or depth > 1) and not _is_behind(name, after):
-            inside = _listed(fs, name.rstrip("/"))
+            inside = _listed(fs, _folder(name))
             yield from _below(fs, inside, name, depth and depth - 1, after)
+
+
+def _folder(name: str) -> str:
+    """Return a folder as it is asked for; on web servers another address is no folder's."""
+    return name if name.startswith(("http://", "https://")) else name.rstrip("/")
 
 
 def _name(info: Mapping[str, Any]) -> str:
@@ -209,7 +215,9 @@ def _listed(fs: Any, folder: str) -> list[Mapping[str, Any]]:
         if answer is None or answer.status not in (403, 404, 410):
             raise
         if answer.status == 403:
-            logger.warning("%s is left out of the listing: it may not be read", short(folder))
+            logger.warning(
+                "%s is left out of the listing: it may not be read", short(folder.rstrip("/"))
+            )
         return []
     return found
 
@@ -237,6 +245,8 @@ def _answer(error: BaseException) -> Answer:
         return Answer(type(error).__name__, 403)
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return Answer(type(error).__name__, 401)
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Answer(type(error).__name__, cause=UNTRUSTED)
     words = getattr(error, "strerror", None) or type(error).__name__
     return Answer(type(error).__name__, cause=f"no answer ({words})")
 
@@ -327,6 +337,8 @@ async def _web_get(fs: Any, address: str, entry: Entry, start: int, stop: int) -
             raise ObjectChangedError(f"{entry.key} was rewritten since it was listed")
         if answer.status == 206:
             return await _at_most(answer.content.read, stop - start, entry)
+        if "Range" in headers:
+            say_whole("/".join(without_userinfo(address).split("/", 3)[:3]))
         return (await _at_most(answer.content.read, entry.size, entry))[start:stop]
 
 
@@ -350,6 +362,13 @@ def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[
         more = {"ContinuationToken": answer["NextContinuationToken"]}
 
 
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
+}
+
+
 def open_fsspec(
     location: Location,
     url: str,
@@ -366,8 +385,13 @@ def open_fsspec(
     if location.scheme in _S3:
         options = _one_attempt(options, concurrency, timeout_seconds)
     elif location.scheme in WEB:
-        from aiohttp import ClientTimeout
-
+        try:
+            from aiohttp import ClientTimeout
+        except ImportError:
+            raise ConfigError(
+                f"source.url {location.url}: index pages, globs and options of web servers need "
+                "aiohttp: pip install 'growcache[http]'"
+            ) from None
         stalled = stalled_seconds(timeout_seconds)
         options.setdefault("timeout", ClientTimeout(None, sock_connect=5, sock_read=stalled))
 
@@ -399,6 +423,8 @@ def open_fsspec(
         if isinstance(error, ValueError) and "@" in url:
             # urllib quotes what it takes for a port: a piece of the password.
             error = ValueError("its user and password have to be percent-encoded")
+        if isinstance(error, ImportError) and (extra := _EXTRAS.get(location.scheme)):
+            error = ImportError(f"{error}: pip install 'growcache[{extra}]'")
         known = "" if location.scheme in fsspec.available_protocols() else "; see fsspec's docs"
         raise ConfigError(f"source.url {location.url}: {error}{known}") from None
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, NotSupportedError
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError
 from growcache.remote.answers import explain, read_answer
+from growcache.remote.azure_names import azure_settings
 from growcache.remote.credentials import s3_settings
 from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import WEB, Location
+from growcache.remote.whole import say_whole
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
@@ -29,14 +32,9 @@ _PIECE_BYTES = 1 << 20
 _FAILURES = (BaseError, OSError, ValueError)
 
 _GCS_NAMES = {"endpoint_url": "base_url", "anon": "skip_signature"}
-_AZURE_NAMES = {"sas_token": "sas_key", "anon": "skip_signature", "endpoint_url": "endpoint"}
 _GCS_OPTIONS = frozenset(
     {"base_url", "skip_signature", "application_credentials", "service_account"}
 )
-_AZURE_OPTIONS = frozenset(
-    {"account_name", "account_key", "sas_key", "skip_signature", "endpoint", "use_emulator",
-     "client_id", "client_secret", "tenant_id"}
-)  # fmt: skip
 
 
 class ObstoreBackend:
@@ -49,6 +47,7 @@ class ObstoreBackend:
         # Azure lists from the start always, and so does S3 Express, in an order of its own.
         self.sorted = isinstance(store, S3Store | GCSStore) and not root.endswith("--x-s3/")
         self._checks_answers = checks_answers
+        self._whole = False  # whether a server knows no ranges
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`."""
@@ -58,7 +57,7 @@ class ObstoreBackend:
                 self._store, location.prefix or None, offset=after, chunk_size=PAGE
             )
             for metas in listing:
-                page, held = _without_folders(held, [_entry(meta) for meta in metas])
+                page, held = _without_folders(held, [_listed(meta) for meta in metas])
                 if len(metas) < PAGE:
                     break
                 yield Page(page)
@@ -77,6 +76,8 @@ class ObstoreBackend:
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
         """See `Backend.get`."""
+        if self._whole:
+            return await self._cut_out(entry, start, stop)
         options: GetOptions = {}
         # A weak ETag never satisfies If-Match (RFC 9110 section 13.1.1).
         if (etag := entry.etag) is not None and not etag.startswith("W/"):
@@ -91,6 +92,21 @@ class ObstoreBackend:
             # Whoever is given credentials is trusted with the length of an answer, too: to
             # watch it would cost 40 % more CPU per byte.
             return await answer.bytes_async()
+        except NotSupportedError as error:
+            if not self._checks_answers:
+                raise self._translated(error, entry.key) from None
+        except _FAILURES as error:
+            raise self._translated(error, entry.key) from None
+        say_whole(self._root)
+        self._whole = True
+        return await self._cut_out(entry, start, stop)
+
+    async def _cut_out(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """Read a range of a web server that answers with all of the object."""
+        try:
+            answer = await obstore.get_async(self._store, entry.key)
+            _check(answer.meta, entry)
+            return (await _at_most(answer, entry.size, entry))[start:stop]
         except _FAILURES as error:
             raise self._translated(error, entry.key) from None
 
@@ -121,6 +137,14 @@ async def _at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
 def _entry(meta: ObjectMeta, key: str | None = None) -> Entry:
     modified = meta["last_modified"].timestamp()
     return Entry(key or meta["path"], meta["size"], meta["e_tag"], modified)
+
+
+def _listed(meta: ObjectMeta) -> Entry:
+    """Return an entry with its ETag as headers have it; Azure's listings leave out the quotes."""
+    entry = _entry(meta)
+    if not (etag := entry.etag) or etag.endswith('"'):
+        return entry
+    return replace(entry, etag=f'"{etag}"')
 
 
 def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry], Entry | None]:
@@ -233,11 +257,12 @@ def _open_gcs(
 def _open_azure(
     location: Location, options: Mapping[str, Any], timeout_seconds: float
 ) -> AnyStore | None:
-    config = _renamed(options, _AZURE_NAMES, _AZURE_OPTIONS)
-    if config is None or "@" in location.bucket:
+    container, _, host = location.bucket.partition("@")
+    config = azure_settings(host, options)
+    if config is None:
         return None
     return AzureStore(
-        location.bucket,
+        container,
         config=config,  # type: ignore[arg-type]
         client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
         retry_config=_ONE_ATTEMPT,

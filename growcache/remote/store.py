@@ -23,7 +23,7 @@ from growcache.errors import (
 )
 from growcache.remote.retry import Patience
 from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
-from growcache.remote.urls import BUCKETS, WEB, Location, parse_url
+from growcache.remote.urls import BUCKETS, SSH, WEB, Location, parse_url
 from growcache.usercode import short
 
 if TYPE_CHECKING:
@@ -437,6 +437,8 @@ def open_store(
         location = parse_url(url)
         if location.scheme == "file" and source.client != "fsspec":
             client: tuple[object, ...] = ("file",)
+        elif location.scheme in SSH:
+            client = tuple(url.split("/", 3)[:3])  # the host, with who asks
         elif location.scheme in BUCKETS:
             is_web_key = location.scheme in WEB and location.is_key
             client = (location.root, location.userinfo, location.asked, is_web_key)
@@ -466,6 +468,10 @@ def _open_backend(
 
         return open_fsspec(location, url, source, concurrency, timeout_seconds)
 
+    if location.scheme in SSH and source.client != "obstore":
+        from growcache.remote.sftp_store import open_sftp
+
+        return location, open_sftp(location, url, source, concurrency, timeout_seconds)
     # Imported here: a sampler of local files needs neither obstore nor fsspec.
     if location.scheme == "file" and source.client == "auto":
         from growcache.remote.local_store import LocalBackend

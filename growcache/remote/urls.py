@@ -14,6 +14,7 @@ from growcache.secrecy import public_query, without_userinfo
 # Stores whose keys stand behind a bucket, container or host of their own.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"})
 WEB = frozenset({"http", "https"})
+SSH = frozenset({"sftp", "ssh"})
 LOCAL = frozenset({"file", "local"})
 _NO_USERS = frozenset({"s3", "s3a", "gs", "gcs"})  # what stands before an @ elsewhere is public
 
@@ -31,7 +32,8 @@ class Location:
     Attributes:
         url: as typed, without user name and password.
         scheme: ``"file"`` for plain paths.
-        bucket: bucket, container or host; empty where the store has none.
+        bucket: bucket, container or host (of SSH without its user); empty where there is
+            none.
         pattern: key, glob, or (ending with ``/``) the folder whose whole content is meant;
             of a signed web address without what signs it.
         userinfo: of a web address, ``user:password@``, for requests only.
@@ -50,6 +52,8 @@ class Location:
         """What stands before a key in messages, as in ``s3://bucket/``."""
         if self.scheme in LOCAL:
             return ""
+        if self.scheme in SSH:  # whose keys are absolute paths, as on this machine
+            return f"{self.scheme}://{self.bucket}"
         return f"{self.scheme}://{self.bucket}/" if self.bucket else f"{self.scheme}://"
 
     @cached_property
@@ -116,9 +120,13 @@ def parse_url(url: str) -> Location:
         path = url[found.end() :] if found else url
         return _checked(Location(shown, "file", "", _absolute(path)))
     scheme, rest = found[1].lower(), url[found.end() :]
-    if scheme not in BUCKETS:
+    if scheme not in BUCKETS | SSH:
         return _checked(Location(shown, scheme, "", rest))
     bucket, _, key = rest.partition("/")
+    if scheme in SSH:
+        host = bucket.rpartition("@")[2]
+        _refuse_unquoted(host, shown)
+        return _checked(Location(shown, scheme, host, "/" + key))
     userinfo = ""
     if scheme in WEB:
         user, at, bucket = bucket.rpartition("@")

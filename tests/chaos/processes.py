@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,16 +12,11 @@ from typing import IO, Any
 
 import psutil
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+from tests.servers import die_with_parent
 
 
 def _be_a_victim() -> None:
-    _die_with_parent()
+    die_with_parent()
     os.nice(2)  # whoever aims at moments of a millisecond has to be there first
 
 
@@ -43,7 +36,7 @@ def spawn(
         start_new_session=True,
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"},
-        preexec_fn=_be_a_victim if victim else _die_with_parent,
+        preexec_fn=_be_a_victim if victim else die_with_parent,
     )
 
 

@@ -14,6 +14,10 @@ import pytest
 from growcache.config import SourceConfig
 from growcache.remote.store import Entry, RemoteStore, open_store
 from tests.servers import Bucket, S3Server
+from tests.servers.azure import Azure, AzureContainer
+from tests.servers.ceph import missing
+from tests.servers.gcs import GcsBucket
+from tests.servers.sftp import Ssh
 from tests.servers.web import web
 
 
@@ -45,10 +49,23 @@ class Place:
 S3_PLACES = [
     f"{server}+{client}" for server in ("moto", "ceph") for client in ("obstore", "fsspec")
 ]
-PLACES = [*S3_PLACES, "moto+auto", "files", "files+fsspec", "memory", "web", "web+fsspec"]
-MARKED = [
-    pytest.param(name, marks=pytest.mark.ceph if "ceph" in name else ()) for name in PLACES
-]
+CLOUDS = ["gcs+auto", "gcs+fsspec", "azure+auto", "azure+fsspec"]
+PLACES = [
+    *S3_PLACES, "moto+auto", *CLOUDS, "files", "files+fsspec", "memory", "web", "web+fsspec",
+    "sftp",
+]  # fmt: skip
+# Those whose servers or clients `make test-slow` installs; and moto where there is Ceph, which counts,
+# but for the client that most people have.
+SLOW = ["gcs+fsspec", "azure+auto", "azure+fsspec"]
+if not missing():
+    SLOW += ["moto+obstore", "moto+fsspec"]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.ceph] * ("ceph" in name) + [pytest.mark.slow] * (name in SLOW)
+
+
+MARKED = [pytest.param(name, marks=_marks(name)) for name in PLACES]
 
 
 @contextlib.contextmanager
@@ -61,6 +78,15 @@ def opened(request: pytest.FixtureRequest, name: str, root: Path) -> Iterator[Pl
         bucket.remove()
     elif kind == "memory":
         yield from _memory()
+    elif kind == "gcs":
+        yield _gcs(request.getfixturevalue("gcs_server"), client)
+    elif kind == "azure":
+        yield _azure(request.getfixturevalue("azure_server"), client)
+    elif kind == "sftp":
+        ssh: Ssh = request.getfixturevalue("ssh_server")
+        yield Place(
+            ssh.url(f"{root}/"), _write(root), _unlink(root), ssh.options, key_prefix=f"{root}/"
+        )
     elif kind == "files":
         yield Place(f"{root}/", _write(root), _unlink(root), {}, client or "auto", f"{root}/")
     else:
@@ -69,6 +95,19 @@ def opened(request: pytest.FixtureRequest, name: str, root: Path) -> Iterator[Pl
             yield Place(
                 address + "/", _write(root), _unlink(root), {}, client or "auto", lists=lists
             )
+
+
+def _gcs(endpoint: str, client: str) -> Place:
+    bucket = GcsBucket.make(endpoint)
+    options = {"endpoint_url": endpoint, "token": "anon"}
+    return Place(f"gs://{bucket.name}/", bucket.put, bucket.delete, options, client)
+
+
+def _azure(server: Azure, client: str) -> Place:
+    container = AzureContainer.make(server)
+    options = {"connection_string": server.connection_string}
+    options = options if client == "fsspec" else server.options
+    return Place(f"az://{container.name}/", container.put, container.delete, options, client)
 
 
 def _memory() -> Iterator[Place]:

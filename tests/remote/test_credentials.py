@@ -140,7 +140,7 @@ def test_nested_options_of_fsspec(aws: Path) -> None:
     )
     assert keys(found) == ("k", "s", "t")
     assert found.config["region"] == "r"
-    assert found.config["endpoint"] == "http://e"
+    assert found.config["endpoint"] == "http://bucket.e"
     assert found.config["virtual_hosted_style_request"] is True
     assert found.verify is False
     assert settings({"anon": True}).provider is None

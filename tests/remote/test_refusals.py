@@ -11,7 +11,7 @@ import pytest
 from growcache.config import SourceConfig
 from growcache.errors import AccessError, ConfigError, ObjectMissingError, StoreError
 from growcache.errors import TransientStoreError as Transient
-from growcache.remote.answers import Answer, explain
+from growcache.remote.answers import UNTRUSTED, Answer, explain
 from growcache.remote.store import Entry, RemoteStore, open_store
 from tests.servers import Bucket, free_port
 
@@ -153,6 +153,7 @@ def test_sources_that_cannot_be_meant(source: dict[str, Any], words: str) -> Non
         (Answer("E", 429), Transient, "429"),
         (Answer("E", 400, "RequestTimeout"), Transient, "RequestTimeout"),
         (Answer("E", None, cause="the connection was reset"), Transient, "was reset"),
+        (Answer("E", cause=UNTRUSTED), AccessError, "{client_kwargs: {verify: FILE}}"),
         (Answer("E", 400, "MalformedXML"), StoreError, "answered 400 MalformedXML"),
         (Answer("E", 418), StoreError, "answered 418"),
     ],

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from growcache.errors import ObjectChangedError, ObjectMissingError, StoreError
+from growcache.remote.formats import Visit, open_format
+from growcache.remote.store import StoreReader
 from tests.remote.places import MARKED, Place, listed, only, opened, read, read_once
 
 
@@ -84,8 +86,10 @@ def test_empty_objects_are_listed_and_read(place: Place) -> None:
 
 
 def test_folder_markers_are_no_objects(place: Place) -> None:
-    if not place.options:
+    if not place.options or place.key_prefix:
         pytest.skip("file systems have folders")
+    if (place.client, place.base[:2]) == ("fsspec", "az"):
+        pytest.skip("adlfs lists nothing in a folder that has a marker")
     for key, data in {"f/": b"", "f/g/": b"", "f/g/1": b"1", "f/h": b"", "f/h1": b"2"}.items():
         place.put(key, data)
     assert sorted(e.key for e in listed(place.open("f/"))) == ["f/g/1", "f/h", "f/h1"]
@@ -96,6 +100,8 @@ def test_a_rewritten_object_is_not_read(place: Place) -> None:
     store = place.open("a/x.npy")
     entry = only(store)
     place.put("a/x.npy", b"new contents")
+    if "gs://" in place.base and place.client == "auto":
+        pytest.skip("this emulator ignores If-Match; see test_clouds")
     if place.key_prefix.startswith("/") and Path(entry.key).exists():
         os.utime(entry.key, (1, 1))  # clocks of file systems tick too slowly for a test
     with pytest.raises(ObjectChangedError, match="rewritten"):
@@ -106,6 +112,8 @@ def test_a_rewritten_object_is_not_read_by_range_either(place: Place) -> None:
     place.put("a/x.npy", b"old contents")
     store = place.open("a/x.npy")
     entry = only(store)
+    if "gs://" in place.base and place.client == "auto":
+        pytest.skip("this emulator ignores If-Match; see test_clouds")
     place.put("a/x.npy", b"new")
     with pytest.raises(ObjectChangedError, match="rewritten"):
         read_once(store, entry, 8, 12)
@@ -116,7 +124,10 @@ def test_a_deleted_object_is_missing(place: Place) -> None:
     store = place.open("a/x.npy")
     entry = only(store)
     place.delete("a/x.npy")
-    with pytest.raises(ObjectMissingError, match=r"a/x\.npy does not exist"):
+    # If-Match comes first with Azure: what is gone is not what was listed.
+    words = r"a/x\.npy (does not exist|was rewritten)"
+    azure = place.base.startswith("az://")
+    with pytest.raises((ObjectMissingError, ObjectChangedError)[: 1 + azure], match=words):
         read_once(store, entry)
 
 
@@ -126,6 +137,22 @@ def test_a_url_of_no_object_ends_with_2(place: Place) -> None:
         listed(place.open("a/x.npy"))
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+def test_the_format_bytes_reads_it(place: Place) -> None:
+    place.put("a/x.npy", b"of any kind")
+    store = place.open("a/x.npy")
+    reader = StoreReader(store, only(store))
+
+    async def sample() -> Any:
+        visit = Visit(0, 1, 0, 0, None)
+        ((found, start, stop),) = await open_format("bytes", {}).read(reader, visit)
+        await store.close()
+        return found, start, stop
+
+    found, start, stop = asyncio.run(sample())
+    assert b"of any kind" in found.values()
+    assert start < stop
 
 
 def test_several_urls_are_one_source(place: Place) -> None:

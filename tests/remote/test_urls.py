@@ -47,6 +47,7 @@ def test_every_match_lies_below_the_prefix(pattern: str, key: str) -> None:
         ("file:///data/", "file", "", "/data/"),
         ("https://host:80/a?q=1", "https", "host:80", "a?q=1"),
         ("memory://b/x", "memory", "", "b/x"),
+        ("sftp://me:pw@h:22/d/*.npy", "sftp", "h:22", "/d/*.npy"),
         ("zip://*.npy::s3://b/a.zip", "chain", "", "zip://*.npy::s3://b/a.zip"),
     ],
 )

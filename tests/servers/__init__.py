@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 REGION = "us-east-1"
 _NUMBERS = itertools.count()
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,32 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float = 30) -> Non
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come up within {seconds:g} s")
         time.sleep(0.05)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process with its parent; for between fork and exec."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(
+    command: Sequence[str | Path], log: int | IO[bytes] = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a server out of the reach of Ctrl-C, which ends with this process all the same."""
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def stop(process: subprocess.Popen[Any], seconds: float = 5) -> None:

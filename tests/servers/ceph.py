@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.servers import S3Server, free_port, stop, wait_until
+from tests.servers import S3Server, free_port, spawn, stop, wait_until
 
 PROGRAMS = (
     "ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin",
@@ -42,6 +42,9 @@ mon_data = {root}/mon
 mon_data_avail_crit = 0
 mon_data_avail_warn = 1
 mon_max_pg_per_osd = 1000
+# Each pool is made by several changes, which would wait a second each for others to join.
+paxos_propose_interval = 0.02
+paxos_min_wait = 0.01
 mon_allow_pool_size_one = true
 mon_warn_on_pool_no_redundancy = false
 osd_data = {root}/osd
@@ -79,7 +82,7 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def ceph(root: Path, memory_bytes: int = 4 * _GIGABYTE) -> Iterator[S3Server]:
-    """A running gateway; its daemons end with the block.
+    """A running gateway; its daemons end with the block, or with this process.
 
     Args:
         root: an empty directory, on a short path (sockets have names of 107 bytes at most).
@@ -187,15 +190,7 @@ class _Node:
 
     def spawn(self, program: str, *arguments: str) -> None:
         with (self.root / f"{program}.out").open("wb") as log:
-            self.running.append(
-                subprocess.Popen(
-                    [program, "-c", str(self.config), *arguments],
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            )
+            self.running.append(spawn([program, "-c", self.config, *arguments], log))
 
     def _finished(
         self, program: str, *arguments: str | Path
