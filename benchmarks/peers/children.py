@@ -88,7 +88,7 @@ class Child:
 
     def _answer(self, limit_seconds: float) -> Any:
         if not select.select([self._answers], [], [], limit_seconds)[0]:
-            self.close()
+            self.close(min(limit_seconds, 10))  # no more patience than it had
             self._give_up(f"did not answer in {limit_seconds:g} s")
         line = self._answers.readline()
         if not line:

@@ -19,6 +19,7 @@ from growcache.cache.files import allocated_tree
 from tests.end_to_end.recordings import COUNT, SAMPLE_BYTES, as_npy, key
 from tests.sampling.services import drawn, service, status, wait_until, write_config
 from tests.servers import Bucket
+from tests.servers.ceph import missing
 
 EPOCHS = 10
 TURNOVERS = 5
@@ -26,6 +27,10 @@ MAX_BYTES = COUNT * SAMPLE_BYTES // 10
 CAPACITY = MAX_BYTES // SAMPLE_BYTES  # samples, were there nothing but samples
 
 pytestmark = [pytest.mark.torch, pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+# Every day on one of them: Ceph where it is installed.
+MOTO = pytest.param("moto", marks=() if missing() else pytest.mark.slow)
+CEPH = pytest.param("ceph", marks=pytest.mark.ceph)
 
 
 @pytest.fixture
@@ -99,6 +104,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, object]:
     return found
 
 
+@pytest.mark.parametrize("s3", [MOTO, CEPH], indirect=True)
 def test_two_frameworks_train_while_the_cache_grows_and_evicts(
     s3: Bucket, own_file_system: Path, tmp_path: Path
 ) -> None:

@@ -75,10 +75,9 @@ def check(place: Place, names: list[str]) -> None:
         await store.close()
 
     asyncio.run(compare())
-    for name in names:
-        if not set(name) & set("*?["):  # else the URL is a glob
-            (entry,) = listed(place.open(name))
-            assert entry.key == place.key(name)
+    plain = [name for name in names if not set(name) & set("*?[")]  # else the URL is a glob
+    named = [entry.key for entry in listed(place.open(*plain))]
+    assert named == [place.key(name) for name in plain]
 
 
 @EVERYWHERE
