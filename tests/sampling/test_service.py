@@ -160,8 +160,8 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, ur
 @pytest.mark.mutant(
     28,
     "growcache/sampling/worker.py",
-    "    os._exit(0)  # whatever is under way is worth nothing without its supervisor\n",
-    "",
+    "        os._exit(0)  # whatever is under way is worth nothing without its supervisor\n",
+    "        pass\n",
 )
 def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, url: str) -> None:
     """Also one that has nothing to say: its answers go to a file here, which never breaks."""
