@@ -278,6 +278,17 @@ def test_what_a_visit_reads() -> None:
     assert len(held.asked) == 10
 
 
+def test_the_index_of_chunks_is_not_read_to_find_the_only_dataset() -> None:
+    """It lies between the chunks, a piece behind every few dozen of them."""
+    noise = np.random.default_rng(0).random((1000, 1000), "f4")
+    held = Held(one(noise, chunks=(2, 1000)))
+    form = open_format("hdf5", {"axis": 0})
+    assert asyncio.run(form.measure(held)).samples == 1000
+    assert len(visited(form, held, 250, 500)) == 2
+    assert sum((stop or 0) - start for start, stop in held.asked) < 140_000
+    assert len(held.asked) <= 5
+
+
 def test_a_second_visit_to_values_in_one_piece_is_one_request() -> None:
     held = Held(one(np.arange(100_000.0)))
     form = open_format("hdf5", {"window": 100})
