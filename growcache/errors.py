@@ -2,6 +2,7 @@
 
     GrowcacheError
     ├── ConfigError(ValueError)            what the user typed cannot be meant        exit 2
+    │   └── MissingLibraryError            it needs a library that is not installed   exit 2
     ├── CacheError
     │   ├── CacheMissingError(FileNotFoundError)   no cache at that path               exit 2
     │   ├── CacheBusyError                 another supervisor owns the directory      exit 2
@@ -41,6 +42,10 @@ class ConfigError(GrowcacheError, ValueError):
     """A configuration, argument or URL that cannot be meant."""
 
     exit_code = 2
+
+
+class MissingLibraryError(ConfigError):
+    """What is configured needs a library that is not installed; the message says how to."""
 
 
 class CacheError(GrowcacheError):

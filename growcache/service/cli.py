@@ -121,8 +121,14 @@ def init(
 
     At a terminal it asks for what the options do not say.
     """
-    from growcache.service.init import EXAMPLE_URL, checked_text, refuse_existing, write_config
-    from growcache.service.init_ask import Given, ask, choose
+    from growcache.service.init import (
+        EXAMPLE_URL,
+        checked_text,
+        missing_library,
+        refuse_existing,
+        write_config,
+    )
+    from growcache.service.init_ask import Given, ask, choose, say
     from growcache.service.terminal import is_asked
 
     shown = str(file) == "-"
@@ -130,6 +136,8 @@ def init(
         refuse_existing(file, force=force)
     given = Given(url, format_, cache, max_bytes, endpoint_url, anon, look)
     choices = ask(given) if is_asked() and not (yes or shown) else choose(given)
+    if missing := missing_library(choices):
+        say(missing)
     if shown:
         typer.echo(checked_text("growcache.yaml", choices), nl=False)
         return

@@ -18,7 +18,7 @@ import yaml
 
 from growcache.cache.files import FILE_MODE
 from growcache.config import load_config
-from growcache.errors import ConfigError
+from growcache.errors import ConfigError, MissingLibraryError
 from growcache.remote.formats import check_format
 
 EXAMPLE_URL = "s3://my-bucket/recordings/**/*.npy"
@@ -76,6 +76,15 @@ source:
   #        shape: of one row; also offset (bytes of a header to skip), channels (a list:
   #        which entries of the row's first axis to keep), edge: drop | pad (what to do with
   #        a shorter last window), phase: random | zero (where the grid of windows starts)
+  # npz:   {{fields: [x, y], axis: 0}}         axis and window as with npy; read: whole for archives
+  #        that are compressed
+  # hdf5:  {{datasets: [x, g/y], window: 4096}}   paths in the file, of equal length; axis and window
+  #        as with npy, edge and phase as with raw
+  # zarr:  {{window: 256}}                      or axis: 0; url matches the chunks of one array, and
+  #        beside: [labels] takes arrays of equal length along
+  # parquet: {{columns: [x, y]}}                without it all; nulls: error | drop (rows with one)
+  # lmdb:  {{database: name, key: str}}         which of several; the key as a field (none | str |
+  #        bytes); decode: "package.module:function" from data (and key) to a sample
   # image: {{label: folder, classes: [cat, dog]}}
   #        the label is the number of the folder's name in classes, or without them that name;
   #        label: none where it means nothing; decode: true to cache pixels instead of files
@@ -253,10 +262,22 @@ def checked_text(file: str, choices: Choices) -> str:
         ConfigError: a choice that no config may have.
     """
     text = config_text(file, choices)
-    config = load_config(yaml.safe_load(text))
-    (source,) = config.sources
-    check_format(source.format, source.options, source.url)
+    load_config(yaml.safe_load(text))
+    missing_library(choices)
     return text
+
+
+def missing_library(choices: Choices) -> str:
+    """Return what has to be installed before the config can be used; empty: nothing.
+
+    Raises:
+        ConfigError: a choice that no config may have.
+    """
+    try:
+        check_format(choices.format, choices.options, (choices.url,))
+    except MissingLibraryError as error:
+        return str(error)
+    return ""
 
 
 def write_config(path: Path, choices: Choices, *, force: bool = False) -> None:

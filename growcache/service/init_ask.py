@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from growcache.config import SourceConfig
-from growcache.errors import ConfigError, GrowcacheError, StoreError
+from growcache.errors import ConfigError, GrowcacheError, MissingLibraryError, StoreError
 from growcache.remote.formats import check_format
 from growcache.service.init import EXAMPLE_URL, Choices
 from growcache.service.look import SECONDS, Look, look_at
@@ -124,6 +124,9 @@ def _confirm(proposed: Choices, given: Given, prompt: Ask) -> Choices:
         try:
             options = _as_options(text)
             check_format(format_, options)
+            break
+        except MissingLibraryError as error:  # the config may be meant for another machine
+            say(str(error))
             break
         except ConfigError as error:
             say(str(error))

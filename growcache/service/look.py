@@ -6,13 +6,14 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from growcache.config import SourceConfig
 from growcache.errors import ObjectMissingError, TransientStoreError
-from growcache.remote.store import Entry, RemoteStore, open_store
+from growcache.remote.store import Entry, RemoteStore, StoreReader, open_store
+from growcache.service.inside import chunks_of, is_zarr, looked_inside, zarr_proposal
 from growcache.service.proposal import HEAD_BYTES, Proposal, propose
 
 LISTED_SECONDS = 2.0  # a small source is listed to its end, of a large one a part
@@ -67,12 +68,24 @@ def _looked(source: SourceConfig, store: RemoteStore) -> Look:
     if not filled:
         what = "only empty objects lie" if entries else "no object lies"
         raise ObjectMissingError(f"{what} at {', '.join(source.url)}")
-    entry = filled[0]
-    head = bytes(memoryview(asyncio.run(store.read(entry, 0, HEAD_BYTES))))
-    folders = {folder_of(entry.key) for entry in filled} if whole else set()
-    proposal = propose(entry.key, head, entry.size, sorted(folders))
+    entry, proposal = asyncio.run(_proposed(store, filled, whole=whole))
     nbytes = sum(entry.size for entry in entries)
     return Look(len(entries), nbytes, whole, entry.key, entry.size, proposal)
+
+
+async def _proposed(
+    store: RemoteStore, filled: Sequence[Entry], *, whole: bool
+) -> tuple[Entry, Proposal]:
+    """Return the object that was looked at, and what it could be read as."""
+    if is_zarr(filled):
+        chunks = chunks_of(filled)
+        readers = [StoreReader(store, entry) for entry in chunks]
+        return (chunks or filled)[0], await zarr_proposal(readers, filled)
+    entry = filled[0]
+    head = bytes(memoryview(await store.read(entry, 0, min(entry.size, HEAD_BYTES))))
+    folders = {folder_of(entry.key) for entry in filled} if whole else set()
+    proposal = propose(entry.key, head, entry.size, sorted(folders))
+    return entry, await looked_inside(proposal, StoreReader(store, entry))
 
 
 def _some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:

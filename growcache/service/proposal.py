@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from growcache.errors import FormatError
+from growcache.remote.formats import COMPRESSIBLE
+from growcache.remote.formats.compressed import packed_by, unpacked_name, unpacked_start
 from growcache.remote.formats.examples import parse_example
 from growcache.remote.formats.framing import HEAD, TAIL, length_at
 from growcache.remote.formats.image import image_kind
@@ -18,7 +20,7 @@ from growcache.remote.formats.tar_headers import is_header
 from growcache.remote.store import Entry
 from growcache.service.words import in_bytes, in_count
 
-HEAD_BYTES = 16_384  # of an object are enough for `propose`
+HEAD_BYTES = 1 << 17  # of an object are enough for `propose`
 SMALL_BYTES = 1 << 20  # an array up to this size is one sample, unless it looks like many
 LARGE_BYTES = 8 << 20  # an unknown object beyond this size is not cached as a whole
 ROW_BYTES = 4096  # a row of this size can be a sample
@@ -31,8 +33,6 @@ NPY_MAGIC = b"\x93NUMPY"
 # Kinds that are known by their first bytes, and cannot be taken apart here.
 OTHERS = (
     (b"PK\x03\x04", "a zip archive"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"PAR1", "a Parquet file"),
     (b"\x1f\x8b", "compressed by gzip"),
     (b"\x28\xb5\x2f\xfd", "compressed by Zstandard"),
     (b"RIFF", "a RIFF file (WAVE audio?)"),
@@ -40,6 +40,8 @@ OTHERS = (
     (b"GIF8", "a GIF image"),
 )
 LINES = (".jsonl", ".ndjson", ".jsonlines")
+# By the name, where too little of an object can be unpacked to see what is in it.
+NAMED = {**dict.fromkeys(LINES, "jsonl"), ".tar": "tar", ".tfrecord": "tfrecord"}
 # Suffixes that say what numbers a file without a header is of.
 DTYPES = {
     **dict.fromkeys((".f32", ".float32"), "<f4"),
@@ -98,6 +100,12 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
         return _of_lines(head, size)
     if head.startswith(b"PK\x03\x04") and PurePosixPath(key).suffix.lower() == ".npz":
         return _of_archive(size)
+    if head.startswith(b"\x89HDF\r\n\x1a\n"):
+        return Proposal("hdf5", {}, ("An HDF5 file.",), 1, size)
+    if head.startswith(b"PAR1"):
+        return Proposal("parquet", {}, ("A Parquet file; each row is a sample.",), 1, size)
+    if (packed := _of_packed(key, head, size)) is not None:
+        return packed
     seen = next((what for magic, what in OTHERS if head.startswith(magic)), None)
     if seen:
         return _of_bytes(size, f"This looks like {seen}.")
@@ -111,27 +119,51 @@ def propose(key: str, head: bytes, size: int, folders: Sequence[str] = ()) -> Pr
     return _of_bytes(size, "Nothing known is at its start.")
 
 
-def _of_array(header: Header) -> Proposal:
-    shape, dtype = header.shape, header.dtype
-    nbytes = math.prod(shape) * dtype.itemsize
-    what = f"An array of {dtype.name}{list(shape)}, {in_bytes(nbytes)}."
-    whole = Proposal("npy", {}, (what, "The whole array is one sample."), 1, nbytes)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How samples could be cut from an array.
+
+    Attributes:
+        options: of the format.
+        how: a sentence.
+        samples: that it yields.
+        sample_bytes: of each.
+    """
+
+    options: dict[str, Any]
+    how: str
+    samples: int
+    sample_bytes: int
+
+
+def cut_of(shape: Sequence[int], item_bytes: int) -> Cut:
+    """Return how samples could be cut from an array of this shape."""
+    nbytes = math.prod(shape) * item_bytes
+    whole = Cut({}, "The whole array is one sample.", 1, nbytes)
     if len(shape) == 0 or shape[0] <= 1 or nbytes == 0:
         return whole
-    if header.fortran and len(shape) > 1:
-        alone = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
-        return Proposal("npy", {}, (what, alone), 1, nbytes)
     row = nbytes // shape[0]
     if _is_image(shape) or (nbytes <= SMALL_BYTES and len(shape) < 3):
         return whole
     if (len(shape) >= 3 and row >= ITEM_BYTES) or row >= ROW_BYTES:
         each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
-        reasons = (what, f"{each}, read by range; leave axis out to take whole arrays.")
-        return Proposal("npy", {"axis": 0}, reasons, shape[0], row)
+        how = f"{each}, read by range; leave axis out to take whole arrays."
+        return Cut({"axis": 0}, how, shape[0], row)
     rows = window_rows(row, shape[0])
     each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
-    reasons = (what, f"{each}, read by range; a stride below {rows} lets them overlap.")
-    return Proposal("npy", {"window": rows}, reasons, shape[0] // rows, rows * row)
+    how = f"{each}, read by range; a stride below {rows} lets them overlap."
+    return Cut({"window": rows}, how, shape[0] // rows, rows * row)
+
+
+def _of_array(header: Header) -> Proposal:
+    shape, dtype = header.shape, header.dtype
+    nbytes = math.prod(shape) * dtype.itemsize
+    what = f"An array of {dtype.name}{list(shape)}, {in_bytes(nbytes)}."
+    if header.fortran and len(shape) > 1 and shape[0] > 1 and nbytes:
+        alone = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
+        return Proposal("npy", {}, (what, alone), 1, nbytes)
+    cut = cut_of(shape, dtype.itemsize)
+    return Proposal("npy", cut.options, (what, cut.how), cut.samples, cut.sample_bytes)
 
 
 def _lmdb(key: str, head: bytes) -> Meta | None:
@@ -148,6 +180,7 @@ def _of_lmdb(meta: Meta, size: int) -> Proposal:
         f"An LMDB data file with {in_count(entries)} values of {in_bytes(each)} on average.",
         "Each value's bytes are a sample; decode names a function of yours that makes arrays of "
         "them, and database one of several databases.",
+        "Let source.url match data files only, not the lock files beside them.",
     )
     return Proposal("lmdb", {}, reasons, max(1, entries), each)
 
@@ -161,7 +194,7 @@ def _of_archive(size: int) -> Proposal:
     return Proposal("npz", {}, reasons, 1, size)
 
 
-def _is_image(shape: tuple[int, ...]) -> bool:
+def _is_image(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and min(shape[0], shape[-1]) <= MOST_ITEMS_OF_AN_IMAGE
 
 
@@ -220,6 +253,28 @@ def _of_tar(size: int) -> Proposal:
         "All are taken, by their extensions; fields says which.",
     )
     return Proposal("tar", {}, reasons, 1, size)
+
+
+def _of_packed(key: str, head: bytes, size: int) -> Proposal | None:
+    """Return what is proposed for a compressed object, by what can be unpacked of its start."""
+    kind = packed_by(head)
+    if kind is None:
+        return None
+    inner = unpacked_start(head, kind)
+    if packed_by(inner) or (not inner and kind != "zstd"):  # whose blocks may be larger
+        return None
+    longer = len(inner) / max(1, min(size, len(head)))
+    name = unpacked_name(key)
+    found = propose(name, inner, int(size * longer)) if inner else None
+    form = found.format if found else NAMED.get(PurePosixPath(name).suffix.lower(), "")
+    if form not in COMPRESSIBLE:
+        return None
+    what = f"Compressed by {kind}, so that each object is read whole."
+    if found is None:
+        reasons = (what, "What it holds is a guess, by its name.")
+        return Proposal(form, {"compression": kind}, reasons, 1, size)
+    options = {**found.options, "compression": kind}
+    return replace(found, options=options, reasons=(what, *found.reasons))
 
 
 def _of_lines(head: bytes, size: int) -> Proposal:

@@ -103,7 +103,8 @@ def test_an_image_by_its_folders(
 @pytest.mark.parametrize(
     ("key", "head", "size", "format_", "said"),
     [
-        ("a.h5", b"\x89HDF\r\n\x1a\n", 1 << 30, "bytes", "HDF5"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n", 1 << 30, "hdf5", "HDF5"),
+        ("a.parquet", b"PAR1", 1 << 30, "parquet", "each row"),
         ("a.zip", b"PK\x03\x04", 999, "bytes", "zip"),
         ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
         ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.remote.formats.objects import Reader, one_of, read_whole
 from growcache.remote.store import Entry
 
@@ -53,6 +53,39 @@ def _named(name: str) -> str | None:
     return next((kind for end, kind in _SUFFIXES.items() if name.lower().endswith(end)), None)
 
 
+def packed_by(head: bytes) -> str | None:
+    """Return by what an object is compressed, as its first bytes say; None: not that they know."""
+    return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def unpacked_name(name: str) -> str:
+    """Return an object's name without the ending that says how it is compressed.
+
+    >>> unpacked_name("a/b.jsonl.gz"), unpacked_name("a/b.tgz"), unpacked_name("a/b.tar")
+    ('a/b.jsonl', 'a/b.tar', 'a/b.tar')
+    """
+    ending = next((end for end in _SUFFIXES if name.lower().endswith(end)), "")
+    tar = ".tar" if ending in (".tgz", ".tzst") else ""
+    return name[: len(name) - len(ending)] + tar
+
+
+def unpacked_start(head: bytes, kind: str) -> bytes:
+    """Return what the start of an object unpacks to, as far as it goes; empty where it does not."""
+    try:
+        make, step, wrong = _unpacker(kind)
+    except MissingLibraryError:  # who reads such objects is told
+        return b""
+    stream, found = make(), bytearray()
+    for at in range(0, len(head), step):
+        try:
+            found += stream.decompress(head[at : at + step])
+        except wrong:
+            break
+        if stream.eof or len(found) > _LITTLE:
+            break
+    return bytes(found[:_LITTLE])
+
+
 def refuse_compressed(entry: Entry, head: bytes) -> None:
     """Refuse an object that is compressed though nobody said so.
 
@@ -63,12 +96,10 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
     Raises:
         FormatError: says what to set.
     """
-    for kind, magic in _MAGIC.items():
-        if head.startswith(magic):
-            raise FormatError(
-                f"{entry.key}: is compressed by {kind}; set compression: {kind} in "
-                "source.options"
-            )
+    if kind := packed_by(head):
+        raise FormatError(
+            f"{entry.key}: is compressed by {kind}; set compression: {kind} in source.options"
+        )
 
 
 async def read_unpacked(reader: Reader, kind: str) -> Buffer:
@@ -141,7 +172,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError(
+        raise MissingLibraryError(
             "source.options.compression: needs zstandard; pip install 'growcache[zstd]'"
         ) from None
     return zstandard

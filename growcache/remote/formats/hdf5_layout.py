@@ -18,6 +18,7 @@ from growcache.schema import Array
 
 MOST_LINKS = 64  # from the root to a dataset, soft ones included
 MOST_NAMED = 8  # datasets that an error names
+MOST_LOOKED = 1000  # names in a file, for a list of its datasets
 SHOWN_NAME = 40
 
 Filter = tuple[int, int, tuple[int, ...]]
@@ -72,6 +73,27 @@ def names_at_root(file: Any, key: str) -> list[str]:
         # To ask for its class would go through all of the index of its chunks.
         and isinstance(h5py.h5o.open(file.id, name.encode()), h5py.h5d.DatasetID)
     ]
+
+
+def dataset_paths(file: Any) -> list[str]:
+    """Return the paths of datasets, those next to the root first, as far as a look shows them."""
+    import h5py
+
+    found: list[str] = []
+    groups, looked = [("", file["/"])], 0
+    for folder, group in groups:  # which grows meanwhile
+        for name in group:
+            looked += 1
+            if looked > MOST_LOOKED:
+                return found
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            kind = group.get(name, getclass=True)
+            if kind is h5py.Dataset:
+                found.append(folder + name)
+            elif kind is h5py.Group:
+                groups.append((f"{folder}{name}/", group[name]))
+    return found
 
 
 def dataset_at(file: Any, path: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.remote.formats.objects import (
     Measure,
     Reader,
@@ -182,6 +182,6 @@ def _need_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise ConfigError(
+        raise MissingLibraryError(
             "source.options.decode: needs Pillow; pip install 'growcache[image]'"
         ) from None

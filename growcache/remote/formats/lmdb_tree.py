@@ -133,6 +133,8 @@ class Trees:
         if not 0 < walk.main.entries <= MOST_DATABASES:
             return {}
         leaves = await walk.leaves(walk.main)
+        for leaf in leaves:
+            leaf.must_be(LEAF)
         if not all(map(_is_of_names, leaves)):
             return {}
         nodes = [(page, page.node(i)) for page in leaves for i in range(page.count)]

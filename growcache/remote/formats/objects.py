@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from growcache.config import SourceConfig
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.remote.store import Entry
 from growcache.schema import Sample
 
@@ -225,14 +225,14 @@ def need_library(form: str, module: str) -> None:
     """Refuse a format whose library is not installed; it is imported by who uses it.
 
     Raises:
-        ConfigError: says how to install it.
+        MissingLibraryError: says how to install it.
     """
     try:
         found = importlib.util.find_spec(module) is not None
     except ValueError:  # a program keeps it from being imported
         found = False
     if not found:
-        raise ConfigError(
+        raise MissingLibraryError(
             f"source.format: {form} needs {module}; pip install 'growcache[{form}]'"
         )
 

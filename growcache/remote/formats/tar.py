@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.remote.formats.blob import load_decoder
 from growcache.remote.formats.compressed import compression, read_unpacked
 from growcache.remote.formats.objects import (
@@ -271,7 +271,9 @@ def open_tar(options: Mapping[str, Any]) -> Tar:
             f"found {decode!r}"
         )
     if decode == "images" and importlib.util.find_spec("PIL") is None:
-        raise ConfigError("source.options.decode: needs Pillow; pip install 'growcache[image]'")
+        raise MissingLibraryError(
+            "source.options.decode: needs Pillow; pip install 'growcache[image]'"
+        )
     code = load_decoder(decode) if ":" in decode else None
     fields = _fields(options.get("fields"))
     return Tar(compression(options, ()), fields, decode, code, index=index)

@@ -160,6 +160,17 @@ class ChunkRows:
         common_length(series, reader.entry.key)
         return await read_starts(series, self._grid, visit, reader.entry, starts)
 
+    async def array_of(self, reader: Reader) -> tuple[str, ArrayMetadata] | None:
+        """Return the array of a chunk: the key of its folder, and what is said of it.
+
+        None of what is no chunk.
+
+        Raises:
+            FormatError: its array is none that can be read.
+        """
+        located = await self._located(reader)
+        return None if located is None else (located[0].root, located[0].metadata)
+
     async def _owned(
         self, reader: Reader, visit: Visit, grid: Grid
     ) -> tuple[_Array, range] | None:
@@ -241,6 +252,15 @@ def _places(key: str) -> list[tuple[str, Place]]:
         (key[: len(key) - len("/".join(numbers[-end:]))], tuple(map(int, numbers[-end:])))
         for end in reversed(ends)
     ]
+
+
+def may_be_chunk(key: str) -> str:
+    """Return the folder of the array that a key looks like a chunk of; empty if of none.
+
+    >>> may_be_chunk("a.zarr/x/c/3/0"), may_be_chunk("a.zarr/x/zarr.json")
+    ('a.zarr/x/', '')
+    """
+    return next((root for root, _ in _places(key)), "")
 
 
 def _folder(key: str, end: int) -> str:
