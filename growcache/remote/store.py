@@ -267,6 +267,10 @@ class RemoteStore:
         async with self._slots_of_this_loop():
             return await asyncio.to_thread(self._patience.call, lambda: head(key))
 
+    def key_beside(self, store: int, below: str) -> str:
+        """Return the key of an object of another field; see `beside`."""
+        return self._locations[store].prefix + below
+
     async def beside(self, store: int, below: str) -> Entry:
         """Return the entry of an object of another field.
 
@@ -277,7 +281,7 @@ class RemoteStore:
         Raises:
             StoreError: as `Store.read` does.
         """
-        key, head = self._locations[store].prefix + below, self._backends[store].head
+        key, head = self.key_beside(store, below), self._backends[store].head
         async with self._slots_of_this_loop():
             found = await asyncio.to_thread(self._patience.call, lambda: head(key))
         return replace(found, store=store)

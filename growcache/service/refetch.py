@@ -34,8 +34,7 @@ from growcache.errors import (
 )
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import open_sources
-from growcache.remote.store import Entry, RemoteStore, StoreReader
-from growcache.remote.templates import Template
+from growcache.remote.store import Entry
 from growcache.remote.urls import parse_url
 from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import LABELS, wishes
@@ -45,6 +44,7 @@ from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import load_transform
 from growcache.schema import Sample, Value
 from growcache.secrecy import public_url
+from growcache.service.partners import CHANGED, GONE, PartnerError, partners_of
 from growcache.service.peeked import Peeked, sample_at
 from growcache.service.terminal import folded, redraws
 from growcache.usercode import short
@@ -76,7 +76,7 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
     )
     try:
         with _waiting(peeked.origin.key):
-            verdict, why = _verdict(peeked, settings, identity)
+            verdict, why = _verdict(root, peeked, settings, identity)
     except StoreError as error:
         if config is not None:
             raise
@@ -131,15 +131,17 @@ _CONFIGURED = frozenset(
 )
 
 
-def _verdict(peeked: Peeked, config: Config, identity: Identity) -> tuple[str, str]:
+def _verdict(root: Path, peeked: Peeked, config: Config, identity: Identity) -> tuple[str, str]:
     _require_same(config, identity)
     labels = _labels(config, identity)
     try:
-        again = asyncio.run(_made_again(peeked, config, identity, labels))
+        again = asyncio.run(_made_again(root, peeked, config, identity, labels))
+    except PartnerError as error:
+        return error.verdict, error.why
     except ObjectMissingError:
-        return "gone", f"{peeked.origin.key} is not in the store any more"
+        return "gone", GONE.format(peeked.origin.key)
     except ObjectChangedError:
-        return "changed", f"{peeked.origin.key} was rewritten since it was sampled"
+        return "changed", CHANGED.format(peeked.origin.key)
     if not again:
         return "different", f"{peeked.origin.key} yields no sample at this place any more"
     differing = min((differences(peeked.sample, sample) for sample in again), key=len)
@@ -181,7 +183,7 @@ def _labels(config: Config, identity: Identity) -> AnyLabels | None:
 
 
 async def _made_again(
-    peeked: Peeked, config: Config, identity: Identity, labels: AnyLabels | None
+    root: Path, peeked: Peeked, config: Config, identity: Identity, labels: AnyLabels | None
 ) -> list[Sample]:
     """Return the samples that the visit of this sample yields at its place, mostly one."""
     here = str(Path.cwd())
@@ -210,7 +212,8 @@ async def _made_again(
     filler = Filler(sources, transform, sampling.seed, 1, Pace(None), weighted=weighted)
     try:
         reader = sources.reader(stop.entry)
-        reader = replace(reader, others=await _partners(reader))
+        first = stop.entry.store - reader.entry.store  # among the URLs of all sources
+        reader = replace(reader, others=await partners_of(root, reader, first))
         found, _ = await read_found(sources.format_of(stop.entry), reader, visit)
         visited = filler.prepared(permit, stop, found, identity.schema)
     finally:
@@ -218,18 +221,6 @@ async def _made_again(
     place = (peeked.origin.start, peeked.origin.stop)
     pairs = zip(visited.samples, visited.origins, strict=True)
     return [sample for sample, origin in pairs if origin == place]
-
-
-async def _partners(reader: StoreReader) -> tuple[Entry, ...]:
-    """Return the objects of the other fields as they are now: a shard tells of the first."""
-    store = reader.store
-    assert isinstance(store, RemoteStore)
-    templates = [Template.of(field.url) for field in store.source.fields.values()]
-    values = templates[0].values(reader.entry.key) if templates else None
-    if values is None:
-        return ()
-    others = enumerate(templates[1:], 1)
-    return tuple([await store.beside(n, other.rendered(values)) for n, other in others])
 
 
 def stop_of(sidecar: Sidecar, i: int, urls: Sequence[str]) -> Stop:

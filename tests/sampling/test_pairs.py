@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from growcache.sampling.objects import Objects
 from growcache.sampling.pairs import Pairs
 from growcache.sampling.population import Population
 from growcache.sampling.subsets import Subsets
+from growcache.service.peeked import sample_at
 from growcache.service.refetch import refetch_sample
 from tests.remote.held import Held
 from tests.sampling.services import run, write_config
@@ -304,7 +307,9 @@ def test_partners_are_listed_soon_after_one_another(tmp_path: Path) -> None:
     assert abs(np.cumsum(np.array(stores) * 2 - 1)).max() <= 2000
 
 
-def test_rows_and_their_targets_are_samples(tmp_path: Path) -> None:
+def test_rows_and_their_targets_are_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fields = chunks(tmp_path / "data")
     config = write_config(
         tmp_path / "c.yaml", "", source={"fields": fields, "options": {"axis": 0}}
@@ -326,4 +331,18 @@ def test_rows_and_their_targets_are_samples(tmp_path: Path) -> None:
     found = read_status(tmp_path / "c")
     assert (found.complete, found.holes) == (True, 0)
     assert (found.objects, found.unmatched, found.population) == (7, 1, 72)
-    assert refetch_sample(tmp_path / "c", "0:0", None, json=False) == 0
+    assert refetched(tmp_path, capsys)[:2] == (0, "equal")
+    partner = Path(sample_at(tmp_path / "c", "0:0").origin.key.replace("_x_", "_y_"))
+    os.utime(partner, (0, 0))  # as with the first member, whatever it holds now
+    why = f"{partner} was rewritten since it was sampled"
+    assert refetched(tmp_path, capsys) == (1, "changed", why)
+    partner.unlink()
+    why = f"{partner} is not in the store any more"
+    assert refetched(tmp_path, capsys) == (1, "gone", why)
+
+
+def refetched(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = refetch_sample(folder / "c", "0:0", None, json=True)
+    said = json.loads(capsys.readouterr().out)
+    return code, said["refetched"], said["why"]
