@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import google_crc32c
 import numpy as np
@@ -34,7 +35,7 @@ from growcache.errors import CacheError, ConfigError, CorruptShardError, FormatE
 from growcache.pickles import unpickle_arrays
 from growcache.remote.answers import explain, read_answer
 from growcache.remote.catalog import Catalog
-from growcache.remote.formats import Visit, open_format
+from growcache.remote.formats import Visit, lmdb_few, open_format
 from growcache.remote.formats.image import decode_image, image_kind
 from growcache.remote.formats.npy import parse_header
 from growcache.remote.odd_keys import is_odd
@@ -109,7 +110,9 @@ def lmdb_values(data: bytes) -> None:
         first % 4
     ]
     visit = Visit(first >> 6, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
-    _visited("lmdb", options, Held(data[1:]), visit)
+    leaves = 1 if first & 8 else lmdb_few.LEAVES  # how many are too few to choose among
+    with mock.patch.object(lmdb_few, "LEAVES", leaves):
+        _visited("lmdb", options, Held(data[1:]), visit)
 
 
 def hdf5(data: bytes) -> None:

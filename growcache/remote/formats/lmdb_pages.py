@@ -96,7 +96,7 @@ class Page:
         found, self.pad, self.flags, lower, _ = _PAGE.unpack_from(data)
         if number is not None and found != number:
             raise self.damaged(f"says that it is page {found}")
-        self.count = (lower - HEADER) >> 1
+        self.count = 0 if self.flags & OVERFLOW else (lower - HEADER) >> 1  # there: pages
         if not self.flags & OVERFLOW and not HEADER <= lower <= len(data):
             raise self.damaged("has no such number of nodes")
 
