@@ -10,7 +10,7 @@ import builtins
 import itertools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -234,17 +234,25 @@ def _value(kind: str, value: Any) -> Any:
 
 def write_status(root: str | os.PathLike[str], status: Status) -> None:
     """Replace ``status.json``; it need not survive a power cut, nor be written on a full disk."""
-    path, data = Layout(root).status, status.to_json()
+    path = Layout(root).status
     try:
-        write_atomic(path, data, durable=False)
+        write_atomic(path, status.to_json(), durable=False)
     except OSError as error:
         if not is_full_disk(error):
             raise
-        _write_over(path, data)
+        _write_over(path, _ever_shorter(status))
 
 
-def _write_over(path: Path, data: builtins.bytes) -> None:
-    """Say it in the blocks that the file has; what does not fit is left unsaid.
+def _ever_shorter(status: Status) -> Iterator[builtins.bytes]:
+    """Yield the status with less and less of what makes it long: all else is of that moment."""
+    yield status.to_json()
+    status = replace(status, last_errors=status.last_errors[-1:])
+    yield status.to_json()
+    yield replace(status, last_errors=[], leases=[], worker_states=[]).to_json()
+
+
+def _write_over(path: Path, versions: Iterable[builtins.bytes]) -> None:
+    """Say the first that fits into the blocks that the file has; if none does, say nothing.
 
     Whoever reads meanwhile may find half of it, which `_told` knows.
     """
@@ -254,7 +262,8 @@ def _write_over(path: Path, data: builtins.bytes) -> None:
         return
     try:
         found = os.fstat(descriptor)
-        if len(data) <= max(found.st_size, found.st_blocks * 512):
+        room = max(found.st_size, found.st_blocks * 512)
+        if data := next((data for data in versions if len(data) <= room), b""):
             os.pwrite(descriptor, data.ljust(found.st_size), 0)  # blanks at the end are JSON
     except OSError as error:  # of file systems that never write in place
         if not is_full_disk(error):

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
 from growcache.cache.identity import Identity
 from growcache.cache.incoming import write_incoming
+from growcache.cache.status import Status, WorkerStatus, write_status
 from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, add, make, need, opened, write
 
@@ -75,6 +77,21 @@ def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> Non
         assert ballast.exists(), "it is made again as soon as there is room"
         add(cache, 9)
     assert check(disk / "cache") == []
+
+
+def test_a_status_that_is_too_long_for_a_full_disk_says_the_rest(disk: Path) -> None:
+    errors = [f"{number}: {'no room ' * 150}" for number in range(5)]
+    with opened(disk / "cache", max_bytes=10_000_000) as cache:
+        root, path = cache.layout.root, cache.layout.status
+        write_status(root, Status(state="running"))
+        fill_up(disk)
+        for count, left in ((5, errors[-1:]), (1, errors[:1])):
+            said = Status(state="waiting", waiting_for="space", last_errors=errors[:count])
+            write_status(root, said)
+            assert Status.from_json(path.read_bytes()) == replace(said, last_errors=left)
+        many = [WorkerStatus(id=n, pid=None, state="idle") for n in range(500)]
+        write_status(root, Status(state="waiting", waiting_for="more", worker_states=many))
+        assert Status.from_json(path.read_bytes()).waiting_for == "more"
 
 
 @each_kind
