@@ -99,7 +99,7 @@ def test_without_the_library_the_datasets_are_asked_for(
     assert "pip install 'growcache[hdf5]'" in said
     config = tmp_path / "c.yaml"
     assert main(["init", str(config), "--yes", "--url", str(path)]) == 0
-    assert load_config(config).source.format == "hdf5"
+    assert load_config(config).sources[0].format == "hdf5"
     assert "pip install 'growcache[hdf5]'" in capsys.readouterr().err
 
 
