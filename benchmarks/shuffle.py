@@ -206,9 +206,7 @@ def section(rows: list[dict[str, Any]], *, timed: bool) -> str:
     """Return the text for the documentation."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
-    lines += [
-        "| " + " | ".join(f"{row.get(name, '')}" for name in names) + " |" for row in rows
-    ]
+    lines += ["| " + " | ".join(_cell(row, name) for name in names) + " |" for row in rows]
     about = machine()
     said = (
         f"{SHARDS} shards of {SAMPLES} samples, batches of {BATCH}, objects of {VISIT} samples "
@@ -220,6 +218,12 @@ def section(rows: list[dict[str, Any]], *, timed: bool) -> str:
             f"cores ({about['cpu']})."
         )
     return "\n".join([*lines, "", said])
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    """Return a figure as the page has it; those of speed are rounded already."""
+    value = row.get(name, "")
+    return f"{value:,.0f}" if value and name.endswith(("samples/s", "ms")) else f"{value}"
 
 
 def write_section(page: Path, text: str) -> None:
