@@ -3,6 +3,10 @@
 A map passes on from one snapshot to the next where that holds the shard: mapping anew
 for every epoch costs a third of the speed in page faults. Of a cache beyond memory the
 pages of most maps are forgotten once no window needs them (see `residency`).
+
+What was found whole need not be read through once more where nobody held it for a moment,
+as between two iterations of a dataset: who keeps the pool keeps that knowledge, of files
+that are the same ones still (see `stamps`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from growcache.cache.formats.mapping import FAR_BYTES, forget, read_ahead_bytes
 from growcache.cache.index import ShardRow
 from growcache.errors import CorruptShardError
 from growcache.loading.residency import is_kept
+from growcache.loading.stamps import Stamp, stamp_of
 from growcache.schema import Schema
 
 Verify: TypeAlias = Literal["first", "always"]
@@ -53,7 +58,9 @@ class MapPool:
         self._lock = threading.RLock()
         self._holds: Counter[Key] = Counter()
         self._maps: dict[Key, MappedShard] = {}
-        self._verified: set[Key] = set()
+        self._stamps: dict[Key, Stamp | None] = {}  # of the files as they were mapped
+        self._verified: set[Key] = set()  # of what is mapped
+        self._known: dict[Key, Stamp] = {}  # of what was found whole
         self._bad: dict[Key, str] = {}
         self._users: Counter[Key] = Counter()  # open windows
         self._asking: bool | None = None  # known when there is a cache
@@ -72,6 +79,7 @@ class MapPool:
         """Keep the maps of these shards, those that are there and those to come."""
         with self._lock:
             self._holds.update(keys)
+            self._known = {key: s for key, s in self._known.items() if key in self._holds}
 
     def release(self, keys: Iterable[Key]) -> None:
         """Undo one `hold`; maps that nobody holds are closed."""
@@ -82,7 +90,8 @@ class MapPool:
                     del self._holds[key]
                     if key in self._maps:
                         self._maps.pop(key).close()
-                    # When it is here again it is another file: mended, or drawn once more.
+                    # When it is here again it may be another file: mended, or drawn once more.
+                    self._stamps.pop(key, None)
                     self._verified.discard(key)
                     self._bad.pop(key, None)
 
@@ -107,7 +116,7 @@ class MapPool:
         mapped = self._maps.get(key)
         try:
             if mapped is None:
-                mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
+                mapped = self._map(row, schema, cache_format)
             if verify == "always" or key not in self._verified:
                 self._check(row, mapped, cache_format)
             else:
@@ -120,6 +129,20 @@ class MapPool:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
 
+    def _map(self, row: ShardRow, schema: Schema, cache_format: str) -> MappedShard:
+        key, before = key_of(row), self._stamp(row, cache_format)
+        mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
+        # Only what had it before and after is sure to be what was mapped.
+        stamp = before if before == self._stamp(row, cache_format) else None
+        with self._lock:
+            first = self._stamps.setdefault(key, stamp)  # of the map that will be kept
+            if stamp is not None and stamp == first == self._known.get(key):
+                self._verified.add(key)
+        return mapped
+
+    def _stamp(self, row: ShardRow, cache_format: str) -> Stamp | None:
+        return stamp_of(shard_files(self._layout, row.number, cache_format))
+
     def _check(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         # One pass over the file in order: this also brings a cold file into memory.
         found = mapped.digest(asking=self._asks())
@@ -128,6 +151,10 @@ class MapPool:
                 f"{shard_path(self._layout, row.number, cache_format)}: expected the digest "
                 f"{row.digest}, found {found}; run growcache check"
             )
+        stamp = self._stamps.get(key_of(row))
+        if stamp is not None and stamp == self._stamp(row, cache_format):
+            with self._lock:
+                self._known[key_of(row)] = stamp
 
     def _bring(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         """Have a shard that was seen before in memory: it may have gone cold since."""

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache.cache.formats import shard_files
+from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.leases import DROPPED, HELD, MAPPED, Lease, read_leases
 from growcache.errors import CacheMissingError, CorruptShardError
 from growcache.loading import snapshot as module
 from growcache.loading.maps import MapPool
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.stamps import stamp_of
+from tests.sampling.services import wait_until
 
 
 def test_samples_in_order_of_their_shards(cache: Any) -> None:
@@ -107,6 +111,41 @@ def test_a_shard_that_comes_back_is_looked_at_anew(cache: Any) -> None:
     cache.damage(0)
     with Snapshot.take(cache.root) as snapshot, pytest.raises(CorruptShardError):
         snapshot[0]
+    assert MapPool.of(cache.root) is keep
+
+
+def test_what_was_found_whole_is_not_read_through_again_until_it_is_touched(
+    cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two iterations of a dataset nobody holds its shards."""
+    read: list[int] = []
+    digest = MappedShard.digest
+
+    def counting(shard: MappedShard, **arguments: Any) -> str:
+        read.append(len(shard))
+        return digest(shard, **arguments)
+
+    monkeypatch.setattr(MappedShard, "digest", counting)
+    cache.add(0, 1)
+    files = [
+        *shard_files(cache.layout, 0, "tfrecord"),
+        *shard_files(cache.layout, 1, "tfrecord"),
+    ]
+    wait_until(lambda: stamp_of(files) is not None, 5, every=0.002)
+    keep = MapPool.of(cache.root)
+
+    def look(verify: Any = "first") -> int:
+        read.clear()
+        with Snapshot.take(cache.root, verify=verify) as snapshot:
+            snapshot[0], snapshot[10]
+        return len(read)
+
+    assert [look(), look(), look("always"), look()] == [2, 0, 2, 0]
+    cache.damage(1)
+    with pytest.raises(CorruptShardError):
+        look()
+    cache.damage(1)
+    assert look() == 1
     assert MapPool.of(cache.root) is keep
 
 
