@@ -256,7 +256,9 @@ class Assembler:
             self._transform.cancel()
 
     def close(self) -> None:
-        """End who calls the transform."""
+        """End who calls the transform, and leave the buffers to who comes next."""
+        self._gatherer.close()
+        self._styler.close()
         if self._transform is not None:
             self._transform.close()
 

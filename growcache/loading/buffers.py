@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -77,15 +77,20 @@ class BufferPool:
         nbytes: what `take` gives if it is not told.
         keep: how many are kept for reuse; of large ones fewer, see `kept_of`.
         allocate: makes them.
+        bases: of an earlier pool, see `leave`.
     """
 
     def __init__(
-        self, nbytes: int = 0, keep: int = 12, allocate: Allocate = allocate_here
+        self,
+        nbytes: int = 0,
+        keep: int = 12,
+        allocate: Allocate = allocate_here,
+        bases: Iterable[Bytes] = (),
     ) -> None:
         self._nbytes = nbytes
         self._allocate = allocate
         self._keep = keep
-        self._bases: list[Bytes] = []  # the smallest first
+        self._bases = sorted(bases, key=len)  # the smallest first
         self._begun = forks.moment()
 
     def take(self, nbytes: int | None = None) -> Bytes:
@@ -95,6 +100,11 @@ class BufferPool:
         if nbytes < RECYCLE_BYTES:
             return _view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT)
         return _view(self._free(nbytes), nbytes, PAGE)
+
+    def leave(self) -> list[Bytes]:
+        """Return the buffers for another pool, those in use among them; this one has none then."""
+        bases, self._bases = self._bases, []
+        return bases
 
     def _free(self, nbytes: int) -> Bytes:
         bases = self._bases

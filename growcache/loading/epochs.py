@@ -61,6 +61,10 @@ class Engine:
         self._batches_received = 0
         self._revived = False  # since a block was received
 
+    def begin(self) -> None:
+        """Have the batches of the next epoch made before they are asked for."""
+        self._running()
+
     def epoch(self, pause_seconds: float | None = None) -> Iterator[Any]:
         """Yield the batches of the next epoch.
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from growcache.loading.buffers import Allocate, allocate_here
+from growcache.loading.buffers import Allocate, BufferPool, allocate_here
+from growcache.loading.leftovers import Leftovers
 from growcache.schema import Array
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -113,6 +114,7 @@ class Framework:
         prepare: called first in the thread that copies.
         ranks: (rank, world size) of this process as the framework has it; None: it has none.
         allocate: makes the memory of batches.
+        leftovers: what such memory is taken from first, and left in; None: it goes.
         carrier: brings batches to where they are wanted; None: they stay in memory.
         block_bytes: about how much is gathered at once, if batches are not larger.
         at_once: how many batches it is handed in one piece, which it cuts itself.
@@ -124,9 +126,25 @@ class Framework:
     prepare: Callable[[], None] | None = None
     ranks: Callable[[], tuple[int, int] | None] = _nobody
     allocate: Allocate = allocate_here
+    leftovers: Leftovers | None = None
     carrier: Carrier | None = None
     block_bytes: int = BLOCK_BYTES
     at_once: int = 1
+
+    def pool(self, name: str, nbytes: int = 0) -> BufferPool:
+        """Return a pool of buffers for what has that name.
+
+        Args:
+            name: tells it from the other pools of a loader.
+            nbytes: as for `BufferPool`.
+        """
+        bases = () if self.leftovers is None else self.leftovers.take(name)
+        return BufferPool(nbytes, allocate=self.allocate, bases=bases)
+
+    def leave(self, name: str, pool: BufferPool) -> None:
+        """Leave the buffers of a pool of that name, which is not wanted any more."""
+        if self.leftovers is not None:
+            self.leftovers.leave(name, pool.leave())
 
 
 NUMPY = Framework()

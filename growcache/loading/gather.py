@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from growcache.loading.buffers import BufferPool
 from growcache.loading.columns import Rows
 from growcache.loading.framework import BLOCK_BYTES, Bytes, Framework
 from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
@@ -82,6 +81,11 @@ class Gatherer:
         rows, self.filled = self.filled, 0
         return {column.field.name: column.finish(rows) for column in self._columns}
 
+    def close(self) -> None:
+        """Leave the buffers to who comes next."""
+        for column in self._columns:
+            column.close()
+
 
 class _Equal:
     """The column of a field whose values have one size."""
@@ -89,8 +93,9 @@ class _Equal:
     def __init__(self, field: Field, rows: int, framework: Framework) -> None:
         self.field = field
         self._nbytes = field.nbytes
+        self._framework = framework
         self._take = framework.take
-        self._pool = BufferPool(rows * self._nbytes, allocate=framework.allocate)
+        self._pool = framework.pool(field.name, rows * self._nbytes)
         self._buffer: Bytes | None = None
 
     def add(self, rows: Rows, start: int) -> None:
@@ -107,6 +112,9 @@ class _Equal:
             buffer = np.empty(0, np.uint8)
         return typed(_rows(buffer, self._nbytes, 0, rows), self.field)
 
+    def close(self) -> None:
+        self._framework.leave(self.field.name, self._pool)
+
 
 class _Varied:
     """The column of a ragged field."""
@@ -114,8 +122,9 @@ class _Varied:
     def __init__(self, field: Field, framework: Framework) -> None:
         self.field = field
         self._item_bytes = field.item.itemsize
+        self._framework = framework
         self._join = framework.join
-        self._pool = BufferPool(allocate=framework.allocate)
+        self._pool = framework.pool(field.name)
         self._added: list[Ragged] = []
 
     def add(self, rows: Rows, start: int) -> None:
@@ -135,6 +144,9 @@ class _Varied:
         nothing: Bytes = np.empty(0, np.uint8)
         dims = np.empty((0, len(self.field.ragged_dims)), np.int64)
         return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)
+
+    def close(self) -> None:
+        self._framework.leave(self.field.name, self._pool)
 
 
 def _rows(buffer: Bytes, nbytes: int, start: int, stop: int) -> Bytes:

@@ -141,8 +141,8 @@ class Styler:
 
     def __init__(self, style: RaggedStyle, framework: Framework) -> None:
         self._style = style
+        self._framework = framework
         self._join = framework.join
-        self._allocate = framework.allocate
         self._pools: dict[str, BufferPool] = {}
 
     def batch(self, values: Ragged) -> dict[str, Any]:
@@ -152,12 +152,18 @@ class Styler:
             return {name: [values[i] for i in range(len(values))]}
         return self._padded(values) if self._style == "pad" else _with_offsets(values)
 
+    def close(self) -> None:
+        """Leave the buffers to who comes next."""
+        for name, pool in self._pools.items():
+            self._framework.leave(_pool_name(name), pool)
+
     def _padded(self, values: Ragged) -> dict[str, Array]:
         field, name = values.field, values.field.name
         longest = field.shape_of(values.dims.max(axis=0, initial=0).tolist())
         nbytes = len(values) * math.prod(longest) * field.item.itemsize
-        pool = self._pools.setdefault(name, BufferPool(allocate=self._allocate))
-        memory = pool.take(nbytes)
+        if name not in self._pools:
+            self._pools[name] = self._framework.pool(_pool_name(name))
+        memory = self._pools[name].take(nbytes)
         out: Array = memory.view(field.item).reshape(len(values), *longest)
         if values.grows_along_rows and nbytes:
             _pad_rows(values, memory.reshape(len(values), -1), self._join)
@@ -167,6 +173,11 @@ class Styler:
                 out[i][tuple(map(slice, field.shape_of(dims)))] = values[i]
         lengths = values.dims[:, 0] if values.dims.shape[1] == 1 else values.dims
         return {name: out, f"{name}_lengths": np.ascontiguousarray(lengths)}
+
+
+def _pool_name(name: str) -> str:
+    """Return the name of the pool of what is padded; the field's own has that of the field."""
+    return f"{name}, padded"
 
 
 def _with_offsets(values: Ragged) -> dict[str, Array]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import Framework
+from growcache.loading.leftovers import Leftovers
+from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
 from growcache.seeding import derive
 from growcache.tensorflow.live import end_with_the_interpreter
@@ -22,7 +24,7 @@ class Engines:
     an iterator. Where none comes it lets go of everything: evictions wait for its lease, and
     nobody says when a dataset will be iterated no more. It stays what it is, so the next
     epoch is the same, and only begins later. Where an iteration was broken off, its loader
-    ends.
+    ends; the next one finds its memory for as long, and need not check what it had checked.
 
     Args:
         options: of the first loader. The others have other seeds, so that iterations that
@@ -32,7 +34,9 @@ class Engines:
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._options = options
-        self._framework = framework
+        self._leftovers = Leftovers(IDLE_SECONDS)
+        self._framework = replace(framework, leftovers=self._leftovers)
+        self._maps = MapPool.of(options.root)  # which knows what was found whole
         self._lock = threading.Lock()
         self._idle: Engine | None = None
         self._ahead = False  # the idle one is in the next epoch already
@@ -44,6 +48,15 @@ class Engines:
     def any_ahead(self) -> bool:
         """Whether the next iteration finds a loader that is ahead already."""
         return self._ahead
+
+    def begin(self) -> None:
+        """Have a loader begin, for an iteration that is about to ask for one."""
+        with self._lock:
+            if self._ahead or self._closed:
+                return
+            engine = self._idle or self._make()
+            engine.begin()
+            self._keep(engine)
 
     def take(self) -> Engine:
         """Return a loader for an iteration."""
@@ -59,10 +72,7 @@ class Engines:
         """
         with self._lock:
             if whole and not self._closed and self._idle is None:
-                self._idle, self._ahead = engine, True
-                # A fixed one may stay: nothing is evicted from under it, and it sees to that.
-                if not self._options.fixed:
-                    self._begin_timer(engine)
+                self._keep(engine)
                 return
         engine.close()
 
@@ -73,6 +83,15 @@ class Engines:
             engine = self._pop()
         if engine is not None:
             engine.close()
+        self._leftovers.close()
+
+    def _keep(self, engine: Engine) -> None:
+        """Keep a loader that is ahead."""
+        self._pop()
+        self._idle, self._ahead = engine, True
+        # A fixed one may stay: nothing is evicted from under it, and it sees to that.
+        if not self._options.fixed:
+            self._begin_timer(engine)
 
     def _pop(self) -> Engine | None:
         engine, self._idle, self._ahead = self._idle, None, False

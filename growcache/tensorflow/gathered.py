@@ -53,6 +53,13 @@ class GatherFeed(Feed):
         nothing = (array for each in self._columns for array in each.nothing())
         self._nothing = (np.empty(0, np.bool_), *nothing)
 
+    def wait(self) -> None:
+        """Wait as any feed does, and begin: TensorFlow takes a while until it asks."""
+        goes_on = super()._is_under_way
+        super().wait()
+        if not goes_on:
+            self._engines.begin()
+
     @property
     def _is_under_way(self) -> bool:
         return super()._is_under_way or self._engines.any_ahead

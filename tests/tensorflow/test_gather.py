@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import growcache.tensorflow as gtf
 from growcache.errors import ConfigError
-from growcache.loading.buffers import RECYCLE_BYTES
+from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
 from growcache.schema import Sample
 from growcache.tensorflow import engines
 from growcache.tensorflow import gathered as gathering
@@ -250,6 +250,30 @@ def test_memory_goes_round_but_never_under_a_tensor_that_is_kept(large_cache: Fi
     assert_whole(kept)
 
 
+def test_an_iterator_fills_what_the_one_before_it_left(
+    large_cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To fill fresh memory takes several times as long."""
+    made: list[int] = []
+    make = BufferPool._made
+
+    def noting(pool: BufferPool, nbytes: int) -> Any:
+        made.append(nbytes)
+        return make(pool, nbytes)
+
+    monkeypatch.setattr(BufferPool, "_made", noting)
+    others, counts = loader_threads(), []
+    dataset = gathered(large_cache, batch_size=4, endless=True)
+    for _ in range(5):
+        made.clear()
+        assert_whole(dataset.take(150))
+        wait_until(lambda: loader_threads() <= others, 10)
+        counts.append(len(made))
+    # How much is in use at once is a matter of time, so one may need more than the one before.
+    assert counts[0] > 1
+    assert min(counts) == 0
+
+
 def test_what_a_pipeline_of_the_user_keeps_is_not_overwritten(large_cache: Filled) -> None:
     dataset = gathered(large_cache, batch_size=4, endless=True)
     held = list(dataset.prefetch(3).shuffle(20, seed=1).batch(5).take(4))
@@ -365,6 +389,19 @@ def test_what_is_ready_for_the_next_epoch_is_let_go_where_none_begins(
         assert ids(slowly) == order
         wait_until(lambda: not open_leases(cache.root), 10)
         wait_until(lambda: loader_threads() <= others, 10)
+
+
+def test_a_loader_begins_with_its_iterator_and_waits_for_it_so_long(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow takes tens of milliseconds to ask for a first batch."""
+    monkeypatch.setattr(engines, "IDLE_SECONDS", 0.5)
+    cache.add(*range(6))
+    dataset = gathered(cache, batch_size=10)
+    iterator = iter(dataset)
+    wait_until(lambda: open_leases(cache.root) != [], 10)
+    wait_until(lambda: not open_leases(cache.root), 10)
+    assert sorted(ids(iterator)) == written(*range(6))
 
 
 def test_an_iterator_outlives_its_dataset(cache: Filled) -> None:
