@@ -64,6 +64,25 @@ class LeaseStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """One of several sources that are mixed, as far as it is listed.
+
+    Attributes:
+        url: of it, or its URLs.
+        share: of the samples that are drawn.
+        objects: that are drawn from.
+        samples: in them, estimated.
+        rounds: how often each of its samples was drawn, on average.
+    """
+
+    url: str
+    share: float
+    objects: int
+    samples: float
+    rounds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SubsetStatus:
     """One subset of ``split``, as far as it is listed.
 
@@ -123,6 +142,7 @@ class Status:
         wishes: shards that readers wait for and that are drawn again for them.
         refetched_samples: samples that were drawn again because a reader wished for them.
         subsets: of the split; none without one, or while the source is being listed.
+        sources: that are mixed; none where there is one, or while they are being listed.
         unmatched: objects that are left out for want of labels or partners (`source.on_missing`).
     """
 
@@ -177,6 +197,7 @@ class Status:
     wishes: int = 0
     refetched_samples: int = 0
     subsets: list[SubsetStatus] = field(default_factory=list)
+    sources: list[SourceStatus] = field(default_factory=list)
     unmatched: int = 0
 
     def to_json(self) -> builtins.bytes:
@@ -195,6 +216,7 @@ class Status:
 
 _NESTED: dict[str, type] = {
     "LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus, "SubsetStatus": SubsetStatus,
+    "SourceStatus": SourceStatus,
 }  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),

@@ -337,6 +337,11 @@ class Dispatcher:
         """Samples that this run committed."""
         return self._cache.totals().drawn - self._drawn_before
 
+    @property
+    def rounds(self) -> list[float]:
+        """How often each of several sources was drawn; nothing where there is one."""
+        return self._drawing.rounds(self._book.next_new)
+
     def coverage(self, population: int) -> float:
         """Return the share of the population's parts that were ever drawn, 0 to 1."""
         drawn = self._cache.totals().drawn_parts

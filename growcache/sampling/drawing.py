@@ -92,6 +92,12 @@ class Drawing:
         """Whether nothing is drawn before the listing has come to its end."""
         return self._stratified is not None and self._weights is None
 
+    def rounds(self, group: int) -> list[float]:
+        """Return how often each of several sources was drawn before a group; of one nothing."""
+        if self._stratified is None or self._weights is None or not self._editions:
+            return []
+        return [float(found) for found in self._stratified.rounds(group)]
+
     def distinct(self, group: int) -> int | None:
         """Return how many different parts the groups before one hold.
 

@@ -7,13 +7,21 @@ from dataclasses import replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.locks import this_process
-from growcache.cache.status import State, Status, SubsetStatus, WorkerStatus, lease_statuses
+from growcache.cache.status import (
+    SourceStatus,
+    State,
+    Status,
+    SubsetStatus,
+    WorkerStatus,
+    lease_statuses,
+)
 from growcache.config import Config
 from growcache.remote.catalog import Catalog
 from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.population import Population
 from growcache.sampling.reporting import Rate
 from growcache.sampling.roster import Roster
+from growcache.secrecy import public_url
 
 
 class Overview:
@@ -38,6 +46,7 @@ class Overview:
         self._parts: int | None = None
         self._population_samples: float | None = None
         self._subsets: list[SubsetStatus] = []
+        self._sources: list[tuple[int, float]] = []
 
     def measure_population(self, population: Population, *, listed: bool) -> None:
         """Estimate the population once more, if the listing grew."""
@@ -52,6 +61,8 @@ class Overview:
             SubsetStatus(one.name, one.used, one.objects, one.groups, samples)
             for one, samples in population.subsets(whole)
         ]
+        if self._config.weights is not None:
+            self._sources = population.sources(objects)
         self._cache.set_population(self._parts, self._population_samples)
         self._measured = objects
 
@@ -149,6 +160,7 @@ class Overview:
             endless=endless,
             wishes=len(cache.wishes),
             subsets=self._subsets,
+            sources=self._mixed(dispatcher),
             unmatched=unmatched,
         )
 
@@ -169,6 +181,18 @@ class Overview:
             # Work is under way; why no more of it is given out is said all the same.
             return "running", verdict.waiting_for
         return verdict.mood, verdict.waiting_for
+
+    def _mixed(self, dispatcher: Dispatcher | None) -> list[SourceStatus]:
+        """Tell of each source that is mixed."""
+        weights = self._config.weights
+        if weights is None or dispatcher is None or not (rounds := dispatcher.rounds):
+            return []
+        urls = (", ".join(map(public_url, source.url)) for source in self._config.sources)
+        rows = zip(urls, weights, self._sources, rounds, strict=False)
+        return [
+            SourceStatus(url, weight / sum(weights), objects, samples, round_)
+            for url, weight, (objects, samples), round_ in rows
+        ]
 
     def _coverage(self, dispatcher: Dispatcher | None) -> float | None:
         """Distinct parts drawn over all parts; None until both are known."""

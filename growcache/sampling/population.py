@@ -114,6 +114,13 @@ class Population:
         found = self._samples(self._objects.sizes(0, objects), sources, samples_per_whole)
         return float(found.sum())
 
+    def sources(self, listed: int) -> list[tuple[int, float]]:
+        """Return how many objects of each source are drawn from, and their samples, estimated."""
+        objects = self._objects.among(listed)
+        sources = self._objects.sources(0, objects)
+        samples = self._samples(self._objects.sizes(0, objects), sources, 1.0)
+        return list(zip(self._objects.counts(listed).tolist(), samples.tolist(), strict=True))
+
     def subsets(self, samples_per_whole: float) -> list[tuple[Subset, float]]:
         """Return what is listed of each subset of a split, and its samples, estimated."""
         return [

@@ -159,6 +159,13 @@ class StratifiedDraws:
         mask = np.array([first != last for first, last in rounds], np.bool_)
         return begun[mask]
 
+    def rounds(self, number: int) -> Floats:
+        """Return how often each stratum was drawn before a group; float64 [strata]."""
+        era = self._era(number)
+        drawn = era.before(self._draws_before(number))
+        found: Floats = drawn / np.maximum(era.strata.parts, 1)
+        return found
+
     def distinct(self, number: int) -> int:
         """Return how many different parts the groups before this one hold."""
         if not self._eras:

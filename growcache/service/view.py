@@ -139,6 +139,8 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     if status.state != "stopped":
         yield "rate", _rate(status)
     yield "coverage", _coverage(status)
+    if status.sources:
+        yield "sources", _sources(status)
     if status.subsets:
         yield "split", _split(status)
     yield "trouble", _trouble(status)
@@ -306,6 +308,24 @@ def _split(status: Status) -> Pieces:
             )
             for one in status.subsets
         ]
+    )
+
+
+def _sources(status: Status) -> Group:
+    """Tell of each source that is mixed: its share, and how far it was drawn."""
+    return Group(
+        *(
+            Pieces(
+                [
+                    Text(f"{in_percent(one.share)} {shortened(one.url, 40)}"),
+                    Text(
+                        f"about {in_count(one.samples)} samples in {plural(one.objects, 'object')}"
+                    ),
+                    Text(f"drawn {one.rounds:.1f} times"),
+                ]
+            )
+            for one in status.sources
+        )
     )
 
 

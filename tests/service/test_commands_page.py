@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +21,7 @@ import typer.main
 
 from benchmarks.picture import as_svg
 from growcache.cache.leases import Lease
-from growcache.cache.status import LeaseStatus, Status, WorkerStatus
+from growcache.cache.status import LeaseStatus, SourceStatus, Status, WorkerStatus
 from growcache.service.cli import app, main
 from growcache.service.history import History
 from growcache.service.view import view
@@ -168,7 +169,8 @@ def test_status_as_json_has_these_keys_too(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (documented,) = keys(section("status"))
-    seen = hold(documented, json.loads(FULL.to_json()))
+    mixed = replace(FULL, sources=[SourceStatus("s3://bucket/*.npy", 0.25, 9, 90.0, 1.5)])
+    seen = hold(documented, json.loads(mixed.to_json()))
     with Lease.create(here / "cache", "train", [0, 1]):
         seen |= hold(documented, as_json("growcache status cache --json", capsys))
     assert seen == set(documented)
