@@ -8,6 +8,10 @@ which no clock around the wait for batches shows. So what tells that a process m
 the thread stands still. What tells that it does help is that the loop loses less of its time:
 seconds in which its own thread did not compute. The time of a step does not tell, for the same
 step may take half as long again a second later, where others use the machine.
+
+What others do for some seconds may hide a gain, and a loop that goes on for days should not
+stay with the thread for that. To try a process costs little. So it has several seconds to show
+what it does, in which it also opens what the thread had open, and is tried again later.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from statistics import median
 
 TRIAL_SECONDS = 0.2
 TRIALS = 5  # that are judged by their median, for a step may be an unusual one
+MOST_TRIALS = 15  # of a process, of which the latest are judged each time, until it goes
+TRIES = 3  # of a process
+REST_SECONDS = 30.0  # with the thread after the first of them; then four times that
 LEAST_BATCHES = 4  # of a trial
 LEAST_STALLED_SHARE = 0.3  # of the thread's time for blocks that it does not compute
 LEAST_STALLED_TIME = 0.02  # the same, of the loop's time
@@ -114,3 +121,12 @@ def keeps_process(by_thread: Sequence[Totals], by_process: Sequence[Totals]) -> 
     """
     lost, still = (median(t.lost_seconds for t in of) for of in (by_thread, by_process))
     return lost - still >= LEAST_GAIN * median(t.batch_seconds for t in by_thread)
+
+
+def rest_seconds(tries: int) -> float | None:
+    """Return how long the thread goes on after so many tries of a process; None: for good.
+
+    >>> [rest_seconds(tries) for tries in (1, 2, 3)]
+    [30.0, 120.0, None]
+    """
+    return REST_SECONDS * 4 ** (tries - 1) if tries < TRIES else None

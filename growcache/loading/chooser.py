@@ -8,10 +8,11 @@ thread alone would have delivered.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from statistics import median
 from typing import TypeAlias
@@ -59,6 +60,8 @@ class Chooser:
         self._before: Totals | None = None  # at the beginning of this trial
         self._by_thread: deque[Totals] = deque(maxlen=choice.TRIALS)
         self._by_process: list[Totals] = []
+        self._tries = 0  # of a process that did not stay
+        self._rest_until = -math.inf  # before another one
         self._child: Child | None = None
         self.next: Source | None = None
 
@@ -78,7 +81,7 @@ class Chooser:
         if (consumer := threading.get_ident()) != self._consumer:
             self._consumer, self._before = consumer, None
         match self._phase:
-            case Phase.MEASURING:
+            case Phase.MEASURING if source.kind == "thread" and now.seconds >= self._rest_until:
                 self._measure(now)
             case Phase.STARTING if self._child is not None and self._child.speaks():
                 source.halt()
@@ -127,18 +130,40 @@ class Chooser:
             return
         self._by_process.append(tried)
         trials = self._by_process[1:]  # what was made ahead flatters the first
-        if len(trials) < choice.TRIALS:
+        latest = trials[-choice.TRIALS :]
+        if len(latest) < choice.TRIALS:
             return
-        self._phase, both = Phase.SETTLED, (self._by_thread, trials)
-        steps = [1e3 * median(t.batch_seconds for t in of) for of in both]
-        lost = [1e3 * median(t.lost_seconds for t in of) for of in both]
-        figures = steps[1], lost[1], steps[0], lost[0]
-        if choice.keeps_process(*both):
-            self.kind = "process"
-            _log.info("the gather process stays: %s", _FIGURES % figures)
-            return
-        _log.info("back to the thread: %s", _FIGURES % figures)
-        source.halt()
+        if choice.keeps_process(self._by_thread, latest):
+            self.kind, self._phase = "process", Phase.SETTLED
+            _log.info("the gather process stays: %s", self._figures(latest))
+        elif len(trials) >= choice.MOST_TRIALS:
+            _log.info("back to the thread: %s", self._figures(latest))
+            self._rest(now)
+            source.halt()
+
+    def _figures(self, by_process: Sequence[Totals]) -> str:
+        process, thread = (
+            (
+                1e3 * median(t.batch_seconds for t in of),
+                1e3 * median(t.lost_seconds for t in of),
+            )
+            for of in (by_process, self._by_thread)
+        )
+        return _FIGURES % (*process, *thread)
+
+    def _rest(self, now: Totals) -> None:
+        """Stay with the thread, until it is time for another try."""
+        self._tries += 1
+        seconds = choice.rest_seconds(self._tries)
+        if seconds is None:
+            self._phase = Phase.SETTLED
+        else:
+            self._begin_anew()
+            self._rest_until = now.seconds + seconds
+
+    def _begin_anew(self) -> None:
+        self._phase, self._before = Phase.MEASURING, None
+        self._by_thread.clear()
 
     def crossed(self) -> Source | None:
         """Return the source that goes on where the thread has halted."""
@@ -155,5 +180,4 @@ class Chooser:
             self._child.close()
             self._child = self.next = None
         if not self.settled:
-            self._phase, self._before = Phase.MEASURING, None
-            self._by_thread.clear()
+            self._begin_anew()

@@ -117,6 +117,63 @@ def test_another_thread_that_takes_the_batches_begins_a_trial_anew(
     assert tried == [Totals(2, 20, 1, 0, 1.5)]
 
 
+class Trials:
+    """A loop beside a chooser, trial after trial; what it starts is there at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started = Mock()
+        monkeypatch.setattr("growcache.loading.chooser.Child", self.started)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+        self.chooser = Chooser("auto", possible=True)
+        self.source: Any = Mock(kind="thread", halted=None)
+        self._now = Totals()
+        self._look()
+
+    def go_on(self, trial: Totals, seconds: float) -> None:
+        """Repeat a trial for so long, and cross over where the chooser wants to."""
+        for _ in range(round(seconds / trial.seconds)):
+            pairs = zip(astuple(self._now), astuple(trial), strict=True)
+            self._now = Totals(*(a + b for a, b in pairs))
+            self._look()
+            if self.source.halt.called:
+                self.source.halted = Mock()
+                self._look()
+                self.source = self.chooser.crossed() or Mock(kind="thread", halted=None)
+
+    def _look(self) -> None:
+        process = Mock(kind="process", halted=None)
+        self.chooser.look(self.source, self._now, Mock(return_value=process))
+
+
+BUSY, HELPED = Totals(0.5, 100, 0.3, 0.03, 0.4), Totals(0.5, 100, 0.0, 0.0, 0.49)
+
+
+def test_a_process_that_helps_stays_though_others_used_the_machine_when_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Trials(monkeypatch)
+    loop.go_on(BUSY, 4.0)
+    assert loop.started.call_count == 1
+    loop.go_on(BUSY, 4.0)
+    loop.go_on(HELPED, 2.5)
+    assert (loop.chooser.kind, loop.chooser.settled) == ("process", True)
+
+
+def test_a_process_that_did_not_help_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What others do meanwhile is no reason to stay with the thread for days."""
+    loop = Trials(monkeypatch)
+    loop.go_on(BUSY, 30.0)
+    assert (loop.chooser.kind, loop.source.kind) == ("thread", "thread")
+    assert (loop.started.call_count, loop.chooser.settled) == (1, False)
+    loop.go_on(BUSY, 20.0)
+    assert loop.started.call_count == 2
+    loop.go_on(BUSY, 1000.0)
+    assert loop.started.call_count == choice.TRIES
+    assert (loop.source.kind, loop.chooser.settled) == ("thread", True)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
@@ -129,6 +186,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """It crosses over as soon as it can."""
     monkeypatch.setattr(choice, "TRIAL_SECONDS", 0.0)
     monkeypatch.setattr(choice, "TRIALS", 2)
+    monkeypatch.setattr(choice, "MOST_TRIALS", 2)
     monkeypatch.setattr(choice, "LEAST_BATCHES", 1)
     monkeypatch.setattr(choice, "LEAST_STALLED_SHARE", -1.0)
     monkeypatch.setattr(choice, "LEAST_STALLED_TIME", -1.0)
