@@ -81,7 +81,7 @@ class Engine:
         if self._chooser.next is not None:
             self._chooser.next.begin(number)
         self._bookmark.begin_epoch(number)
-        self._tally.begin_epoch()
+        counted = self._tally.begin_epoch()
         while True:
             item = self._receive(turn, number, pause_seconds)
             if item is None:
@@ -92,7 +92,7 @@ class Engine:
                 raise item.error
             self._loaded = None
             if isinstance(item, Block):
-                yield from self._batches(item, turn)
+                yield from self._batches(item, turn, counted)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
                 self._tally.skip(item.lost)
@@ -292,7 +292,7 @@ class Engine:
         self._tally.begin_pass(item.facts, again=item.number == self._counted_pass)
         self._counted_pass = item.number
 
-    def _batches(self, block: Block, turn: object) -> Iterator[Any]:
+    def _batches(self, block: Block, turn: object, counted: int) -> Iterator[Any]:
         source = self._source
         assert source is not None
         rows, size = block.rows, self._options.batch_size
@@ -309,7 +309,8 @@ class Engine:
                     yield self._cut(block)
         finally:
             whole = delivered == rows
-            self._tally.deliver(block.counts if whole else count_of(block.drawn, delivered))
+            counts = block.counts if whole else count_of(block.drawn, delivered)
+            self._tally.deliver(counts, counted)
 
     def _cut(self, block: Block) -> Any:
         try:

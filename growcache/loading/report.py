@@ -131,14 +131,17 @@ class Tally:
         self._turn = (0, 0, 0)  # delivered, distinct and cached when the turnover began
         self._recent: float | None = None
         self._warned = False
+        self._epoch = 0
         self.begin_epoch()
 
-    def begin_epoch(self) -> None:
-        """Start the counts that are per epoch."""
+    def begin_epoch(self) -> int:
+        """Start the counts that are per epoch; return what `deliver` knows it by."""
+        self._epoch += 1
         self._began = time.monotonic()
         self._ended: float | None = None
         self._samples = self._new = 0
         self._waited = self._waited_cache = 0.0
+        return self._epoch
 
     def end_epoch(self) -> None:
         """Stop the clock of the epoch."""
@@ -166,8 +169,10 @@ class Tally:
         """Count time in which the consumer had no batch."""
         self._waited += seconds
 
-    def deliver(self, counts: Mapping[int, int]) -> None:
-        """Count so many samples of each shard as delivered.
+    def deliver(self, counts: Mapping[int, int], epoch: int) -> None:
+        """Count so many samples of each shard as delivered, in an epoch that may be over.
+
+        An iterator that is left may be told its end when a newer one has begun.
 
         No array operation here: they release the GIL, and to get it back beside the busy
         threads of the loader can take the training loop a switch interval (5 ms).
@@ -175,11 +180,12 @@ class Tally:
         for number, count in counts.items():
             before = self._delivered.get(number, 0)
             self._delivered[number] = before + count
-            self._samples += count
             self._total += count
             new = min(before + count, self._sizes[number]) - min(before, self._sizes[number])
-            self._new += new
             self._distinct += new
+            if epoch == self._epoch:
+                self._samples += count
+                self._new += new
         self._turn_over()
 
     def _turn_over(self) -> None:

@@ -45,6 +45,18 @@ def test_the_effective_sample_size_is_that_of_the_uses(
     assert (report.passes, report.uses_max, report.reuse) == (3, 3.0, 2.0)
 
 
+def test_what_an_older_iterator_delivered_is_not_of_the_newer_ones_epoch(
+    cache: Filled, loader: EpochLoader
+) -> None:
+    cache.add(0, 1, 2)
+    older, newer = iter(loader), iter(loader)
+    next(older)
+    next(newer)
+    del older
+    assert sum(1 for _ in newer) == 2
+    assert (loader.report.samples, loader.report.reuse) == (30, pytest.approx(40 / 30))
+
+
 def test_coverage_of_samples_and_of_objects(cache: Filled, loader: EpochLoader) -> None:
     cache.add(0)
     report = read(loader)
