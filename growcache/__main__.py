@@ -14,8 +14,8 @@ import sys
 CHILDREN = {
     "sampler": "growcache.sampling.worker",
     "serve": "growcache.sampling.serve",
-    "gather": "growcache.loading.gathering",
-    "transform": "growcache.loading.transforming",
+    "gather": "growcache.loading.entry",
+    "transform": "growcache.loading.entry",
 }
 
 

@@ -193,12 +193,23 @@ class Arena:
                 self._gone.setdefault(wire, []).append(made.number)
 
     def forget(self, wire: Wire) -> None:
-        """Note that the other side is gone; another one may take its place."""
+        """Note that the other side is gone; another one may take its place.
+
+        That one can map no buffer whose descriptor is closed. Of those that go round others are
+        made, or it would be sent what lies in them for good.
+        """
         self._note_gone()
         self._gone.pop(wire, None)
         for made in self._register.all():
+            if wire in made.known and made.recycled and made.descriptor is None:
+                self._let_die(made.number, made.base())
             made.known.discard(wire)
             made.told.discard(wire)
+
+    def _let_die(self, number: int, base: Bytes | None) -> None:
+        """Have a buffer filled no more; it lives and dies with its views."""
+        kept = self._kept[number]
+        kept[:] = [other for other in kept if other is not base]
 
     def filled(self, wires: Sequence[Wire], array: Array) -> None:
         """Note that these have done their part of an array, and will not ask for it later.
@@ -239,11 +250,9 @@ class Arena:
 
     def _drop_spoiled(self) -> None:
         while not self._spoiled.empty():
-            base = self._lent[number := self._spoiled.get()]
-            kept = self._kept[number]
-            # In this order: out of its pool before it looks free.
-            kept[:] = [other for other in kept if other is not base]
-            del self._lent[number]
+            number = self._spoiled.get()
+            self._let_die(number, self._lent[number])
+            del self._lent[number]  # in this order: out of its pool before it looks free
 
 
 def _open(made: _Made) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -283,12 +283,27 @@ class Cutter:
         block.parts = []
         return block
 
-    def cut_now(self, block: Block) -> Block:
-        """Make the block's batches; in a thread that makes nothing else."""
+    def cut_now(self, block: Block, wanted: Callable[[], bool]) -> bool:
+        """Make the block's batches; in a thread that makes nothing else.
+
+        Args:
+            block: to be cut.
+            wanted: asked before each batch, for the user's function may take long.
+
+        Returns:
+            Whether it was wanted to its end.
+        """
         if self._carrier is not None:
             self._carrier.enter()
-        block.batches = _popping(deque(self.cut(block).batches))
-        return block
+        batches = self.cut(block).batches
+        made = deque[Any]()
+        while wanted():
+            try:
+                made.append(next(batches))
+            except StopIteration:
+                block.batches = _popping(made)
+                return True
+        return False
 
     def _batches(self, parts: list[Part], rows: int) -> Iterator[Any]:
         for start in range(0, rows, self._size):

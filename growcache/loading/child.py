@@ -12,7 +12,7 @@ from typing import Any
 
 from growcache.children import python_path
 from growcache.loading.orders import Stop
-from growcache.loading.wire import Frame, Wire, pair
+from growcache.loading.wire import Frame, ToldError, Wire, pair
 
 JOIN_SECONDS = 5.0
 ENVIRONMENT = {
@@ -71,14 +71,19 @@ class Child:
         """Whether there is something to be received."""
         return self.wire.has_come(0)
 
-    def why(self) -> str:
-        """Return how it ended; it is known to have."""
+    def why(self, end: EOFError) -> str:
+        """Return how it ended.
+
+        Args:
+            end: what was received last.
+        """
+        told = f": {end}" if isinstance(end, ToldError) else ""
         try:
             code = self._process.wait(JOIN_SECONDS)
         except subprocess.TimeoutExpired:
-            return "hung up"
+            return f"hung up{told}"
         if code >= 0:
-            return f"ended with {code}"
+            return f"ended with {code}{told}"
         return f"was killed by {signal.Signals(-code).name}"
 
     def close(self) -> None:

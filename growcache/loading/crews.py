@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -97,22 +98,40 @@ class Call:
 
     def __call__(self, rows: Rows, i: int) -> Mapping[str, Any]:
         """Return what it makes of a row."""
-        place, keywords = rows.places[i], dict[str, Any]()
+        keywords = dict[str, Any]()
         if "rng" in self._takes:
-            keywords["rng"] = generator(self._seed, "transform", *place)
+            keywords["rng"] = generator(self._seed, "transform", *rows.places[i])
         if rows.origins is not None and "origin" in self._takes:
             keywords["origin"] = rows.origins[i]
-        on = f"sample {place[1]} of pass {place[0]}"
         sample = {name: column[i] for name, column in rows.columns.items()}
-        with blamed("transform", self._function, on):
+        with self._blamed(rows, i):
             return self._function(sample, **keywords)
+
+    def plain(self, rows: Rows, i: int) -> dict[str, Any]:
+        """Return what it makes of a row as arrays, bytes and strings, which any process can have.
+
+        Raises:
+            FormatError: there is something else in it.
+        """
+        result: Any = self(rows, i)
+        with self._blamed(rows, i):
+            if not isinstance(result, Mapping) or not result:
+                raise FormatError(
+                    "transform must return a non-empty dict of arrays, bytes and str, found "
+                    f"{result!r:.80}"
+                )
+            return {name: _plain(name, value) for name, value in result.items()}
+
+    def _blamed(self, rows: Rows, i: int) -> AbstractContextManager[None]:
+        number, position = rows.places[i]
+        return blamed("transform", self._function, f"sample {position} of pass {number}")
 
 
 class Crew(Protocol):
     """Who calls the function."""
 
     def results(self, rows: Rows) -> list[Any]:
-        """Return what it makes of each row."""
+        """Return what it makes of each row, as `Call.plain` does."""
 
     def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
         """Put what it makes of each row into ``out``, if it fits the schema."""
@@ -139,7 +158,7 @@ class Threads:
 
     def results(self, rows: Rows) -> list[Any]:
         """Return what the function makes of each row."""
-        return self._each(len(rows), lambda i: self._call(rows, i))
+        return self._each(len(rows), lambda i: self._call.plain(rows, i))
 
     def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
         """Put what the function makes of each row into ``out``."""
@@ -181,6 +200,21 @@ def store(schema: Schema, result: Any, out: Out, i: int) -> None:
         out[field.name][i] = _fitting(field, result[field.name])
 
 
+def _plain(name: str, value: Any) -> Value:
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, str):
+        return str(value)
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        kind = type(value)
+        raise FormatError(
+            f"transform returned {name}: a {kind.__module__}.{kind.__qualname__}, expected an "
+            "array, a number, bytes or str"
+        )
+    return array
+
+
 def _popped(left: deque[int]) -> int | None:
     """Return the next one; None where another thread took the last."""
     try:
@@ -201,7 +235,8 @@ def _fitting(field: Field, value: Any) -> Value:
         raise _other_value(field, type(value).__name__)
     array = np.asarray(value)
     if array.dtype != field.item or not field.allows(array.shape):
-        raise _other_value(field, f"{array.dtype}{list(array.shape)}")
+        found = type(value).__name__ if array.dtype.hasobject else array.dtype
+        raise _other_value(field, f"{found}{list(array.shape)}")
     return np.ascontiguousarray(array).reshape(array.shape) if field.is_ragged else array
 
 

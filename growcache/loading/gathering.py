@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import signal
-import socket
 import sys
 
 from growcache.cache import services
@@ -44,14 +42,15 @@ SWITCH_SECONDS = 0.5e-3
 LONG_ROW_BYTES = 8192
 
 
-def main() -> None:
+def main(wire: Wire) -> None:
     """Serve the trainer until it says stop, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
-    wire = Wire(socket.socket(fileno=int(sys.argv[2])))
     try:
         wire.send(message(Ready()))
+    except OSError:
+        return
+    try:
         order = wire.receive().head
-    except (EOFError, OSError):
+    except EOFError:
         return
     if isinstance(order, Order):  # else there is nothing to do any more
         _serve(wire, order)
@@ -67,7 +66,7 @@ def _serve(wire: Wire, order: Order) -> None:
     services.note(order.options.root, order.failed)
     arena = Arena()
     outlet = _Outlet(wire, arena, order.wanted)
-    listen(functools.partial(_follow, wire, arena, outlet.link, order))
+    listen(wire, functools.partial(_follow, wire, arena, outlet.link, order))
     ranks = company(order.options, order.note)
     lent = Framework(take_rows, allocate=arena.allocate)
     begin = order.start, order.missing

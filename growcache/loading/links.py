@@ -137,6 +137,10 @@ class Link:
             self.wanted = epoch
             self._begun.notify_all()
 
+    def wants(self, epoch: int) -> bool:
+        """Whether the consumer still wants what is made for an epoch."""
+        return epoch >= self.wanted and not self.stop.is_set()
+
     def wait_begun(self, epoch: int) -> None:
         """Return when the consumer has begun the epoch, or the link is closed."""
         with self._begun:

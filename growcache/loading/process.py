@@ -40,7 +40,7 @@ class ProcessSource:
     Args:
         child: that has no order yet.
         order: what it is to make.
-        finish: what is done with a block that was received.
+        finish: what is done with a block that was received; None: nothing.
         lock: called with each piece of shared memory that blocks come in again and again.
     """
 
@@ -52,7 +52,7 @@ class ProcessSource:
         self,
         child: Child,
         order: Order,
-        finish: Callable[[Block], Block],
+        finish: Callable[[Block], Block] | None = None,
         lock: Callable[[Bytes], None] | None = None,
     ) -> None:
         self._child = child
@@ -76,16 +76,18 @@ class ProcessSource:
             return None
         try:
             while True:
-                item = self._borrowed.receive(self._child.wire)
+                item: Item | Logged | Ready = self._borrowed.receive(self._child.wire)
                 if isinstance(item, Logged):
                     logging.getLogger(item.name).log(item.level, "%s", item.message)
+                elif isinstance(item, Block) and self._finish is not None:
+                    return self._finish(item)
                 elif not isinstance(item, Ready):
-                    return self._finish(item) if isinstance(item, Block) else item
-        except EOFError:
+                    return item
+        except EOFError as end:
             if self._child.closed:
                 return Failure(RuntimeError(CLOSED))
             self.broken = True
-            return Died(self._child.why())
+            return Died(self._child.why(end))
         except BaseException:
             self.broken = True  # half a message may have been read
             raise

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import TypeAlias
 
 import numpy as np
 
@@ -46,9 +47,14 @@ BYTES_AHEAD = 64_000_000
 MOST_AHEAD = 8
 
 
-def as_it_is(block: Block) -> Block:
+# finish(block, wanted) -> whether all that is done with a block, before it waits for the
+# consumer, was wanted to its end.
+Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
+
+
+def as_it_is(block: Block, wanted: Callable[[], bool]) -> bool:
     """Do nothing with a block."""
-    return block
+    return True
 
 
 class Producer:
@@ -73,7 +79,7 @@ class Producer:
         start: LoaderState,
         missing: Missing,
         ranks: Company,
-        finish: Callable[[Block], Block] = as_it_is,
+        finish: Finish = as_it_is,
         arena: Arena | None = None,
     ) -> None:
         self._options = options
@@ -254,7 +260,12 @@ class Producer:
             self._assembler.discard()
             return
         with self._timed():
-            block = self._finish(self._assembler.finish(epoch))
+            block = self._assembler.finish(epoch)
+            finished = self._finish(block, functools.partial(self._link.wants, epoch))
+        if self._link.stop.is_set():
+            raise StoppedError
+        if not finished:
+            return  # the consumer has left the epoch meanwhile
         if not self._ahead:
             self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)

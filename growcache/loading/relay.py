@@ -6,6 +6,8 @@ there they are sent on to a device.
 
 from __future__ import annotations
 
+import functools
+
 from growcache.loading.blocks import Block, Cutter
 from growcache.loading.links import Died, Failure, Halted
 from growcache.loading.process import ProcessSource
@@ -76,8 +78,7 @@ class RelayedSource(Queued):
     def _pass_on(self, block: Block) -> None:
         """Cut a block and put it, once there is room."""
         link = self._link
-        if block.epoch >= link.wanted:
-            block = self._cutter.cut_now(block)
+        self._cutter.cut_now(block, functools.partial(link.wants, block.epoch))
         link.token()
         link.put(block)
         self._source.delivered = link.delivered

@@ -15,7 +15,7 @@ from growcache.loading.links import Link
 from growcache.loading.options import LoaderOptions
 from growcache.loading.orders import Order
 from growcache.loading.process import ProcessSource, portable
-from growcache.loading.producer import Producer, as_it_is
+from growcache.loading.producer import Producer
 from growcache.loading.relay import RelayedSource
 from growcache.loading.resume import Missing
 from growcache.loading.sources import Kind, Source, ThreadSource
@@ -99,5 +99,5 @@ class Starter:
         if self._options.batch_transform is None and carrier is None:
             return ProcessSource(child, order, self._cutter.cut)
         lock = None if carrier is None else carrier.lock
-        source = ProcessSource(child, order, as_it_is, lock)
+        source = ProcessSource(child, order, lock=lock)
         return RelayedSource(source, wanted, self._cutter)

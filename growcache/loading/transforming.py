@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import queue
-import signal
-import socket
 import sys
 from dataclasses import replace
 from typing import Any
@@ -29,16 +27,14 @@ from growcache.loading.workers import Done, Raised, Setup, Work
 WHERE = "a process of num_workers"
 
 
-def main() -> None:
+def main(wire: Wire) -> None:
     """Serve who started this, until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
-    wire = Wire(socket.socket(fileno=int(sys.argv[2])))
     try:
         setup = wire.receive().head
     except EOFError:
         return
     works: queue.SimpleQueue[Work] = queue.SimpleQueue()
-    listen(functools.partial(_take, wire, works))
+    listen(wire, functools.partial(_take, wire, works))
     sys.argv = setup.argv
     call = _loaded(setup)
     while True:
@@ -89,7 +85,7 @@ def _private(rows: Rows) -> Rows:
 def _made(call: Call, work: Work) -> Any:
     rows, n, schema = _private(work.rows), len(work.rows), work.schema
     if schema is None:
-        return [call(rows, i) for i in range(n)]
+        return [call.plain(rows, i) for i in range(n)]
     out: dict[str, Any] = dict(work.out)
     returned = {
         f.name: [None] * n if f.is_ragged else np.empty((n, *f.fixed_shape), f.item)

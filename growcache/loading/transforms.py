@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from growcache.errors import FormatError
 from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.crews import Call, Crew, Rows, Threads, arguments_of, other_fields, store
 from growcache.loading.gather import Column, typed
@@ -103,15 +102,10 @@ class Transform:
         """End who calls the function."""
         self._crew.close()
 
-    def _decide(self, results: Sequence[Any]) -> Schema:
-        if not isinstance(results[0], Mapping) or not results[0]:
-            raise FormatError(
-                "transform must return a non-empty dict of arrays, bytes and str, found "
-                f"{results[0]!r:.80}"
-            )
+    def _decide(self, results: Sequence[Mapping[str, Any]]) -> Schema:
         first = Schema.of(results[0])
         for result in results:
-            if not isinstance(result, Mapping) or result.keys() != results[0].keys():
+            if result.keys() != results[0].keys():
                 raise other_fields(result, first.names)
         fields = tuple(
             self._covering(field, [_shape(result[field.name]) for result in results])

@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 import threading
+import traceback
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ DESCRIPTOR_BYTES = array.array("i").itemsize
 MOST_DESCRIPTORS = 64
 ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
 PACKET_BYTES = 32 * 1024  # far less than what sockets have room for
+TELL_SECONDS = 0.1
+LONGEST_WORDS = 2000  # of an error, so that it takes one packet
 
 
 class Frame(NamedTuple):
@@ -41,6 +44,20 @@ class Frame(NamedTuple):
     head: Any
     body: bytes | memoryview = b""
     descriptors: Sequence[int] = ()
+
+
+class ToldError(EOFError):
+    """The other side ended, and said why."""
+
+
+class _Ended(NamedTuple):
+    """What a side sends last where it ends by an error.
+
+    Attributes:
+        why: the error, in words.
+    """
+
+    why: str
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -77,11 +94,24 @@ class Wire:
             for start in range(PACKET_BYTES, len(message), PACKET_BYTES):
                 self._socket.send(message[start : start + PACKET_BYTES])
 
+    def tell(self, error: BaseException) -> None:
+        """Say what ends this process, if that can be said at once; nothing may follow."""
+        if not self._turn.acquire(timeout=TELL_SECONDS):
+            return  # a message is under way that nobody receives
+        head = pickle.dumps(_Ended(_words(error)), protocol=5)
+        try:
+            self._socket.send(LENGTHS.pack(len(head), 0, 0) + head, socket.MSG_DONTWAIT)
+        except OSError:
+            return  # there is no room, or nobody there
+        finally:
+            self._turn.release()
+
     def receive(self) -> Frame:
         """Return the next message; waits for it.
 
         Raises:
-            EOFError: the other side is gone, or this one was shut.
+            EOFError: the other side is gone, or this one was shut; a `ToldError` where it
+                said why.
             CacheError: this process may not open as many files as came with it.
         """
         try:
@@ -97,9 +127,10 @@ class Wire:
                 "came: this process has as many open as it may (ulimit -n)"
             )
         end = LENGTHS.size + head
-        return Frame(
-            pickle.loads(message[LENGTHS.size : end]), message[end : end + body], descriptors
-        )
+        found = pickle.loads(message[LENGTHS.size : end])
+        if isinstance(found, _Ended):
+            raise ToldError(found.why)
+        return Frame(found, message[end : end + body], descriptors)
 
     def _message(self) -> tuple[memoryview, list[int]]:
         first, rights, _, _ = self._socket.recvmsg(PACKET_BYTES, ROOM, socket.MSG_CMSG_CLOEXEC)
@@ -144,6 +175,14 @@ class Wire:
     def close(self) -> None:
         """Close this end's descriptor; nobody may use it any more."""
         self._socket.close()
+
+
+def _words(error: BaseException) -> str:
+    """Return an error in one line: what it is, and the innermost line of code."""
+    said = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+    frames = traceback.extract_tb(error.__traceback__)
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames[-1:])
+    return said[:LONGEST_WORDS] + where
 
 
 _wires: weakref.WeakSet[Wire] = weakref.WeakSet()

@@ -170,18 +170,18 @@ class Workers:
     ) -> None:
         try:
             answer = worker.child.wire.receive().head
-        except EOFError:
+        except EOFError as end:
             self._go_on()
             left.extendleft(reversed(worker.chunks))
-            self._replace(worker)
+            self._replace(worker, end)
             return
         chunk = worker.chunks.popleft()
         if isinstance(answer, Raised):
             raise answer.error
         take(chunk, answer.values)
 
-    def _replace(self, worker: _Worker) -> None:
-        why, chunks = worker.child.why(), list(worker.chunks)
+    def _replace(self, worker: _Worker, end: EOFError) -> None:
+        why, chunks = worker.child.why(end), list(worker.chunks)
         self._arena.forget(worker.child.wire)
         worker.child.close()
         worker.chunks.clear()

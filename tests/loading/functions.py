@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,11 @@ def failing(sample: Sample) -> Sample:
     if int(np.asarray(sample["id"])) == 3004:
         raise ZeroDivisionError("in the user's code")
     return {"id": sample["id"]}
+
+
+def locked(sample: Sample) -> Any:
+    """Return what no other process can have."""
+    return {"id": sample["id"], "lock": threading.Lock()}
 
 
 def growing(sample: Sample) -> Sample:
@@ -98,11 +105,19 @@ class Deadly:
         return {"id": sample["id"]}
 
 
-def deafening(sample: Sample) -> Sample:
-    """Have this process map no more memory, as where there is none."""
+class Deafening:
+    """Has the process that it is called in first map no more memory, as where there is none."""
 
-    def refuse(descriptor: int, size: int) -> Any:
-        raise CacheError(f"cannot map {size} bytes")
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
 
-    vars(borrowed)["map_shared"] = refuse
-    return {"id": sample["id"], "large": np.zeros((130, 128))}
+    def __call__(self, sample: Sample) -> Sample:
+        """Return something large."""
+
+        def refuse(descriptor: int, size: int) -> Any:
+            raise CacheError(f"cannot map {size} bytes")
+
+        with suppress(FileExistsError):
+            os.mkdir(self.flag)  # noqa: PTH102
+            vars(borrowed)["map_shared"] = refuse
+        return {"id": sample["id"], "large": np.zeros((130, 128))}

@@ -94,6 +94,21 @@ def test_a_dropped_buffer_is_filled_again(ends: Ends) -> None:
     assert place(ends.pass_on()) == where
 
 
+def test_who_takes_anothers_place_is_reached_by_what_goes_round() -> None:
+    arena = Arena()
+    pool = BufferPool(SIZE, 12, arena.allocate)
+    for _ in range(3):
+        ours, theirs = map(Wire, pair())
+        memory = pool.take()
+        assert arena.reaches(ours, memory)
+        arena.send(ours, memory, lend=False)
+        assert len(Borrowed().receive(theirs)) == SIZE
+        del memory
+        arena.forget(ours)
+        ours.close()
+        theirs.close()
+
+
 VIEWS: dict[str, Callable[[Bytes], Any]] = {
     "itself": lambda b: b,
     "slice": lambda b: b[5:6],

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError
+from growcache.loading.gather import BLOCK_BATCHES
 from growcache.loading.loader import Loader
 from tests.loading.loaders import LOADERS, as_numpy
 
@@ -97,6 +98,27 @@ def test_the_loop_does_not_wait_for_the_function(cache: Any, loader: Any) -> Non
         waits.append(time.perf_counter() - began)
         time.sleep(0.1)
     assert max(waits[1:]) < 0.01
+
+
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_closing_does_not_wait_for_the_function_on_all_of_a_block(
+    cache: Any, loader: Any, gather: str
+) -> None:
+    cache.add(0, samples=3 * BLOCK_BATCHES)
+    calls, begun = list[int](), threading.Event()
+
+    def slow(batch: dict[str, Any]) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) > BLOCK_BATCHES:  # ahead of the loop, which has the first block
+            begun.set()
+            time.sleep(0.02)
+        return batch
+
+    made = loader(batch_size=1, batch_transform=slow, gather=gather)
+    next(iter(made))
+    assert begun.wait(20)
+    made.close()
+    assert len(calls) < 1.5 * BLOCK_BATCHES
 
 
 def test_a_function_may_return_anything_but_for_tuples(cache: Any, loader: Any) -> None:

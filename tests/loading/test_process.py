@@ -257,6 +257,17 @@ def test_one_that_dies_again_before_its_first_batch_is_an_error(
         assert sum(1 for _ in made)
 
 
+def test_what_ends_a_process_before_it_serves_is_told(
+    large: Filled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with loader(large) as made:
+        (tmp_path / "orjson.py").write_text("raise RuntimeError('no such thing here')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        said = r"ended with 1: RuntimeError: no such thing here \(.*orjson.py:1\), again"
+        with pytest.raises(CacheError, match=said):
+            list(made)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("function", [None, lambda batch: batch], ids=["read", "relayed"])
 def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
@@ -288,7 +299,8 @@ def test_a_process_that_hears_no_more_is_replaced(
     )
     assert stream(large) == expected
     assert not nobodys
-    assert caplog.text.count("ended with 1; another one goes on") == 1
+    assert caplog.text.count("ended with 1: KeyError: 1000000") == 1
+    assert caplog.text.count("another one goes on") == 1
 
 
 @BOTH

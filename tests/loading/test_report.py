@@ -54,7 +54,8 @@ def test_what_an_older_iterator_delivered_is_not_of_the_newer_ones_epoch(
     next(newer)
     del older
     assert sum(1 for _ in newer) == 2
-    assert (loader.report.samples, loader.report.reuse) == (30, pytest.approx(40 / 30))
+    assert loader.report.samples == 30
+    assert loader.report.reuse == pytest.approx(40 / 30)
 
 
 def test_coverage_of_samples_and_of_objects(cache: Filled, loader: EpochLoader) -> None:

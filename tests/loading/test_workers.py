@@ -233,6 +233,31 @@ def test_errors_tell_what_they_tell_with_threads(cache: Filled, gather: Gather) 
         list(made)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_results_that_are_no_arrays_are_refused_by_name(
+    cache: Filled, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = r"transform returned lock: a _thread\.lock, expected an array"
+    with (
+        loader(cache, functions.locked, num_workers=num_workers) as made,
+        pytest.raises(FormatError, match=said) as raised,
+    ):
+        list(made)
+    assert any(note.startswith("in transform locked") for note in raised.value.__notes__)
+    assert not caplog.text
+
+
+def test_what_ends_a_process_before_it_works_is_told(
+    cache: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader(cache, functions.where) as made:
+        (tmp_path / "orjson.py").write_text("raise RuntimeError('no such thing here')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        said = r"ended with 1: RuntimeError: no such thing here \(.*orjson.py:1\), 3 times"
+        with pytest.raises(CacheError, match=said):
+            list(made)
+
+
 def test_errors_that_cannot_travel_are_told() -> None:
     class LocalError(ValueError):
         pass
@@ -257,11 +282,13 @@ def test_a_process_that_dies_is_replaced(
 
 @pytest.mark.timeout(20)
 def test_a_process_that_hears_no_more_is_replaced(
-    cache: Filled, caplog: pytest.LogCaptureFixture
+    cache: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with loader(cache, functions.deafening, drop_last=False) as made:
+    deafening = functions.Deafening(str(tmp_path / "flag"))
+    with loader(cache, deafening, drop_last=False) as made:
         assert sum(len(batch["id"]) for batch in made) == 80
-    assert "ended with 1; another one takes its place" in caplog.text
+    assert "ended with 1: growcache.errors.CacheError: cannot map" in caplog.text
+    assert caplog.text.count("another one takes its place") == 1
 
 
 def test_samples_that_end_every_process_are_an_error(cache: Filled) -> None:
