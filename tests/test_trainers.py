@@ -88,6 +88,15 @@ def test_epochs_of_a_trainer(trainer: str, cache: Filled, tmp_path: Path) -> Non
         assert len(again["steps"]) == len(found["steps"]) - 13
 
 
+def test_lightning_overfits_on_the_same_batches_of_a_fixed_loader(
+    cache: Filled, tmp_path: Path
+) -> None:
+    (found,) = train("lightning", cache, tmp_path / "out", "", "2")
+    assert (len(found["steps"]), found["length"]) == (2 * EPOCHS, 2)
+    assert found["steps"] == EPOCHS * found["steps"][:2]
+    assert len(set(flat(found["steps"]))) == 2 * BATCH
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_two_ranks_of_a_trainer(trainer: str, cache: Filled, tmp_path: Path) -> None:
     """Each gets its half of every step: not the same, and not half of its half."""

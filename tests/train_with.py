@@ -32,7 +32,9 @@ def write(out: Path, rank: int, **found: Any) -> None:
     (out / f"{rank}.json").write_text(json.dumps(found))
 
 
-def with_lightning(cache: str, out: Path, devices: str = "1", checkpoint: str = "") -> None:
+def with_lightning(
+    cache: str, out: Path, devices: str = "1", checkpoint: str = "", overfit: str = "0"
+) -> None:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -57,12 +59,15 @@ def with_lightning(cache: str, out: Path, devices: str = "1", checkpoint: str = 
             return torch.optim.SGD(self.parameters(), 0.01)
 
     train, fixed = loaders(cache)
+    if overfit != "0":
+        train = EpochDataLoader(cache, batch_size=BATCH, fixed=True)
     module = Module()
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=int(devices),
         strategy="ddp" if devices != "1" else "auto",
         max_epochs=EPOCHS,
+        overfit_batches=int(overfit),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
