@@ -200,6 +200,11 @@ class SourceConfig(_Model):
         inherited = self.options if form == self.format else {}
         return form, inherited if own.options is None else own.options
 
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any]]]:
+        """The formats that objects are of, with their options: one, or that of each field."""
+        return [self.format_of(name) for name in self.fields] or [(self.format, self.options)]
+
     @field_validator("url", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:

@@ -217,8 +217,11 @@ class Identification:
             if search.failed < max(MOST_FAILED, skipped * objects):
                 return
             which = f"none of the first {search.unreadable:,} objects of the source"
-        form = self._config.sources[search.source].format
-        said = f"{which} yields a sample with source.format {form}; the first: {search.first_error}"
+        formats = self._config.sources[search.source].formats
+        shown = " and ".join(dict.fromkeys(form for form, _ in formats))
+        said = (
+            f"{which} yields a sample with source.format {shown}; the first: {search.first_error}"
+        )
         raise SamplingError(numbered(said, search.source, len(self._searches)))
 
     def _measured(self, answers: Sequence[Message], introduction: Message) -> Found:

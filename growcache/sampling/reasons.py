@@ -31,7 +31,7 @@ def reason(key: str, why: object) -> str:
 def suspects(config: Config) -> str:
     """Ask what may have ended a sampler: the user's code, as far as there is any."""
     named = [config.sampling.transform]
-    named += [source.options.get("decode") for source in config.sources]
-    named += [source.format for source in config.sources if is_user_format(source.format)]
-    code = " or ".join(name for name in named if isinstance(name, str))
+    for form, options in [one for source in config.sources for one in source.formats]:
+        named += [str(options.get("decode")), form]
+    code = " or ".join(dict.fromkeys(name for name in named if name and is_user_format(name)))
     return "; " + (f"does {code} crash, or " if code else "") + "is there too little memory?"

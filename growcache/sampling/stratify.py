@@ -37,7 +37,8 @@ def named_by(config: Config) -> NamedBy:
         return _labelled(by)
     if "(?P<stratum>" in by:
         return _by_key(_matching(by))
-    if by == "label" and source.format == "image" and source.options.get("label") != "none":
+    form, options = source.formats[0]  # keys are those of the first field
+    if by == "label" and form == "image" and options.get("label", "folder") == "folder":
         return _by_key(_folder)
     raise ConfigError(
         "sampling.strata.by: expected one of source.labels.columns, a regular expression with "

@@ -191,9 +191,15 @@ def test_raw_single_values() -> None:
     assert found[0][0]["x"].shape == ()
 
 
-def test_padding_keeps_the_end() -> None:
-    options = {"dtype": "u1", "window": 4, "edge": "pad", "phase": "zero"}
-    found = visited(open_format("raw", options), Held(bytes(range(1, 11))))
+@pytest.mark.parametrize("name", ["npy", "raw"])
+def test_padding_keeps_the_end(name: str) -> None:
+    options: dict[str, Any] = {"window": 4, "edge": "pad", "phase": "zero"}
+    data = bytes(range(1, 11))
+    if name == "raw":
+        options["dtype"] = "u1"
+    else:
+        data = npy(np.frombuffer(data, "u1"))
+    found = visited(open_format(name, options), Held(data))
     assert [(s["x"].tolist(), a, b) for s, a, b in found] == [
         ([1, 2, 3, 4], 0, 4),
         ([5, 6, 7, 8], 4, 8),
@@ -291,6 +297,8 @@ def test_taking_few_of_many_reads_little() -> None:
         ("npy", {"windw": 3}, "did you mean window"),
         ("npy", {"axis": 1}, "only 0"),
         ("npy", {"stride": 1}, "needs window"),
+        ("npy", {"phase": "random"}, "needs window"),
+        ("npy", {"window": 3, "edge": "wrap"}, "drop or pad"),
         ("npy", {"window": 0}, "at least 1"),
         ("npy", {"window": True}, "found True"),
         ("npy", {"window": 3, "phase": "some"}, "zero or random"),

@@ -126,24 +126,27 @@ def test_each_row_is_a_sample(read: str, packed: bool) -> None:
 @settings(max_examples=40)
 @given(
     st.integers(0, 60), st.integers(1, 9), st.integers(1, 9), st.integers(1, 7),
-    st.sampled_from(["zero", "random"]),
+    st.sampled_from(["zero", "random"]), st.sampled_from(["drop", "pad"]),
 )  # fmt: skip
 def test_windows_of_all_arrays_together(
-    count: int, window: int, stride: int, parts: int, phase: str
+    count: int, window: int, stride: int, parts: int, phase: str, edge: str
 ) -> None:
     x, y = rows(count, 2), rows(count, dtype="<i8")
     held = Held(archive(x=x, y=y))
-    options = {"window": window, "stride": stride, "phase": phase}
+    options = {"window": window, "stride": stride, "phase": phase, "edge": edge}
     form = open_format("npz", options)
     found = [row for part in range(parts) for row in visited(form, held, part, parts)]
     whole = visited(open_format("npz", {**options, "read": "whole"}), held)
     assert [row[1:] for row in found] == [row[1:] for row in whole]
     for (sample, start, stop), (other, *_) in zip(found, whole, strict=True):
         for name, array in (("x", x), ("y", y)):
-            np.testing.assert_array_equal(sample[name], array[start:stop])
+            np.testing.assert_array_equal(sample[name][: stop - start], array[start:stop])
             np.testing.assert_array_equal(sample[name], other[name])
+            assert len(sample[name]) == window
+            assert not sample[name][stop - start :].any()
     measure = asyncio.run(form.measure(held))
-    assert measure.samples == len(range(0, count - window + 1, stride))
+    last = count if edge == "pad" else count - window + 1
+    assert measure.samples == len(range(0, last, stride))
     if measure.samples:
         exact = (held.entry.size - measure.overhead_bytes) / measure.stride_bytes
         assert int(exact + 1e-9) == measure.samples

@@ -307,15 +307,19 @@ def test_partners_are_listed_soon_after_one_another(tmp_path: Path) -> None:
     assert abs(np.cumsum(np.array(stores) * 2 - 1)).max() <= 2000
 
 
+def of_fields(path: Path, fields: dict[str, str], **sections: dict[str, Any]) -> Path:
+    """Write a config without a URL."""
+    own = {"fields": fields, "options": {"axis": 0}, **sections.pop("source", {})}
+    config = write_config(path, "", source=own, **sections)
+    config.write_text(config.read_text().replace("  url: ''\n", ""))
+    return config
+
+
 def test_rows_and_their_targets_are_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fields = chunks(tmp_path / "data")
-    config = write_config(
-        tmp_path / "c.yaml", "", source={"fields": fields, "options": {"axis": 0}}
-    )
-    text = config.read_text().replace("  url: ''\n", "")
-    config.write_text(text)
+    config = of_fields(tmp_path / "c.yaml", fields)
     (tmp_path / "data" / "train_x_9.npy").touch()
     code, errors = run(config, "--until-full")
     assert code == 2
@@ -346,3 +350,42 @@ def refetched(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     code = refetch_sample(folder / "c", "0:0", None, json=True)
     said = json.loads(capsys.readouterr().out)
     return code, said["refetched"], said["why"]
+
+
+def test_labels_strata_and_a_split_by_a_label_are_those_of_the_first_field(
+    tmp_path: Path,
+) -> None:
+    """Of twelve chunks of three subjects every fourth is of a rare kind, and the last unknown."""
+    fields = chunks(tmp_path / "data", count=13)
+    rows = [
+        f"train_x_{k}.npy,s{k // 4},{'rare' if k % 4 == 3 else 'common'}" for k in range(12)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,subject,kind", *rows]))
+    split = {"group": {"label": "subject"}, "fractions": {"a": 0.6, "b": 0.4}, "use": "a"}
+    table = {"url": f"{tmp_path}/labels.csv", "key": "path", "columns": ["subject", "kind"]}
+    config = of_fields(
+        tmp_path / "c.yaml",
+        fields,
+        source={"labels": table, "on_missing": "skip"},
+        split=split,
+        sampling={"strata": {"by": "kind", "weights": "balanced"}},
+    )
+    assert run(config, "--until-full") == (0, "")
+    with Snapshot.take(tmp_path / "c") as snapshot:
+        samples = [snapshot[i] for i in range(len(snapshot))]
+        keys = [snapshot.origin(i).key for i in range(len(snapshot))]
+    numbers = [int(key.rpartition("_")[2].removesuffix(".npy")) for key in keys]
+    for k, sample in zip(numbers, samples, strict=True):
+        assert sample.keys() == {"x", "y", "subject", "kind", "_weight"}
+        assert (sample["x"] == sample["y"]).all()
+        assert int(sample["y"]) // 12 == k
+        rare = k % 4 == 3
+        assert (sample["subject"], sample["kind"]) == (f"s{k // 4}", ["common", "rare"][rare])
+        assert float(sample["_weight"]) == pytest.approx(0.5 if rare else 1.5)
+    subsets = Subsets(SplitConfig.model_validate(split))
+    mine = {f"s{n}" for n, place in enumerate(subsets.places(["s0", "s1", "s2"])) if place == 0}
+    assert {str(sample["subject"]) for sample in samples} == mine
+    assert 0 < len(mine) < 3
+    found = read_status(tmp_path / "c")
+    assert (found.complete, found.holes, found.unmatched) == (True, 0, 1)
+    assert refetch_sample(tmp_path / "c", "0:0", None, json=False) == 0

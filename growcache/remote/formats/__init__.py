@@ -10,7 +10,7 @@ from growcache.config import SourceConfig
 from growcache.errors import ConfigError
 from growcache.remote.formats.blob import open_bytes
 from growcache.remote.formats.compressed import compression
-from growcache.remote.formats.fields import UNALIGNED, JoinedFields
+from growcache.remote.formats.fields import ALONE, JoinedFields
 from growcache.remote.formats.hdf5 import open_hdf5
 from growcache.remote.formats.image import open_image
 from growcache.remote.formats.jsonl import open_jsonl
@@ -104,7 +104,7 @@ def open_source(source: SourceConfig) -> ObjectFormat:
     """
     if not source.fields:
         return open_format(source.format, source.options, source.url)
-    _refuse_unaligned(source)
+    _refuse_alone(source)
     formats = {
         name: open_format(*source.format_of(name), (field.url,))
         for name, field in source.fields.items()
@@ -112,14 +112,11 @@ def open_source(source: SourceConfig) -> ObjectFormat:
     return JoinedFields(formats)
 
 
-def _refuse_unaligned(source: SourceConfig) -> None:
+def _refuse_alone(source: SourceConfig) -> None:
     for name in source.fields:
         form, _ = source.format_of(name)
-        if form in UNALIGNED:
-            raise ConfigError(
-                f"source.fields.{name}: objects of format {form} are cut by bytes, so that parts "
-                "of two of them do not belong together; use one object for all fields"
-            )
+        if form in ALONE:
+            raise ConfigError(f"source.fields.{name}: objects of format {form} {ALONE[form]}")
 
 
 def is_user_format(name: str) -> bool:
@@ -133,9 +130,7 @@ def check_source(source: SourceConfig) -> None:
     Raises:
         ConfigError: as `open_source` does.
     """
-    formats = [source.format_of(name) for name in source.fields]
-    formats = formats or [(source.format, source.options)]
-    if not any(_runs_code(*one) for one in formats):
+    if not any(_runs_code(*one) for one in source.formats):
         open_source(source)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
+from growcache.remote.formats.named import names_and_more
 from growcache.schema import Array, Sample, Value
 
 MOST_FEATURES = 10_000
@@ -216,21 +217,11 @@ def wished(value: object) -> tuple[Wish, ...] | None:
     Raises:
         ConfigError: it cannot be meant.
     """
-    if value is None:
-        return None
-    if isinstance(value, list | tuple) and value:
-        value = dict.fromkeys(value)
-    if not isinstance(value, Mapping) or not value:
-        raise ConfigError(
-            "source.options.features: expected a list of names, or a mapping such as "
-            f"{{x: [float32, 64, 64], y: int64}}, found {value!r}"
-        )
-    return tuple(_wish(name, what) for name, what in value.items())
+    named = names_and_more("features", value, "{x: [float32, 64, 64], y: int64}")
+    return None if named is None else tuple(_wish(name, what) for name, what in named.items())
 
 
-def _wish(name: object, what: Any) -> Wish:
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"source.options.features: expected names, found {name!r}")
+def _wish(name: str, what: Any) -> Wish:
     where = f"source.options.features.{name}"
     if what is None:
         return Wish(name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from growcache.errors import ConfigError, FormatError
 from growcache.remote.formats.objects import (
+    Chunked,
     Found,
     Measure,
     ObjectFormat,
@@ -16,18 +17,28 @@ from growcache.remote.formats.objects import (
     Partnered,
     Reader,
     Visit,
+    read_found,
 )
 from growcache.schema import Sample
 from growcache.usercode import short
 
-# Whose parts are stretches of bytes: the same part of two objects is of other samples.
-UNALIGNED = frozenset({"jsonl", "lmdb", "tfrecord"})
+_BY_BYTES = (
+    "are cut by bytes, so that parts of two of them do not belong together; use one object for "
+    "all fields"
+)
+# Formats whose objects cannot be members, and why: the same part of two is of other samples.
+ALONE = {
+    **dict.fromkeys(("jsonl", "lmdb", "tar", "tfrecord"), _BY_BYTES),
+    "zarr": "are chunks, which two arrays need not have alike; name the other arrays in its "
+    "option beside",
+}
 
 
 class JoinedFields:
     """The samples of partners, put together one by one.
 
-    All members are visited alike: random choices go by the first one's key.
+    All members are visited alike: random choices go by the first one's key, and where members
+    lie in chunks, those of the largest say where parts begin.
 
     Args:
         formats: by field, in their order.
@@ -51,6 +62,9 @@ class JoinedFields:
                 f"source.fields: expected all to be read by range, or all whole, found {whole} to "
                 "be read whole; set axis, window or the like for all or none"
             )
+        self._chunked = self.ranged and any(
+            isinstance(form, Chunked) for form in formats.values()
+        )
         digests = [form.code_digest for form in formats.values()]
         text = "\n".join(digest or "" for digest in digests)
         self.code_digest = hashlib.sha256(text.encode()).hexdigest() if any(digests) else None
@@ -58,32 +72,37 @@ class JoinedFields:
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`; the sizes are those of the first field."""
         measures = await self._measures(reader)
-        return replace(measures[0], together=max(one.together for one in measures))
+        return replace(measures[0], together=measures[self._largest(measures)].together)
 
     async def read(self, reader: Reader, visit: Visit) -> Found:
         """See `ObjectFormat.read`; origins are those of the first field."""
         visit = replace(visit, key=reader.entry.key)
-        readers = _members(reader)
-        reads = (
-            form.read(member, visit)
-            for form, member in zip(self._formats.values(), readers, strict=True)
-        )
-        try:
-            found = dict(zip(self._formats, await asyncio.gather(*reads), strict=True))
-        except PartlyReadError as error:  # what it kept lacks the other fields
-            raise FormatError(str(error)) from None
-        if self.ranged:
+        if self._chunked:
+            visit = replace(visit, ordinals=await self._ordinals(reader, visit))
+        members = zip(self._formats.values(), _members(reader), strict=True)
+        each = await asyncio.gather(*(read_found(form, one, visit) for form, one in members))
+        if self.ranged:  # of objects that are known by now
             await self._measures(reader)
-        self._check(found, reader.entry.key)
-        first = next(iter(found.values()))
-        return [
-            (
-                self._joined({name: one[i][0] for name, one in found.items()}, reader),
-                start,
-                stop,
-            )
-            for i, (_, start, stop) in enumerate(first)
-        ]
+        found = {name: one for name, (one, _) in zip(self._formats, each, strict=True)}
+        wrong = next((why for _, why in each if why is not None), None)
+        if wrong is not None and not self.ranged:  # nothing tells whose partners are missing
+            raise FormatError(str(wrong))
+        joined = self._joined(found, visit, reader.entry.key)
+        if wrong is not None:
+            raise PartlyReadError(str(wrong), joined)
+        return joined
+
+    def _largest(self, measures: Sequence[Measure]) -> int:
+        """Return whose chunks count: of the fields that have some, the one of most bytes."""
+        forms = enumerate(self._formats.values())
+        chunked = [n for n, form in forms if isinstance(form, Chunked)]
+        return max(chunked, key=lambda n: measures[n].stride_bytes, default=0)
+
+    async def _ordinals(self, reader: Reader, visit: Visit) -> Sequence[int]:
+        n = self._largest(await self._measures(reader))
+        form = list(self._formats.values())[n]
+        assert isinstance(form, Chunked)
+        return await form.ordinals(_members(reader)[n], visit)
 
     async def _measures(self, reader: Reader) -> list[Measure]:
         """Return the sizes of the members, if they agree; of what is read whole the first's.
@@ -97,40 +116,59 @@ class JoinedFields:
         readers = zip(forms, _members(reader), strict=True)
         measures = [await form.measure(member) for form, member in readers]
         counts = {n: one.samples for n, one in zip(self._formats, measures, strict=True)}
-        if len(set(counts.values())) > 1:
-            raise FormatError(f"{short(reader.entry.key)}: {_differing(counts)}")
+        _refuse_differing(counts, reader.entry.key)
         return measures
 
-    def _check(self, found: Mapping[str, Found], key: str) -> None:
-        counts = {name: len(one) for name, one in found.items()}
-        if len(set(counts.values())) > 1:
-            raise FormatError(f"{short(key)}: {_differing(counts)}")
-        places = {name: [origin for _, *origin in one] for name, one in found.items()}
-        first = next(iter(places.values()))
-        for name, one in places.items():
-            if self.ranged and one != first:
-                raise FormatError(
-                    f"{short(key)}: {name} has samples in other places than the first field; "
-                    "the same part of each must be of the same rows"
-                )
+    def _joined(self, found: Mapping[str, Found], visit: Visit, key: str) -> Found:
+        if self.ranged:
+            found = _of_the_same_rows(found, visit, key)
+        _refuse_differing({name: len(one) for name, one in found.items()}, key)
+        first = next(iter(found.values()))
+        return [
+            (_sample({name: one[i][0] for name, one in found.items()}, key), start, stop)
+            for i, (_, start, stop) in enumerate(first)
+        ]
 
-    def _joined(self, samples: Mapping[str, Sample], reader: Reader) -> Sample:
-        joined: Sample = {}
-        for name, sample in samples.items():
-            for own, value in sample.items():
-                field = name if len(sample) == 1 else f"{name}_{own}"
-                if field in joined:
-                    raise FormatError(
-                        f"{short(reader.entry.key)}: two of source.fields yield {field!r}; "
-                        "rename one"
-                    )
-                joined[field] = value
-        return joined
+
+def _of_the_same_rows(found: Mapping[str, Found], visit: Visit, key: str) -> dict[str, Found]:
+    """Return the samples that all fields have: one may have left out some of its rows.
+
+    Raises:
+        FormatError: the fields are cut in different ways.
+    """
+    rows = {name: {(start, stop) for _, start, stop in one} for name, one in found.items()}
+    asked = max(map(len, rows.values())) if visit.ordinals is None else len(visit.ordinals)
+    if len(set.union(*rows.values())) > asked:
+        first, *others = rows
+        other = next(name for name in others if rows[name] != rows[first])
+        raise FormatError(
+            f"{short(key)}: {other} has samples of other rows than {first}; give all fields the "
+            "same axis, window, stride, edge and phase"
+        )
+    common = set.intersection(*rows.values())
+    return {
+        name: [sample for sample in one if sample[1:] in common] for name, one in found.items()
+    }
+
+
+def _sample(samples: Mapping[str, Sample], key: str) -> Sample:
+    joined: Sample = {}
+    for name, sample in samples.items():
+        for own, value in sample.items():
+            field = name if len(sample) == 1 else f"{name}_{own}"
+            if field in joined:
+                raise FormatError(
+                    f"{short(key)}: two of source.fields yield {field!r}; rename one"
+                )
+            joined[field] = value
+    return joined
 
 
 def _members(reader: Reader) -> list[Reader]:
     return [reader, *(reader.partners if isinstance(reader, Partnered) else ())]
 
 
-def _differing(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} has {count:,} samples" for name, count in counts.items())
+def _refuse_differing(counts: Mapping[str, int], key: str) -> None:
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} has {count:,} samples" for name, count in counts.items())
+        raise FormatError(f"{short(key)}: {shown}")

@@ -24,14 +24,14 @@ from growcache.remote.formats.objects import (
     need_library,
     refuse_unknown,
 )
-from growcache.remote.formats.rows import Grid, native_order
+from growcache.remote.formats.rows import Grid, grid_of, native_order
 from growcache.remote.formats.windows import (
     Series,
     Values,
     arrays_of,
     flattened,
-    grid_of,
     measure_windows,
+    ordinals,
     read_windows,
     refuse_much,
 )
@@ -222,6 +222,10 @@ class DatasetRows:
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`."""
         return await read_windows(await self._series(reader), self._grid, visit, reader.entry)
+
+    async def ordinals(self, reader: Reader, visit: Visit) -> Sequence[int]:
+        """See `Chunked.ordinals`."""
+        return ordinals(await self._series(reader), self._grid, visit, reader.entry.key)
 
     async def _series(self, reader: Reader) -> Sequence[Series]:
         found = await self._datasets.of(reader)

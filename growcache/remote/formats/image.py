@@ -17,6 +17,7 @@ from growcache.remote.formats.objects import (
     one_of,
     read_whole,
     refuse_unknown,
+    true_or_false,
 )
 from growcache.remote.formats.turns import Turns
 from growcache.schema import Array, Sample
@@ -152,9 +153,7 @@ def open_image(options: Mapping[str, Any]) -> Images:
         ConfigError: an unknown option, a value that cannot be meant, or no Pillow.
     """
     refuse_unknown("image", options, _OPTIONS)
-    decode = options.get("decode", False)
-    if not isinstance(decode, bool):
-        raise ConfigError(f"source.options.decode: expected true or false, found {decode!r}")
+    decode = true_or_false(options, "decode")
     if decode:
         _need_pillow()
     label = options.get("label", "folder") or "none"  # YAML's null means it, too

@@ -9,6 +9,7 @@ from typing import Any
 
 from growcache.errors import ConfigError, FormatError
 from growcache.remote.formats.jsonvalues import AS, DTYPES, as_found
+from growcache.remote.formats.named import names_and_more
 from growcache.schema import Value
 
 _SPEC = ("path", "dtype", "default")
@@ -63,21 +64,11 @@ def wanted_fields(value: object) -> tuple[Wanted, ...] | None:
     Raises:
         ConfigError: it cannot be meant.
     """
-    if value is None:
-        return None
-    if isinstance(value, list | tuple) and value:
-        value = dict.fromkeys(value)
-    if not isinstance(value, Mapping) or not value:
-        raise ConfigError(
-            "source.options.fields: expected a list of names, or a mapping such as "
-            f"{{x: float32, label: meta.label}}, found {value!r}"
-        )
-    return tuple(_wanted(name, what) for name, what in value.items())
+    named = names_and_more("fields", value, "{x: float32, label: meta.label}")
+    return None if named is None else tuple(_wanted(name, what) for name, what in named.items())
 
 
-def _wanted(name: object, what: Any) -> Wanted:
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"source.options.fields: expected names, found {name!r}")
+def _wanted(name: str, what: Any) -> Wanted:
     where = f"source.options.fields.{name}"
     if what is None:
         return Wanted(name, _path(name, where), None)

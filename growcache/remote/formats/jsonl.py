@@ -22,7 +22,9 @@ from growcache.remote.formats.objects import (
     Reader,
     Visit,
     refuse_unknown,
+    true_or_false,
 )
+from growcache.remote.formats.pieces import block_of
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.schema import Sample
 
@@ -53,7 +55,12 @@ class JsonLines:
             count = len(await self._whole(reader))
             return Measure(reader.entry.size / max(1, count), 0, count)
         count, stride = await self._lines.measure(reader)
-        return Measure(max(1.0, stride), 0, count, block_of(stride))
+        return Measure(
+            max(1.0, stride),
+            0,
+            count,
+            block_of(stride, LEAST_BLOCK, BLOCK_BYTES, MOST_BLOCK_BYTES),
+        )
 
     async def read(self, reader: Reader, visit: Visit) -> Found:
         """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
@@ -107,16 +114,6 @@ class JsonLines:
         return {wanted.name: wanted.of(record) for wanted in self._wanted}
 
 
-def block_of(stride: float) -> int:
-    """Return how many lines are worth one visit.
-
-    >>> block_of(300), block_of(10_000), block_of(5_000_000)
-    (436, 24, 3)
-    """
-    block = max(LEAST_BLOCK, int(BLOCK_BYTES / max(1.0, stride)))
-    return max(1, min(block, int(MOST_BLOCK_BYTES / max(1.0, stride))))
-
-
 def open_jsonl(options: Mapping[str, Any]) -> JsonLines:
     """Return the format.
 
@@ -130,9 +127,7 @@ def open_jsonl(options: Mapping[str, Any]) -> JsonLines:
         ConfigError: an unknown option, a value that cannot be meant, or no zstandard.
     """
     refuse_unknown("jsonl", options, _OPTIONS)
-    raw = options.get("raw", False)
-    if not isinstance(raw, bool):
-        raise ConfigError(f"source.options.raw: expected true or false, found {raw!r}")
+    raw = true_or_false(options, "raw")
     wanted = wanted_fields(options.get("fields"))
     if raw and wanted is not None:
         raise ConfigError("source.options.fields: raw: true keeps whole lines; set one of them")

@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.objects import (
     Measure,
     Reader,
     Visit,
-    one_of,
     read_whole,
     refuse_unknown,
-    whole_number,
 )
-from growcache.remote.formats.rows import Grid, Rows, native_order, read_samples
+from growcache.remote.formats.rows import Grid, Rows, grid_of, native_order, read_samples
 from growcache.remote.store import Entry
 from growcache.schema import Sample
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_OPTIONS = ("axis", "window", "stride", "phase")
+_OPTIONS = ("axis", "window", "stride", "edge", "phase")
 _MAGIC = b"\x93NUMPY"
 _PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
 _MOST_EMPTY_ROWS = 1 << 16  # so many cost an object no byte, and its reader memory
@@ -273,19 +271,12 @@ def open_npy(options: Mapping[str, Any]) -> WholeArray | ArrayRows:
         axis: 0: each row is a sample. Without axis and window the object is one sample.
         window: rows of one sample, along axis 0.
         stride: rows from one window to the next; the window by default.
+        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
         phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
 
     Raises:
         ConfigError: an unknown option, or a value that cannot be meant.
     """
     refuse_unknown("npy", options, _OPTIONS)
-    axis, window = options.get("axis"), whole_number(options, "window", 1)
-    stride = whole_number(options, "stride", 1)
-    if axis not in (None, 0) or isinstance(axis, bool):
-        raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
-    if stride is not None and window is None and axis is None:
-        raise ConfigError("source.options.stride: needs window (or axis: 0, to skip rows)")
-    random_phase = one_of(options, "phase", ("zero", "random"), "zero") == "random"
-    if axis is None and window is None:
-        return WholeArray()
-    return ArrayRows(Grid(window, stride or window or 1, random_phase=random_phase))
+    grid = grid_of(options)
+    return WholeArray() if grid is None else ArrayRows(grid)

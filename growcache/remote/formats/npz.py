@@ -11,15 +11,23 @@ import numpy as np
 
 from growcache.errors import ConfigError, FormatError
 from growcache.remote.formats.kept import Asked
-from growcache.remote.formats.npy import WholeArray, header_end, open_npy, parse_header, rows_of
+from growcache.remote.formats.named import different_names
+from growcache.remote.formats.npy import header_end, parse_header, rows_of
 from growcache.remote.formats.npz_arrays import entry_of, members_of, read_arrays
 from growcache.remote.formats.objects import Measure, Reader, Visit, one_of, refuse_unknown
-from growcache.remote.formats.rows import Grid, Rows, cut_samples, read_starts, wanted_starts
+from growcache.remote.formats.rows import (
+    Grid,
+    Rows,
+    cut_samples,
+    grid_of,
+    read_starts,
+    wanted_starts,
+)
 from growcache.remote.formats.zips import STORED, Member, data_start
 from growcache.remote.store import Entry
 from growcache.schema import Array, Sample
 
-_OPTIONS = ("axis", "window", "stride", "phase", "fields", "read")
+_OPTIONS = ("axis", "window", "stride", "edge", "phase", "fields", "read")
 _HEAD = 512  # bytes of a member that hold its zip header and, nearly always, that of .npy
 _KEPT = 1 << 25  # bytes of what is kept of objects
 _KEPT_MEMBER = 500  # bytes that a member takes of these
@@ -175,7 +183,7 @@ def open_npz(options: Mapping[str, Any]) -> Archive | ArchiveOfRows | RangedRows
         fields: names of the arrays to take; all by default.
         axis: 0: row i of each array together is a sample. Without axis and window the object
             is one sample.
-        window, stride, phase: as with format npy.
+        window, stride, edge, phase: as with format npy.
         read: ``range``: rows are read by byte range; ``whole``: each object is read whole, as
             compressed ones must be, and all its rows are samples.
 
@@ -183,23 +191,11 @@ def open_npz(options: Mapping[str, Any]) -> Archive | ArchiveOfRows | RangedRows
         ConfigError: an unknown option, or a value that cannot be meant.
     """
     refuse_unknown("npz", options, _OPTIONS)
-    fields = _fields(options.get("fields"))
+    fields = different_names("fields", options.get("fields"), "names of arrays")
     by_range = one_of(options, "read", ("range", "whole"), "range") == "range"
-    rows = open_npy({k: v for k, v in options.items() if k not in ("fields", "read")})
-    if isinstance(rows, WholeArray):
+    grid = grid_of(options)
+    if grid is None:
         if "read" in options:
             raise ConfigError("source.options.read: needs axis: 0 or window")
         return Archive(fields)
-    return RangedRows(fields, rows.grid) if by_range else ArchiveOfRows(fields, rows.grid)
-
-
-def _fields(value: object) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, list | tuple) and value:
-        named = all(type(name) is str and name for name in value)
-        if named and len(set(value)) == len(value):
-            return tuple(value)
-    raise ConfigError(
-        f"source.options.fields: expected a list of different names of arrays, found {value!r}"
-    )
+    return RangedRows(fields, grid) if by_range else ArchiveOfRows(fields, grid)

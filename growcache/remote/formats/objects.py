@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -35,6 +36,8 @@ class Visit:
         seed: of the cache.
         take: so many samples of the part, at random, instead of all of them.
         key: that random choices go by; None: the object's own.
+        ordinals: of its samples, ascending, where another object says them; None: those of the
+            part.
     """
 
     part: int
@@ -43,10 +46,16 @@ class Visit:
     seed: int
     take: int | None = None
     key: str | None = None
+    ordinals: Sequence[int] | None = None
 
     def chosen_by(self, key: str) -> str:
         """Return the key that random choices in an object go by."""
         return key if self.key is None else self.key
+
+    def given(self, samples: int) -> Sequence[int] | None:
+        """Return the ordinals that another object says, as far as an object has so many samples."""
+        said = self.ordinals
+        return None if said is None else said[: bisect_left(said, samples)]
 
 
 class Reader(Protocol):
@@ -145,6 +154,18 @@ class ObjectFormat(Protocol):
         """
 
 
+@runtime_checkable
+class Chunked(Protocol):
+    """A format whose samples lie in chunks, which parts begin and end with."""
+
+    async def ordinals(self, reader: Reader, visit: Visit) -> Sequence[int]:
+        """Return which samples of the object a visit yields, counted from the first, ascending.
+
+        Raises:
+            FormatError: the object is not what the format says.
+        """
+
+
 async def read_found(
     form: ObjectFormat, reader: Reader, visit: Visit
 ) -> tuple[Found, FormatError | None]:
@@ -219,6 +240,18 @@ def one_of(
             f"source.options.{name}: expected {' or '.join(choices)}, found {value!r}"
         )
     return str(value)
+
+
+def true_or_false(options: Mapping[str, Any], name: str) -> bool:
+    """Return an option that is false where it is not given.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    value = options.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"source.options.{name}: expected true or false, found {value!r}")
+    return value
 
 
 def need_library(form: str, module: str) -> None:

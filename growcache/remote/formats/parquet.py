@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.remote.formats.chunks import fetch
+from growcache.remote.formats.named import different_names
 from growcache.remote.formats.objects import (
     Found,
     Measure,
@@ -72,6 +73,11 @@ class TableRows:
         if gone := next((why for _, why in done if why), ""):
             raise PartlyReadError(f"{reader.entry.key}: {gone}", found)
         return found
+
+    async def ordinals(self, reader: Reader, visit: Visit) -> Sequence[int]:
+        """See `Chunked.ordinals`."""
+        footer = await self._footers.of(reader)
+        return chosen(footer.starts[-1], visit, reader.entry.key, footer.unit_of)
 
     async def _read_group(
         self, reader: Reader, footer: Footer, group: int, rows: Sequence[int]
@@ -201,20 +207,7 @@ def open_parquet(options: Mapping[str, Any]) -> TableRows:
     """
     refuse_unknown("parquet", options, _OPTIONS)
     columns = options.get("columns")
-    if columns is not None:
-        names = [columns] if isinstance(columns, str) else columns
-        if (
-            not isinstance(names, list | tuple)
-            or not names
-            or (
-                not all(isinstance(name, str) and name for name in names)
-                or len(set(names)) < len(names)
-            )
-        ):
-            raise ConfigError(
-                f"source.options.columns: expected a list of different names, found {columns!r}"
-            )
-        columns = tuple(names)
+    columns = different_names("columns", [columns] if isinstance(columns, str) else columns)
     drop = one_of(options, "nulls", ("error", "drop"), "error") == "drop"
     need_library("parquet", "pyarrow")
     return TableRows(columns, drop_nulls=drop)

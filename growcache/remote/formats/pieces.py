@@ -1,4 +1,4 @@
-"""What formats share whose objects are cut into blocks of records: tfrecord, tar."""
+"""What formats share whose objects are cut into blocks of bytes: jsonl, tfrecord, tar."""
 
 from __future__ import annotations
 
@@ -34,3 +34,19 @@ def picked(found: Sequence[T], visit: Visit, key: str) -> list[T]:
         return list(found)
     rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
     return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
+
+
+def block_of(stride: float, least: int, nbytes: int, most_bytes: int) -> int:
+    """Return how many samples are worth one visit.
+
+    Args:
+        stride: bytes of a sample.
+        least: so many at least, and
+        nbytes: so many bytes, but at most
+        most_bytes: of these.
+
+    >>> [block_of(size, 24, 1 << 17, 1 << 24) for size in (300, 10_000, 5_000_000)]
+    [436, 24, 3]
+    """
+    block = max(least, int(nbytes / max(1.0, stride)))
+    return max(1, min(block, int(most_bytes / max(1.0, stride))))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from growcache.errors import FormatError
-from growcache.remote.formats.objects import LARGEST_WHOLE, Measure, Reader, Visit, share
+from growcache.errors import ConfigError, FormatError
+from growcache.remote.formats.objects import (
+    LARGEST_WHOLE,
+    Measure,
+    Reader,
+    Visit,
+    one_of,
+    share,
+    whole_number,
+)
 from growcache.schema import Array, Sample
 from growcache.seeding import derive, generator
 
@@ -67,6 +75,11 @@ class Grid:
         """Rows of one sample."""
         return self.window or 1
 
+    @property
+    def lost(self) -> int:
+        """Rows that an object has beyond its samples' strides; negative where these have more."""
+        return 1 - self.stride if self.pad else self.length - self.stride
+
     def without_phase(self) -> Grid:
         """Return the grid that starts at row 0 in every pass."""
         return replace(self, random_phase=False)
@@ -95,8 +108,8 @@ class Grid:
         stride = self.stride * rows.row_bytes
         samples = len(self.starts(rows.count, 0))
         used = rows.offset + rows.count * rows.row_bytes
-        lost = 0 if self.pad else (self.length - self.stride) * rows.row_bytes
-        return Measure(float(stride), size - used + rows.offset + lost, samples)
+        overhead = size - used + rows.offset + self.lost * rows.row_bytes
+        return Measure(float(stride), overhead, samples)
 
 
 async def read_samples(
@@ -113,8 +126,9 @@ def wanted_starts(reader: Reader, rows: Rows, grid: Grid, visit: Visit) -> Seque
         FormatError: they are more than a sampler can hold.
     """
     starts = grid.starts(rows.count, grid.phase(rows.count, visit, reader.entry.key))
-    wanted: Sequence[int] = starts[_slice(share(len(starts), visit))]
-    if visit.take is not None:
+    given = visit.given(len(starts))
+    wanted = _at(starts, share(len(starts), visit) if given is None else given)
+    if given is None and visit.take is not None:
         wanted = _taken(wanted, visit, reader.entry.key)
     _refuse_too_much(reader, rows, grid, wanted)
     return wanted
@@ -146,8 +160,10 @@ def _refuse_too_much(reader: Reader, rows: Rows, grid: Grid, wanted: Sequence[in
         )
 
 
-def _slice(ordinals: range) -> slice:
-    return slice(ordinals.start, ordinals.stop)
+def _at(starts: range, ordinals: Sequence[int]) -> Sequence[int]:
+    if isinstance(ordinals, range):  # which may claim to be long
+        return starts[ordinals.start : ordinals.stop]
+    return [starts[i] for i in ordinals]
 
 
 def _taken(starts: Sequence[int], visit: Visit, key: str) -> list[int]:
@@ -215,3 +231,25 @@ def _cut(values: Array, at: int, grid: Grid) -> Sample:
 def native_order(values: Array) -> Array:
     """Return the array little-endian and in C order, itself if it is."""
     return np.asarray(values, values.dtype.newbyteorder("<"), order="C")
+
+
+def grid_of(options: Mapping[str, Any]) -> Grid | None:
+    """Return what ``axis``, ``window``, ``stride``, ``edge`` and ``phase`` ask for; None: no rows.
+
+    Raises:
+        ConfigError: a value that cannot be meant.
+    """
+    axis, window = options.get("axis"), whole_number(options, "window", 1)
+    stride = whole_number(options, "stride", 1)
+    if axis not in (None, 0) or isinstance(axis, bool):
+        raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
+    pad = one_of(options, "edge", ("drop", "pad"), "drop") == "pad"
+    random_phase = one_of(options, "phase", ("zero", "random"), "zero") == "random"
+    if axis is None and window is None:
+        given = [name for name in ("stride", "edge", "phase") if name in options]
+        if given:
+            raise ConfigError(
+                f"source.options.{given[0]}: needs window (or axis: 0, for single rows)"
+            )
+        return None
+    return Grid(window, stride or window or 1, pad=pad, random_phase=random_phase)

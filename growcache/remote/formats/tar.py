@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.remote.formats.blob import load_decoder
 from growcache.remote.formats.compressed import compression, read_unpacked
+from growcache.remote.formats.named import different_names
 from growcache.remote.formats.objects import (
     Found,
     Measure,
@@ -17,8 +18,9 @@ from growcache.remote.formats.objects import (
     Reader,
     Visit,
     refuse_unknown,
+    true_or_false,
 )
-from growcache.remote.formats.pieces import Unpacked, picked
+from growcache.remote.formats.pieces import Unpacked, block_of, picked
 from growcache.remote.formats.records import MOST_BYTES
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.tar_samples import (
@@ -86,7 +88,12 @@ class Tar:
         else:
             stride = await self._spotted(reader)
             count = max(1, round(size / stride))
-        return Measure(max(1.0, stride), 0, count, block_of(stride) if self.ranged else 1)
+        return Measure(
+            max(1.0, stride),
+            0,
+            count,
+            block_of(stride, LEAST_BLOCK, BLOCK_BYTES, MOST_BLOCK_BYTES) if self.ranged else 1,
+        )
 
     async def _spotted(self, reader: Reader) -> float:
         half = reader.entry.size // 2
@@ -234,16 +241,6 @@ def _some(found: Unread) -> list[Packed]:
     return found.samples
 
 
-def block_of(stride: float) -> int:
-    """Return how many samples are worth one visit.
-
-    >>> block_of(1000), block_of(100_000), block_of(5_000_000)
-    (1048, 24, 6)
-    """
-    block = max(LEAST_BLOCK, int(BLOCK_BYTES / max(1.0, stride)))
-    return max(1, min(block, int(MOST_BLOCK_BYTES / max(1.0, stride))))
-
-
 def open_tar(options: Mapping[str, Any]) -> Tar:
     """Return the format.
 
@@ -261,9 +258,7 @@ def open_tar(options: Mapping[str, Any]) -> Tar:
         ConfigError: an unknown option, or a value that cannot be meant.
     """
     refuse_unknown("tar", options, _OPTIONS)
-    index = options.get("index", False)
-    if not isinstance(index, bool):
-        raise ConfigError(f"source.options.index: expected true or false, found {index!r}")
+    index = true_or_false(options, "index")
     decode = str(options.get("decode", "extension") or "none")  # YAML's null means it, too
     if decode not in _DECODE and ":" not in decode:
         raise ConfigError(
@@ -280,12 +275,13 @@ def open_tar(options: Mapping[str, Any]) -> Tar:
 
 
 def _fields(value: object) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, list | tuple) and value:
-        named = all(type(name) is str and name.strip(".") for name in value)
-        if named and len(set(value)) == len(value) and set(value) != {KEY}:
-            return tuple(name.removeprefix(".").lower() for name in value)
-    raise ConfigError(
-        f"source.options.fields: expected a list of extensions, such as [jpg, cls], found {value!r}"
-    )
+    if isinstance(value, list | tuple):
+        value = [_extension(name) for name in value]
+    fields = different_names("fields", value, "extensions, such as [jpg, cls]")
+    if fields == (KEY,):
+        raise ConfigError(f"source.options.fields: expected an extension beside {KEY}")
+    return fields
+
+
+def _extension(name: object) -> object:
+    return name.removeprefix(".").lower() if isinstance(name, str) else name

@@ -18,8 +18,9 @@ from growcache.remote.formats.objects import (
     Reader,
     Visit,
     refuse_unknown,
+    true_or_false,
 )
-from growcache.remote.formats.pieces import Unpacked, picked
+from growcache.remote.formats.pieces import Unpacked, block_of, picked
 from growcache.remote.formats.records import MOST_BYTES, SMALL, Heads, Record, Records
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.threads import Call, Threads
@@ -76,7 +77,12 @@ class TFRecords:
         else:
             stride = await self._stride(self._records, reader)
             count = max(1, round(size / stride))
-        return Measure(max(1.0, stride), 0, count, block_of(stride))
+        return Measure(
+            max(1.0, stride),
+            0,
+            count,
+            block_of(stride, LEAST_BLOCK, BLOCK_BYTES, MOST_BLOCK_BYTES),
+        )
 
     async def _stride(self, records: Records, reader: Reader) -> float:
         half = reader.entry.size // 2
@@ -170,16 +176,6 @@ class TFRecords:
         return None if result is None else self._decode.sample(key, result)
 
 
-def block_of(stride: float) -> int:
-    """Return how many records are worth one visit.
-
-    >>> block_of(1000), block_of(100_000), block_of(5_000_000)
-    (524, 24, 6)
-    """
-    block = max(LEAST_BLOCK, int(BLOCK_BYTES / max(1.0, stride)))
-    return max(1, min(block, int(MOST_BLOCK_BYTES / max(1.0, stride))))
-
-
 def open_tfrecord(options: Mapping[str, Any]) -> TFRecords:
     """Return the format.
 
@@ -197,9 +193,7 @@ def open_tfrecord(options: Mapping[str, Any]) -> TFRecords:
         ConfigError: an unknown option, or a value that cannot be meant.
     """
     refuse_unknown("tfrecord", options, _OPTIONS)
-    index = options.get("index", False)
-    if not isinstance(index, bool):
-        raise ConfigError(f"source.options.index: expected true or false, found {index!r}")
+    index = true_or_false(options, "index")
     wishes = wished(options.get("features"))
     decode = options.get("decode", "example") or "none"  # YAML's null means it, too
     if wishes is not None and decode != "example":

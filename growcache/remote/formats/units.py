@@ -23,6 +23,8 @@ def chosen(samples: int, visit: Visit, key: str, unit_of: UnitOf) -> Sequence[in
         key: of the object.
         unit_of: what is fetched together.
     """
+    if (given := visit.given(samples)) is not None:
+        return given
     mine = share_of_units(samples, visit, unit_of)
     return mine if visit.take is None else _taken(mine, visit, key, unit_of)
 

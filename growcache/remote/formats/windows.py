@@ -16,8 +16,6 @@ from growcache.remote.formats.objects import (
     Measure,
     Visit,
     most_decoded,
-    one_of,
-    whole_number,
 )
 from growcache.remote.formats.rows import MOST_SAMPLES, Grid, native_order
 from growcache.remote.formats.units import UnitOf, chosen
@@ -63,11 +61,26 @@ async def read_windows(
     Raises:
         FormatError: the arrays differ in length, or the visit is too large.
     """
-    key = entry.key
+    starts, wanted = _wanted(series, grid, visit, entry.key)
+    return await _read(series, grid, entry, [starts[i] for i in _few(wanted, entry.key)])
+
+
+def ordinals(series: Sequence[Series], grid: Grid, visit: Visit, key: str) -> Sequence[int]:
+    """Return which of the windows a visit yields, counted from the first.
+
+    Raises:
+        FormatError: the arrays differ in length.
+    """
+    return _wanted(series, grid, visit, key)[1]
+
+
+def _wanted(
+    series: Sequence[Series], grid: Grid, visit: Visit, key: str
+) -> tuple[range, Sequence[int]]:
+    """Return where all windows start, and the ordinals of those of a visit."""
     count = common_length(series, key)
     starts = grid.starts(count, grid.phase(count, visit, key))
-    wanted = chosen(len(starts), visit, key, _units(starts, _unit(series)))
-    return await _read(series, grid, entry, [starts[i] for i in _few(wanted, key)])
+    return starts, chosen(len(starts), visit, key, _units(starts, _unit(series)))
 
 
 async def read_starts(
@@ -117,10 +130,9 @@ def measure_windows(series: Sequence[Series], grid: Grid, entry: Entry) -> Measu
     """
     rows = common_length(series, entry.key)
     row_bytes = entry.size / max(1, rows)
-    lost = 0.0 if grid.pad else (grid.length - grid.stride) * row_bytes
     return Measure(
         max(1e-6, grid.stride * row_bytes),
-        math.floor(lost),
+        math.floor(grid.lost * row_bytes),
         len(grid.starts(rows, 0)),
         max(1, _unit(series) // grid.stride),
     )
@@ -228,28 +240,6 @@ def _window(values: Array, at: int, length: int) -> Array:
     padded = np.zeros((length, *values.shape[1:]), values.dtype)
     padded[: len(window)] = window
     return padded
-
-
-def grid_of(options: Mapping[str, Any]) -> Grid | None:
-    """Return what ``axis``, ``window``, ``stride``, ``edge`` and ``phase`` ask for; None: no rows.
-
-    Raises:
-        ConfigError: a value that cannot be meant.
-    """
-    axis, window = options.get("axis"), whole_number(options, "window", 1)
-    stride = whole_number(options, "stride", 1)
-    if axis not in (None, 0) or isinstance(axis, bool):
-        raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
-    pad = one_of(options, "edge", ("drop", "pad"), "drop") == "pad"
-    random_phase = one_of(options, "phase", ("zero", "random"), "zero") == "random"
-    if axis is None and window is None:
-        given = [name for name in ("stride", "edge", "phase") if name in options]
-        if given:
-            raise ConfigError(
-                f"source.options.{given[0]}: needs window (or axis: 0, for single rows)"
-            )
-        return None
-    return Grid(window, stride or window or 1, pad=pad, random_phase=random_phase)
 
 
 def arrays_of(options: Mapping[str, Any], option: str) -> dict[str, str] | None:

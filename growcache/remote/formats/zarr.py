@@ -25,12 +25,11 @@ from growcache.remote.formats.objects import (
     read_whole,
     refuse_unknown,
 )
-from growcache.remote.formats.rows import Grid
+from growcache.remote.formats.rows import Grid, grid_of
 from growcache.remote.formats.windows import (
     Values,
     arrays_of,
     common_length,
-    grid_of,
     read_starts,
 )
 from growcache.remote.formats.zarr_metadata import (
