@@ -25,7 +25,6 @@ from growcache.torch import EpochDataLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Accelerate.")
     parser.add_argument("--url", required=True, help="objects, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
     parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=256)
@@ -35,12 +34,10 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="a folder to save to, and to go on from")
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {"url": arguments.url, "format": "npy"},
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     accelerator = Accelerator()
     with (

@@ -11,7 +11,6 @@ of all chunks, and none has to be loaded, or stored, as a whole.
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +25,6 @@ def main() -> None:
     parser.add_argument("--y", required=True, help="chunks of their labels, with {k}")
     parser.add_argument("--classes", type=int, required=True, help="labels are 0 to this")
     parser.add_argument("--neighbours", type=int, default=8, help="rows per request")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=256)
@@ -34,7 +32,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {
             "fields": {"x": arguments.x, "y": arguments.y},
             "format": "npy",
@@ -43,8 +41,6 @@ def main() -> None:
         "sampling": {"samples_per_object": arguments.neighbours},
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(

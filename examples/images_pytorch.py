@@ -10,7 +10,6 @@ many images as decoded; each is cropped and flipped anew in every epoch. `--url
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +22,6 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on JPEGs of a growing cache.")
     parser.add_argument("--url", required=True, help="images, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
     parser.add_argument("--size", type=int, default=64, help="pixels, of a side")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
@@ -33,7 +31,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {
             "url": arguments.url,
             "format": "image",
@@ -41,8 +39,6 @@ def main() -> None:
         },
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     model = nn.Sequential(
         nn.Conv2d(3, 16, kernel_size=5, stride=4),

@@ -1,6 +1,6 @@
 """Train a small JAX model on a cache that grows from a bucket.
 
-    python examples/jax_numpy.py --url 's3://bucket/train/*.npy' --endpoint-url http://host:9000
+    python examples/jax_numpy.py --url 's3://bucket/train/*.npy'
 
 Each object is one .npy array, and a sample. `growcache.numpy.EpochLoader` delivers NumPy
 arrays, which JAX takes as they are. The task, to predict a sample's mean, needs no labels.
@@ -9,7 +9,6 @@ arrays, which JAX takes as they are. The task, to predict a sample's mean, needs
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ LEARNING_RATE = 0.01
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with JAX.")
     parser.add_argument("--url", required=True, help="objects, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=256)
@@ -31,12 +29,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {"url": arguments.url, "format": "npy"},
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     with (
         growcache.serve(config),  # samples in the background, until this block ends

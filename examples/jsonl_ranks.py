@@ -27,7 +27,6 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on lines of JSON, in several ranks.")
     parser.add_argument("--url", required=True, help="files of lines, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--classes", type=int, default=2, help="labels are below it")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {
             "url": arguments.url,
             "format": "jsonl",
@@ -47,8 +46,6 @@ def main() -> None:
         },
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     distributed.init_process_group("gloo")  # "nccl" with GPUs
     rank, world_size = distributed.get_rank(), distributed.get_world_size()

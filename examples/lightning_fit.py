@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import warnings
 from pathlib import Path
-from typing import Any
 
 import lightning
 import torch
@@ -55,7 +54,6 @@ class Mean(lightning.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Lightning.")
     parser.add_argument("--url", required=True, help="objects, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
     parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=256)
@@ -65,12 +63,10 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {"url": arguments.url, "format": "npy"},
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     checkpoints = ModelCheckpoint(arguments.checkpoints, every_n_train_steps=10, save_last=True)
     trainer = lightning.Trainer(

@@ -4,14 +4,12 @@
 
 Each epoch is a random mixture of the points of all chunks, and none waits for a chunk to be
 loaded. What a value holds is decided in points.py, beside this file; change it to suit yours.
-`--url '/data/chunks/*.lmdb'` reads a local folder, `--endpoint-url http://host:9000` an S3
-server that is not Amazon's.
+`--url '/data/chunks/*.lmdb'` reads a local folder.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +21,6 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on pickled values of LMDB files.")
     parser.add_argument("--url", required=True, help="data files, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=1000)
@@ -31,7 +28,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {
             "url": arguments.url,
             "format": "lmdb",
@@ -39,8 +36,6 @@ def main() -> None:
         },
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 1))
     with (

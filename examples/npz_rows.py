@@ -4,13 +4,12 @@
 
 Row i of both arrays is a sample; it is fetched by itself, with a byte range for each array, and
 an epoch is a random mixture of the rows of all archives. `--url '/data/tables/*.npz'` reads a
-local folder, `--endpoint-url http://host:9000` an S3 server that is not Amazon's.
+local folder.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +21,6 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on rows of .npz archives.")
     parser.add_argument("--url", required=True, help="archives, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=1000)
@@ -30,7 +28,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {
             "url": arguments.url,
             "format": "npz",
@@ -39,8 +37,6 @@ def main() -> None:
         "sampling": {"samples_per_object": 16},  # neighbours in each request
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 1))
     with (

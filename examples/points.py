@@ -23,7 +23,8 @@ def decode(data: bytes, key: bytes) -> dict[str, Any] | None:
     """
     if key == b"length":
         return None
-    # Not pickle.loads, which runs whatever the writer of the object wanted.
+    # Not pickle.loads, which runs whatever the writer of the object wanted. It is what instances of
+    # your own classes need, if you trust whoever may write to the bucket.
     point: Any = growcache.unpickle_arrays(data)
     return {
         "x": np.asarray(point["fingerprint"], np.float32),

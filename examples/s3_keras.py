@@ -1,6 +1,6 @@
 """Train a small Keras model on a cache that grows from a bucket.
 
-    python examples/s3_keras.py --url 's3://bucket/train/*.npy' --endpoint-url http://host:9000
+    python examples/s3_keras.py --url 's3://bucket/train/*.npy'
 
 Each object is one .npy array, and a sample. TensorFlow reads the cache with its own
 TFRecordDataset. The task, to predict a sample's mean, needs no labels.
@@ -21,7 +21,6 @@ import growcache.tensorflow as gtf
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Keras.")
     parser.add_argument("--url", required=True, help="objects, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=256)
@@ -30,12 +29,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {"url": arguments.url, "format": "npy"},
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     with growcache.serve(config):  # samples in the background, until this block ends
         # One pipeline runs on across epochs, so that there is no gap between them, and

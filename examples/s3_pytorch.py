@@ -1,15 +1,15 @@
 """Train a small PyTorch model on a cache that grows from a bucket.
 
-    python examples/s3_pytorch.py --url 's3://bucket/train/*.npy' --endpoint-url http://host:9000
+    python examples/s3_pytorch.py --url 's3://bucket/train/*.npy'
 
 Each object is one .npy array, and a sample. The task, to predict a sample's mean, needs no
-labels; put your own in its place.
+labels; put your own in its place. The environment variable AWS_ENDPOINT_URL names
+an S3 server that is not Amazon's, and `--url '/data/*.npy'` reads a local folder.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,6 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with PyTorch.")
     parser.add_argument("--url", required=True, help="objects, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
     parser.add_argument("--min-samples", type=int, default=256)
@@ -29,12 +28,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {"url": arguments.url, "format": "npy"},
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(1))

@@ -3,14 +3,12 @@
     python examples/user_function.py --url 's3://bucket/train/*/*.npz' --classes healthy ill
 
 The functions are in recordings.py, beside this file; change them to suit your objects.
-`--url '/data/train/*/*.npz'` reads a local folder, `--endpoint-url http://host:9000` an S3
-server that is not Amazon's.
+`--url '/data/train/*/*.npz'` reads a local folder.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +20,6 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on what a function of yours reads.")
     parser.add_argument("--url", required=True, help="objects, with globs")
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
     parser.add_argument("--length", type=int, default=256, help="of a window")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
@@ -32,7 +29,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    config: dict[str, Any] = {
+    config = {
         "source": {
             "url": arguments.url,
             "format": "recordings:read",
@@ -44,8 +41,6 @@ def main() -> None:
         },
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
-    if arguments.endpoint_url:
-        config["source"]["storage_options"] = {"endpoint_url": arguments.endpoint_url}
 
     model = nn.Sequential(
         nn.LazyConv1d(16, kernel_size=9, stride=4),

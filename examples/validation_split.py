@@ -27,7 +27,6 @@ def main() -> None:
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--group", help="regular expression with (?P<group>…)")
     parser.add_argument("--validation-share", type=float, default=0.2)
-    parser.add_argument("--endpoint-url", help="of an S3 server that is not Amazon's")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
     parser.add_argument("--max-bytes", default="1GB", help="what each cache may take there")
     parser.add_argument("--validation-samples", type=int, default=1000)
@@ -40,12 +39,15 @@ def main() -> None:
     fractions = {"train": 1 - share, "validation": share}
 
     def config(use: str, **cache: Any) -> dict[str, Any]:
-        source: dict[str, Any] = {"url": arguments.url, "format": "npy"}
-        split = {"group": arguments.group, "fractions": fractions, "use": use}
-        cache |= {"path": arguments.cache / use, "max_bytes": arguments.max_bytes}
-        if arguments.endpoint_url:
-            source["storage_options"] = {"endpoint_url": arguments.endpoint_url}
-        return {"source": source, "split": split, "cache": cache}
+        return {
+            "source": {"url": arguments.url, "format": "npy"},
+            "split": {"group": arguments.group, "fractions": fractions, "use": use},
+            "cache": {
+                "path": arguments.cache / use,
+                "max_bytes": arguments.max_bytes,
+                **cache,
+            },
+        }
 
     growing = config("train")
     # So many samples, drawn at random once (the seed says which), and nothing evicted.

@@ -12,7 +12,7 @@ import typer.main
 
 from growcache import Snapshot
 from growcache.config import load_config
-from growcache.remote.formats import open_format
+from growcache.remote.formats import open_source
 from growcache.service.cli import app, main
 
 ROOT = Path(__file__).parent.parent
@@ -134,7 +134,7 @@ def test_the_tensorflow_block_compiles() -> None:
 def test_every_config_loads_and_is_linked(path: Path) -> None:
     config = load_config(path)
     for source in config.sources:
-        open_format(source.format, source.options, source.url)
+        open_source(source)
     assert f"configs/{path.name}" in README
 
 
@@ -147,9 +147,20 @@ def test_every_setting_in_the_readme_exists() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_link_leads_nowhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} links to {target}"
+            if anchor:
+                assert anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings are called in links, as GitHub does it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_examples_are_linked() -> None:

@@ -209,13 +209,13 @@ def moods(folder: Path) -> str:
     return f"{folder}/*.jsonl"
 
 
-def photos(folder: Path) -> str:
+def photos(folder: Path, cats: int = 40, dogs: int = 40) -> str:
     """Red cats and blue dogs."""
     image = pytest.importorskip("PIL.Image", reason="needs growcache[image]")
     rng = np.random.default_rng(0)
-    for number, name in enumerate(("cat", "dog")):
+    for number, (name, count) in enumerate((("cat", cats), ("dog", dogs))):
         (folder / name).mkdir(parents=True)
-        for i in range(40):
+        for i in range(count):
             pixels = rng.integers(0, 100, (24, 32, 3), np.uint8)
             pixels[..., 2 * number] += 150
             image.fromarray(pixels).save(folder / name / f"{i:02d}.jpg")
@@ -236,13 +236,13 @@ def recordings(folder: Path) -> str:
     return f"{folder}/*/*.npz"
 
 
-def uploaded(bucket: Bucket, url: str) -> str:
-    """Return the URL of the same objects in a bucket."""
+def uploaded(bucket: Bucket, url: str, to: str = "train") -> str:
+    """Return the URL of the same objects in a folder of a bucket."""
     folder = Path(url[: url.index("*")])
     pattern = url.removeprefix(f"{folder}/")
     for path in folder.glob(pattern):
-        bucket.put(f"train/{path.relative_to(folder)}", path.read_bytes())
-    return bucket.url(f"train/{pattern}")
+        bucket.put(f"{to}/{path.relative_to(folder)}", path.read_bytes())
+    return bucket.url(f"{to}/{pattern}")
 
 
 # Examples
@@ -258,8 +258,8 @@ def run_example(
     environment = {**os.environ, **(environment or {}), "PYTHONPATH": str(ROOT)}
     environment["GROWCACHE_SAMPLING__WORKERS"] = "1"
     if bucket is not None:
-        arguments += ("--endpoint-url", bucket.server.endpoint)
         environment |= {
+            "AWS_ENDPOINT_URL": bucket.server.endpoint,
             "AWS_ACCESS_KEY_ID": bucket.server.key,
             "AWS_SECRET_ACCESS_KEY": bucket.server.secret,
             "AWS_REGION": REGION,
@@ -401,7 +401,7 @@ def test_jsonl_ranks(tmp_path: Path, ranks: int) -> None:
 @pytest.mark.torch
 def test_npz_rows(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    url, cache = uploaded(bucket, chunk_pairs(tmp_path / "data")), str(tmp_path / "cache")
+    url, cache = uploaded(bucket, paired(tmp_path / "data")), str(tmp_path / "cache")
     more = ("--url", url, "--cache", cache, "--batch-size", "8", *SMALL)
     losses = figures(run_example("npz_rows.py", *more, bucket=bucket), "loss")
     assert len(losses) == 3
@@ -453,6 +453,68 @@ def test_images_pytorch(tmp_path: Path) -> None:
     more = ("--url", url, "--cache", cache, "--classes", "cat", "dog", "--size", "16")
     text = run_example("images_pytorch.py", *more, "--batch-size", "8", *SMALL)
     assert figures(text, "accuracy")[-1] >= 75
+
+
+def run_imagefolder(tmp_path: Path, *arguments: str, bucket: Bucket | None = None) -> str:
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    more = ["--classes", str(tmp_path / "classes.txt"), "--cache", str(tmp_path / "cache")]
+    more += ["--size", "24", "--crop", "20", "--batch-size", "8", *arguments, *SMALL]
+    return run_example("imagefolder_pytorch.py", *more, bucket=bucket)
+
+
+def origins(cache: Path) -> list[str]:
+    with Snapshot.take(cache) as snapshot:
+        return [snapshot.origin(i).key for i in range(len(snapshot))]
+
+
+@pytest.mark.torch
+def test_imagefolder_pytorch(bucket: Bucket, tmp_path: Path) -> None:
+    """Both folders are in a bucket; of one class there are few."""
+    pytest.importorskip("torch")
+    train = uploaded(bucket, photos(tmp_path / "train", cats=200, dogs=20))
+    val = uploaded(bucket, photos(tmp_path / "val", 20, 20), "val")
+    text = run_imagefolder(
+        tmp_path, "--train", train, "--val", val, "--balanced", bucket=bucket
+    )
+    assert figures(text, "of the same") == [40, 40, 40]
+    assert figures(text, "accuracy")[-1] >= 75
+    assert len({key for key in origins(tmp_path / "cache/val") if key.startswith("val/")}) == 40
+    drawn = origins(tmp_path / "cache/train")
+    assert all(key.startswith("train/") for key in drawn)
+    dogs = sum("/dog/" in key for key in drawn)
+    assert 0.3 < dogs / len(drawn) < 0.7
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_imagefolder_pytorch_without_a_folder_to_validate_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    text = run_imagefolder(tmp_path, "--train", photos(tmp_path / "data", 200, 200))
+    val, train = (origins(tmp_path / "cache" / use) for use in ("val", "train"))
+    assert figures(text, "of the same") == [len(val)] * 3
+    assert 5 < len(val) < 40
+    assert not set(val) & set(train)
+
+
+@pytest.mark.torch
+def test_labels_table(tmp_path: Path) -> None:
+    """Slow waves and fast ones, of which there are few; only the table says which are which."""
+    pytest.importorskip("torch")
+    lines, times = ["path,state"], np.arange(600)[:, None]
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for i in range(24):
+        fast = i % 8 == 0
+        signal = np.sin(2 * np.pi * (times / (6 if fast else 60) + rng.random((1, 3))))
+        np.save(tmp_path / "data" / f"{i}.npy", signal.astype("<f4"))
+        lines.append(f"{i}.npy,{'fast' if fast else 'slow'}")
+    (tmp_path / "states.csv").write_text("\n".join(lines))
+    more = ["--url", f"{tmp_path}/data/*.npy", "--table", f"{tmp_path}/states.csv"]
+    more += ["--column", "state", "--classes", "slow", "fast", "--window", "50"]
+    more += ["--cache", str(tmp_path / "cache"), "--batch-size", "8", *SMALL]
+    assert figures(run_example("labels_table.py", *more), "accuracy")[-1] >= 75
+    drawn = [int(Path(key).stem) % 8 == 0 for key in origins(tmp_path / "cache")]
+    assert 0.3 < sum(drawn) / len(drawn) < 0.7
 
 
 OUTSIDER = """
@@ -590,6 +652,11 @@ CONFIGS = {
             "label": ("int64", (4,)),
         },
     ),
+    "imagefolder": Tried(
+        photos,
+        {"image": ("uint8", (4, 256, 256, 3)), "label": ("int64", (4,))},
+        ("source.options.classes=[cat, dog]",),
+    ),
     "lmdb": Tried(chunks, {"x": ("float32", (4, 300)), "y": ("float32", (4,)), "key": 4}),
     "jsonl": Tried(
         records,
@@ -608,6 +675,7 @@ CONFIGS = {
         },
         ("source.labels.url=DATA/labels.csv",),
     ),
+    "growing": Tried(series, {"x": ("float32", (4, 4096, 2))}),
     "npy-pairs": Tried(
         chunk_pairs,
         {"x": ("float32", (4, 40)), "y": ("int64", (4,))},

@@ -26,10 +26,11 @@ from growcache.cache.eviction import Candidate, choose
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.wire import MAX_PAYLOAD_BYTES
 from growcache.config import CacheConfig, load_config
+from growcache.errors import ConfigError
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
-from growcache.remote.formats import Measure, Visit, open_format
+from growcache.remote.formats import FORMATS, Measure, Visit, open_format, open_source
 from growcache.remote.formats.rows import Grid, Rows, read_samples
 from growcache.remote.store import Entry
 from growcache.remote.table_files import parse_table
@@ -133,7 +134,7 @@ def test_the_configs_load(page: str, tmp_path: Path) -> None:
         (tmp_path / "growcache.yaml").write_text(block)
         config = load_config(tmp_path / "growcache.yaml")
         for source in config.sources:
-            open_format(source.format, source.options, source.url)
+            open_source(source)
 
 
 @pytest.mark.parametrize("page", NAMES)
@@ -158,6 +159,21 @@ def test_every_setting_that_is_named_exists() -> None:
         for section, key in re.findall(r"`(source|sampling|cache)\.(\w+)", text):
             if not key.isdigit():  # one of several sources
                 assert hasattr(getattr(config, section), key), f"{page}: {section}.{key}"
+
+
+# ----------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_option_of_a_format_is_explained(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_format(name, {"?": 0})
+    options = str(caught.value).rpartition("known are ")[2].split(", ")
+    _, found, section = PAGES["formats"].partition(f"\n## {name}\n")
+    assert found
+    section = section.partition("\n## ")[0]
+    assert [option for option in options if not re.search(rf"\b{option}\b", section)] == []
+    assert f"[{name}](#{name})" in PAGES["formats"]
 
 
 # ----------------------------------------------------------------------- joining

@@ -219,9 +219,7 @@ class Identification:
             which = f"none of the first {search.unreadable:,} objects of the source"
         formats = self._config.sources[search.source].formats
         shown = " and ".join(dict.fromkeys(form for form, _ in formats))
-        said = (
-            f"{which} yields a sample with source.format {shown}; the first: {search.first_error}"
-        )
+        said = f"{which} yields a sample with source.format {shown}; the first: {search.first_error}"
         raise SamplingError(numbered(said, search.source, len(self._searches)))
 
     def _measured(self, answers: Sequence[Message], introduction: Message) -> Found:

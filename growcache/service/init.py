@@ -76,6 +76,7 @@ source:
   #        shape: of one row; also offset (bytes of a header to skip), channels (a list:
   #        which entries of the row's first axis to keep), edge: drop | pad (what to do with
   #        a shorter last window), phase: random | zero (where the grid of windows starts)
+  #        edge and phase are options of npy and npz, too
   # npz:   {{fields: [x, y], axis: 0}}         axis and window as with npy; read: whole for archives
   #        that are compressed
   # hdf5:  {{datasets: [x, g/y], window: 4096}}   paths in the file, of equal length; axis and window
@@ -98,6 +99,7 @@ source:
   #        decode: extension | images (these as pixels, too) | none (bytes) |
   #        "package.module:function"; index: true for archives in archives; compression as above
   # bytes: {{decode: "package.module:function"}}  from bytes to a sample, before it is cached
+  # More of each: docs/formats.md
   options: {options}
   # As in fsspec: key, secret, token, endpoint_url, anon, profile, client_kwargs, ... For
   # S3, what is not given is looked up as boto3 does (environment, ~/.aws, instance role).

@@ -1,0 +1,83 @@
+r"""Train on recordings whose classes stand in a table, rare ones as often as common ones.
+
+    python examples/labels_table.py --url 's3://bucket/recordings/**/*.npy' --window 1024 \
+        --table s3://bucket/recordings.csv --key path --column state --classes rest task
+
+Each line of the table is about an object, whose name stands in the column --key; what it says in
+the column --column is a field of each of the object's samples. Those are windows, fetched one by one.
+The classes are drawn alike, and `_weight` tells what a sample would count for if they were not.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+
+import growcache
+from growcache.torch import EpochLoader
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on recordings with a table of labels.")
+    parser.add_argument("--url", required=True, help="arrays [time, channels], with globs")
+    parser.add_argument("--table", required=True, help="a .csv, .tsv, .jsonl or .parquet")
+    parser.add_argument("--key", default="path", help="the column that names objects")
+    parser.add_argument("--column", default="label", help="the column with their classes")
+    parser.add_argument("--classes", nargs="+", required=True, help="what stands there")
+    parser.add_argument("--window", type=int, default=1024, help="steps of a sample")
+    parser.add_argument("--cache", default="cache", help="a folder on a local disk")
+    parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
+    parser.add_argument("--min-samples", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=10)
+    arguments = parser.parse_args()
+
+    table = {"url": arguments.table, "key": arguments.key, "columns": [arguments.column]}
+    config = {
+        "source": {
+            "url": arguments.url,
+            "format": "npy",
+            "options": {"window": arguments.window},
+            "labels": table,
+        },
+        "sampling": {"strata": {"by": arguments.column, "weights": "balanced"}},
+        "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
+    }
+
+    model = nn.Sequential(
+        nn.LazyConv1d(16, kernel_size=9, stride=4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(16, len(arguments.classes)),
+    )
+    with (
+        growcache.serve(config),  # samples in the background, until this block ends
+        EpochLoader(
+            arguments.cache,
+            batch_size=arguments.batch_size,
+            min_samples=arguments.min_samples,
+        ) as loader,
+    ):
+        optimizer = None
+        for epoch in range(arguments.epochs):
+            right, all_of_them = 0.0, 0.0
+            for batch in loader:  # x [batch, window, channels]; a list of texts; weights
+                names = batch[arguments.column]
+                y = torch.tensor([arguments.classes.index(str(name)) for name in names])
+                logits = model(batch["x"].float().transpose(1, 2))
+                loss = nn.functional.cross_entropy(logits, y)
+                optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                right += float(((logits.argmax(1) == y) * batch["_weight"]).sum())
+                all_of_them += float(batch["_weight"].sum())
+            accuracy = 100 * right / all_of_them  # as if classes came as often as there are
+            print(f"epoch {epoch}: accuracy {accuracy:.0f} %; {loader.report}")
+
+
+if __name__ == "__main__":
+    main()
