@@ -167,7 +167,10 @@ def test_a_fixed_set_ends_exactly() -> None:
 
 
 @pytest.mark.mutant(
-    2, "growcache/sampling/draws.py", "        if self.whole:\n", "        if True:\n"
+    2,
+    "growcache/sampling/cuts.py",
+    "        if self.whole:\n            return np.ones",
+    "        if True:\n            return np.ones",
 )
 def test_long_recordings_are_visited_more_often() -> None:
     """Protocol 2: 99 small recordings and one large."""
