@@ -49,8 +49,10 @@ def section(documents: Sequence[Mapping[str, Any]]) -> str:
     for latency in sorted({row["ms"] for row in rows}, reverse=True):
         some = [row for row in rows if row["ms"] == latency]
         parts += [f"At {latency:g} ms per request:", _table(some, _COLUMNS | _FAR)]
-    far = [row for row in rows if row["ms"] == max(row["ms"] for row in rows)]
-    parts += ["Before and behind the middle, there:", _table(far, _STARTS)]
+    latency = max(row["ms"] for row in rows)
+    far = [row for row in rows if row["ms"] == latency]
+    said = f"Before and behind the middle, at {latency:g} ms per request:"
+    parts += [said, _table(far, _STARTS)]
     return "\n\n".join(parts)
 
 

@@ -74,6 +74,7 @@ QUICK = [
     Case("8MiB", (2048, 1024), 64, 300, 2, 0.9),
     Case("64KiB", (16, 1024), 2048, 100, 128, 0.8),
 ]
+NAMES = [case.name for case in FULL]
 
 
 def fill(store: S3Store, case: Case) -> None:
@@ -205,9 +206,10 @@ def row(case: Case, rounds: list[Round]) -> dict[str, object]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--server", choices=("auto", "juicefs", "moto"), default="auto")
+    arguments.add_argument("--case", nargs="+", choices=NAMES, default=NAMES)
     arguments.add_argument("--link-mb", type=float, default=0, help="MB/s of the link")
     given = arguments.parse_args()
-    cases = QUICK if given.quick else FULL
+    cases = [case for case in (QUICK if given.quick else FULL) if case.name in given.case]
     rounds: dict[Case, list[Round]] = {case: [] for case in cases}
     with running_server(given.server) as server:
         make_bucket(server, BUCKET)
