@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from growcache.remote.formats.objects import (
     one_of,
     refuse_unknown,
 )
-from growcache.remote.formats.parquet_footer import Footer, Footers, broken
+from growcache.remote.formats.parquet_footer import Footer, Footers, Pieces, broken
 from growcache.remote.formats.parquet_values import values_of
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.units import chosen
@@ -82,13 +81,14 @@ class TableRows:
     async def _read_group(
         self, reader: Reader, footer: Footer, group: int, rows: Sequence[int]
     ) -> tuple[Found, str]:
+        await asyncio.to_thread(footer.check, group, reader.entry)
         ranges = footer.ranges(group, reader.entry)
         data = await fetch(reader, ranges)
-        image = _Pieces(reader.entry.size, dict(zip(ranges, data, strict=True)))
+        image = Pieces(reader.entry.size, dict(zip(ranges, data, strict=True)))
         return await asyncio.to_thread(self._decoded, image, footer, group, rows, reader.entry)
 
     def _decoded(
-        self, image: _Pieces, footer: Footer, group: int, rows: Sequence[int], entry: Entry
+        self, image: Pieces, footer: Footer, group: int, rows: Sequence[int], entry: Entry
     ) -> tuple[Found, str]:
         """Return the rows, and why some are left out."""
         try:
@@ -99,7 +99,7 @@ class TableRows:
             raise broken(entry, error) from error
 
     def _rows(
-        self, image: _Pieces, footer: Footer, group: int, rows: Sequence[int], entry: Entry
+        self, image: Pieces, footer: Footer, group: int, rows: Sequence[int], entry: Entry
     ) -> tuple[Found, str]:
         gone = ""
         most, held = most_decoded(entry), 0
@@ -147,41 +147,7 @@ class TableRows:
         return found, why
 
 
-class _Pieces(io.RawIOBase):
-    """The ranges of a file that were fetched, as a file."""
-
-    def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
-        super().__init__()
-        self._size = size
-        self._pieces = pieces
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: Buffer) -> int:
-        into = memoryview(buffer).cast("B")
-        stop = self._at + len(into)
-        for (first, last), data in self._pieces.items():
-            if first <= self._at and stop <= last:
-                into[:] = data[self._at - first : stop - first]
-                self._at = stop
-                return len(into)
-        raise OSError(f"bytes {self._at} to {stop} are none of the columns'")
-
-
-def _batches(image: _Pieces, footer: Footer, group: int) -> Iterator[Any]:
+def _batches(image: Pieces, footer: Footer, group: int) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

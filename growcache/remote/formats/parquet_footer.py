@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import io
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from growcache.errors import FormatError
 from growcache.remote.formats.kept import Asked
 from growcache.remote.formats.objects import Reader, most_decoded
 from growcache.remote.formats.parquet_values import check_type, is_variable
 from growcache.remote.store import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _MAGIC = b"PAR1"
 _TAIL, _LEAST_TAIL = (
@@ -37,6 +42,7 @@ class Footer:
         columns: those that are wanted.
         leaves: the numbers of their stored columns.
         variable: whether a value of one can have any length.
+        sound: row groups whose description Arrow bears.
     """
 
     metadata: Any
@@ -44,6 +50,7 @@ class Footer:
     columns: tuple[str, ...]
     leaves: tuple[int, ...]
     variable: bool
+    sound: set[int] = field(default_factory=set)
 
     def group_of(self, row: int) -> int:
         """Return which row group a row is in."""
@@ -54,8 +61,32 @@ class Footer:
         group = self.group_of(row)
         return range(self.starts[group], self.starts[group + 1])
 
+    def check(self, group: int, entry: Entry) -> None:
+        """Have Arrow look at what is said of a row group where it can say that it is wrong.
+
+        To ask its metadata for a column ends the process where that is damaged; to begin to read
+        one looks at the same, and raises. What it would read first is not needed for that.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if group in self.sound:
+            return
+        try:
+            nothing = pa.PythonFile(Pieces(entry.size, {}), mode="r")
+            with pq.ParquetFile(nothing, metadata=self.metadata, pre_buffer=False) as file:
+                for name in self.columns:
+                    with suppress(_AbsentError, StopIteration):
+                        next(file.iter_batches(1, [group], columns=[name], use_threads=False))
+        except Exception as error:  # Arrow raises what a broken file makes it raise
+            raise broken(entry, error) from error
+        self.sound.add(group)
+
     def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
-        """Return where the columns of a row group lie.
+        """Return where the columns of a row group lie, of one that was checked.
 
         Raises:
             FormatError: elsewhere, or they are more than a sampler can hold.
@@ -79,6 +110,53 @@ class Footer:
         if sum(stop - start for start, stop in found) > (most := most_decoded(entry)):
             raise FormatError(f"{entry.key}: one visit may read {most:,} bytes of a row group")
         return found
+
+
+class _AbsentError(OSError):
+    """Bytes are asked for that were not fetched."""
+
+
+class Pieces(io.RawIOBase):
+    """The ranges of a file that were fetched, as a file."""
+
+    def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
+        super().__init__()
+        self._size = size
+        self._pieces = pieces
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill the buffer.
+
+        Raises:
+            OSError: with bytes that were not fetched.
+        """
+        into = memoryview(buffer).cast("B")
+        stop = self._at + len(into)
+        for (first, last), data in self._pieces.items():
+            if first <= self._at and stop <= last:
+                into[:] = data[self._at - first : stop - first]
+                self._at = stop
+                return len(into)
+        raise _AbsentError(f"bytes {self._at} to {stop} are none of the columns'")
 
 
 class Footers:
@@ -171,9 +249,9 @@ def _leaves(schema: Any, columns: Sequence[str], count: int, entry: Entry) -> tu
     """Return which of the stored columns hold these; a list of lists is one, a struct several."""
     found: list[int] = []
     at = 0
-    for field in schema:
-        width = _width(field.type)
-        if field.name in columns:
+    for one in schema:
+        width = _width(one.type)
+        if one.name in columns:
             found += range(at, at + width)
         at += width
     if at != count:
