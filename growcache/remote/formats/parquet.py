@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growcache.errors import FormatError
 from growcache.remote.formats.chunks import fetch
@@ -27,9 +27,6 @@ from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.units import chosen
 from growcache.remote.store import Entry
 from growcache.schema import sample_bytes
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _OPTIONS = ("columns", "nulls")
 _BATCH = 1 << 16  # rows decoded at once,
