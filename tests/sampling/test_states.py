@@ -42,6 +42,7 @@ from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.draws import Sizing
 from growcache.sampling.fill import Filled, encode_group
 from growcache.sampling.fingerprint import identify
+from growcache.sampling.intake import AHEAD
 from growcache.sampling.messages import Permit
 from growcache.sampling.objects import Objects
 from growcache.sampling.roster import Death
@@ -174,6 +175,8 @@ class Service(RuleBasedStateMachine):
         if complete:
             self.catalog.flush()
         self.catalog.complete = complete
+        ahead = min(self.bound // AHEAD, self.dispatcher.landlord.spare)
+        self.it.listing_ahead = 0 if complete else ahead
 
     # Samplers
 
