@@ -91,6 +91,14 @@ class Footer:
         Raises:
             FormatError: elsewhere, or they are more than a sampler can hold.
         """
+        try:
+            return self._ranges(group, entry)
+        except FormatError:
+            raise
+        except Exception as error:  # Arrow raises what a broken file makes it raise
+            raise broken(entry, error) from error
+
+    def _ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
         metadata = self.metadata.row_group(group)
         slack = _SLACK if str(self.metadata.created_by).startswith("parquet-mr") else 0
         found = []
