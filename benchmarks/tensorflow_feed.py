@@ -5,7 +5,9 @@ same samples is checked first. The peer is the best form known of what one would
 interleave of TFRecordDataset, shuffle, batch, one parse_example per batch, prefetch; it has
 the shuffle buffer of the native reader, and knows nothing of leases or of a cache that
 changes. And the limit: "in memory" is one batch that is there already, handed out again and
-again, so it is what TensorFlow's iterators, or Keras' steps, take by themselves.
+again, so it is what TensorFlow's iterators, or Keras' steps, take by themselves. "memcpy" is the
+limit of whatever puts batches together in Python's process: each is one copy of a batch that is
+there already, in one piece, into memory that goes round, which a generator hands over.
 
 Each has a process of its own, for TensorFlow changes how memory is allocated in all of a
 process once that uses Python's generators, which growcache does. They take turns, one alone
@@ -42,7 +44,10 @@ LEAD_IN = 8  # batches at least, more than TensorFlow has ready
 TIMED_BYTES = 400_000_000
 MOST_STEPS = {"steady": 1000, "started": 1000, "fit": 200}  # Keras takes a millisecond for each
 READERS = ("by hand", "native", "gather")
-LIMIT = "in memory"
+MEMCPY, LIMIT = "memcpy", "in memory"
+ROTATED = (
+    8  # batches that memcpy copies from, and buffers it fills: TensorFlow has fewer at once
+)
 SHUFFLE_BYTES, SHUFFLE_SAMPLES = 64_000_000, 16_384
 SHORTEST, LONGEST = 20, 200  # rows of 1 KiB in a ragged sample
 
@@ -133,6 +138,46 @@ def in_memory(root: Path, kind: Kind) -> Any:
     return tf.data.Dataset.from_tensors(batch).repeat()
 
 
+def memcpy(root: Path, kind: Kind) -> Any:
+    """Return copies of some batches, each of one memcpy, that a generator hands over."""
+    import tensorflow as tf
+
+    ragged = None in kind.shape
+    sources = []
+    for batch in by_hand(root, kind, endless=True).take(ROTATED):
+        x = batch["x"].values if ragged else batch["x"]
+        rest = [batch["x"].row_splits, batch["y"]] if ragged else [batch["y"]]
+        sources.append([x.numpy(), *(each.numpy() for each in rest)])
+    largest = max(x.nbytes for x, *_ in sources)
+    buffers = [aligned(largest) for _ in range(ROTATED)]
+
+    def copies() -> Iterator[tuple[Any, ...]]:
+        for i in itertools.count():
+            x, *rest = sources[i % ROTATED]
+            out = buffers[i % ROTATED][: x.nbytes].view(x.dtype).reshape(x.shape)
+            np.copyto(out, x)
+            yield (out, *rest)
+
+    def batch_of(x: Any, *rest: Any) -> Any:
+        if ragged:
+            x = tf.RaggedTensor.from_row_splits(x, rest[0], validate=False)
+        return {"x": x, "y": rest[-1]}
+
+    shapes = [(None, *x.shape[1:]) if x is sources[0][0] else x.shape for x in sources[0]]
+    specs = [
+        tf.TensorSpec(*each) for each in zip(shapes, (x.dtype for x in sources[0]), strict=True)
+    ]
+    handed = tf.data.Dataset.from_generator(copies, output_signature=tuple(specs))
+    return handed.prefetch(2).map(batch_of)
+
+
+def aligned(nbytes: int) -> Any:
+    """Return uint8 [nbytes] that TensorFlow need not copy."""
+    memory = np.zeros(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes]
+
+
 # What each process does
 
 
@@ -150,6 +195,8 @@ class Feed:
             return by_hand(root, KINDS[name], endless=endless)
         if self._reader == LIMIT:
             return in_memory(root, KINDS[name])
+        if self._reader == MEMCPY:
+            return memcpy(root, KINDS[name])
         import growcache.tensorflow as gtf
 
         reader: Any = self._reader
@@ -352,7 +399,7 @@ def measure(
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--only", choices=list(KINDS), help="samples of one kind")
-    arguments.add_argument("--serve", choices=(*READERS, LIMIT), help=argparse.SUPPRESS)
+    arguments.add_argument("--serve", choices=(*READERS, MEMCPY, LIMIT), help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.serve:
         serve(given.serve)
@@ -360,7 +407,7 @@ def main() -> int:
     rounds = given.rounds or (2 if given.quick else 5)
     rows: list[dict[str, Any]] = []
     for name in [given.only] if given.only else KINDS:
-        peers = {reader: Peer(reader) for reader in (*READERS, LIMIT)}
+        peers = {reader: Peer(reader) for reader in (*READERS, MEMCPY, LIMIT)}
         try:
             with tempfile.TemporaryDirectory(dir=given.directory, prefix="feed-") as folder:
                 rows += measure(peers, name, Path(folder) / "cache", rounds, given.quick)

@@ -113,12 +113,15 @@ class MapPool:
         key = key_of(row)
         if key in self._bad:
             raise CorruptShardError(self._bad[key])
-        mapped = self._maps.get(key)
+        mapped = kept = self._maps.get(key)
         try:
             if mapped is None:
                 mapped = self._map(row, schema, cache_format)
             if verify == "always" or key not in self._verified:
                 self._check(row, mapped, cache_format)
+            elif kept is None:
+                # Here, and not page by page where rows are copied: this is ahead of that.
+                mapped.bring(asking=self._asks())
             else:
                 self._bring(row, mapped, cache_format)
         except CorruptShardError as error:
