@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST = 8  # connections that are kept
 _PIECE_BYTES = 1 << 15  # what every server answers at once; many are asked for together
 _TOGETHER_BYTES = 1 << 25  # whose requests fit into any window, so that asking never waits
 
@@ -37,7 +39,7 @@ _TOGETHER_BYTES = 1 << 25  # whose requests fit into any window, so that asking 
 class SftpBackend:
     """One user on one host; keys are absolute paths there.
 
-    Each thread has a connection of its own, made when it is first needed. One on which
+    A connection is lent to one request at a time, and made where none is idle. One on which
     anything failed is given up, for nobody knows what of it is still on its way.
     """
 
@@ -46,8 +48,9 @@ class SftpBackend:
     def __init__(self, server: SshServer, most: int) -> None:
         self._server = server
         self.identity = server.identity
-        self._own = threading.local()
-        self._threads = ThreadPoolExecutor(min(8, most), "growcache-sftp")
+        self._idle: list[Connection] = []
+        weakref.finalize(self, _close_all, self._idle)  # paramiko itself would keep them
+        self._threads = ThreadPoolExecutor(min(_MOST, most), "growcache-sftp")
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`; sorted within each folder."""
@@ -91,24 +94,41 @@ class SftpBackend:
         )
 
     async def close(self) -> None:
-        """See `Backend.close`; connections end with their threads."""
+        """See `Backend.close`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        _close_all(self._idle)
 
-    def sftp(self) -> Any:
-        """Return this thread's connection.
+    @contextmanager
+    def lent(self) -> Iterator[Any]:
+        """Lend a connection.
 
         Raises:
             StoreError: there can be none; see `SshServer.connect`.
             ConfigError: for what `SshServer.connect` says.
         """
-        kept: Connection | None = getattr(self._own, "connection", None)
-        if kept is None:
-            kept = self._own.connection = self._server.connect()
-        return kept.sftp
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._server.connect()
+        is_sound = False
+        try:
+            yield connection.sftp
+            is_sound = True
+        except (FileNotFoundError, PermissionError, StoreError):  # answers, as good as others
+            is_sound = True
+            raise
+        finally:
+            if is_sound and len(self._idle) < _MOST:
+                self._idle.append(connection)
+            else:
+                connection.close()
+            if not is_sound:
+                _close_all(self._idle)  # the same may have befallen them
 
     def _asked(self, ask: Callable[[Any], T], key: str) -> T:
         try:
-            return ask(self.sftp())
+            with self.lent() as sftp:
+                return ask(sftp)
         except Exception as error:
             if (translated := self._translated(error, key)) is None:
                 raise
@@ -122,9 +142,6 @@ class SftpBackend:
             return ObjectMissingError(f"{self._where(key)} does not exist")
         if isinstance(error, PermissionError):
             return AccessError(f"{self._where(key)} may not be read by this user")
-        if (kept := getattr(self._own, "connection", None)) is not None:
-            self._own.connection = None
-            kept.close()
         # What is neither the system's nor of the language itself is paramiko's own.
         if isinstance(error, OSError | EOFError) or type(error).__module__ != "builtins":
             return TransientStoreError(f"{self._where(key)}: no answer ({words(error)})")
@@ -141,11 +158,17 @@ class _Followed:
         self._backend = backend
 
     def ls(self, folder: str, detail: bool) -> list[Mapping[str, Any]]:
-        sftp, base = self._backend.sftp(), folder.rstrip("/")
-        # All of them first: the answers to other requests are in between otherwise.
-        listed = [_info(f"{base}/{one.filename}", one) for one in sftp.listdir_iter(folder)]
-        found = (_followed(sftp, info) for info in listed)
+        base = folder.rstrip("/")
+        with self._backend.lent() as sftp:
+            # All of them first: the answers to other requests are in between otherwise.
+            listed = [_info(f"{base}/{one.filename}", one) for one in sftp.listdir_iter(folder)]
+            found = [_followed(sftp, info) for info in listed]
         return [info for info in found if info["type"] in ("file", "directory")]
+
+
+def _close_all(idle: list[Connection]) -> None:
+    while idle:
+        idle.pop().close()
 
 
 def _info(name: str, found: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from growcache.errors import (
 )
 from growcache.remote.store import RemoteStore, open_store
 from tests.remote.places import listed, only, read
-from tests.servers import free_port
+from tests.servers import free_port, wait_until
 from tests.servers.sftp import Relay, Ssh, relay
 
 
@@ -182,3 +183,23 @@ def test_addresses_of_one_user_and_host_share_connections() -> None:
     store = open_store(SourceConfig.model_validate({"url": urls}))
     assert [id(b) for b in store._backends].count(id(store._backends[0])) == 2
     assert len({id(b) for b in store._backends}) == 4
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_no_connection_outlives_its_store(
+    ssh_server: Ssh, link: Relay, tmp_path: Path, closes: bool
+) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+
+    async def use() -> None:
+        store = opened(ssh_server.url(f"{tmp_path}/*", link.port), ssh_server.options)
+        entries = await asyncio.to_thread(listed, store)
+        assert len(await asyncio.gather(*(read(store, entry) for entry in entries))) == 3
+        assert 1 <= link.connections <= 4
+        if closes:
+            await store.close()
+
+    asyncio.run(use())
+    gc.collect()
+    wait_until(lambda: link.connections == 0, "the end of all connections", 5)

@@ -94,6 +94,11 @@ class Relay:
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return sum(end.fileno() != -1 for end in self._open) // 2
+
     def cut_all(self) -> None:
         """Break every connection there is now."""
         while self._open:
