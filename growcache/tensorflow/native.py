@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from growcache.errors import CacheError
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import Checked, Pass, ShardStream
+from growcache.loading.streams import NOTHING, Checked, Pass, ShardStream
+from growcache.schema import Array
 from growcache.seeding import derive
 from growcache.tensorflow.feeds import Dataset, Feed
 from growcache.tensorflow.live import end_with_the_interpreter
@@ -29,6 +30,8 @@ BUFFERS_PER_PASS = 4
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
+MOST_SHARDS = 1 << 62  # of an iteration
+END = NOTHING - 1  # the token behind the last shard
 
 
 class NativeFeed(Feed):
@@ -50,6 +53,7 @@ class NativeFeed(Feed):
         self._passes = itertools.count()
         self._names = itertools.count()
         self._streams: dict[int, ShardStream] = {}
+        self._shards: dict[int, Iterator[tuple[str, int, int]]] = {}
         self._numbers: frozenset[int] | None = None
 
     def close(self) -> None:
@@ -62,7 +66,7 @@ class NativeFeed(Feed):
         while the inner pipeline runs: TensorFlow closes it with the iterator.
         """
         iterations = tf.data.Dataset.from_generator(
-            self._iterate, output_signature=(spec(tf.int64), spec(tf.int64), spec(tf.int64))
+            self._iterate, output_signature=tuple(spec(tf.int64) for _ in range(4))
         )
         made = iterations.flat_map(self._batches).prefetch(PREFETCH_BATCHES)
         options = tf.data.Options()
@@ -70,16 +74,17 @@ class NativeFeed(Feed):
         options.deterministic = True
         return made.with_options(options)
 
-    def _batches(self, name: Tensor, buffer_samples: Tensor, seed: Tensor) -> Dataset:
+    def _batches(
+        self, name: Tensor, buffer_samples: Tensor, seed: Tensor, read_bytes: Tensor
+    ) -> Dataset:
         """Return the batches of one iteration (this is traced once)."""
         options = self._options
-        shards = tf.data.Dataset.from_generator(
-            self._shards,
-            args=(name,),
-            output_signature=(spec(tf.string, [None]), spec(tf.int64), spec(tf.int64)),
-        )
+        # Not from a generator: TensorFlow prepares each function of a pipeline for each
+        # iterator anew, and a generator has four.
+        shards = tf.data.Dataset.range(MOST_SHARDS).map(lambda _: self._shard(name))
+        shards = shards.take_while(lambda paths, token, count: token != END)
         samples = shards.interleave(
-            lambda paths, token, count: self._samples(name, paths, token, count),
+            lambda paths, token, count: self._samples(name, read_bytes, paths, token, count),
             cycle_length=CYCLE_SHARDS if options.shuffles else 1,
             num_parallel_calls=self._records.threads,
         )
@@ -98,7 +103,16 @@ class NativeFeed(Feed):
     def _full_batches(self) -> bool:
         return self._runs_on or not self._options.keeps_last
 
-    def _samples(self, name: Tensor, paths: Tensor, token: Tensor, count: Tensor) -> Dataset:
+    def _shard(self, name: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (paths, token, samples) of the next shard: one path, or none."""
+        found = tf.numpy_function(self._next_shard, [name], [tf.string, tf.int64, tf.int64])
+        for value, shape in zip(found, ([None], [], []), strict=True):
+            value.set_shape(shape)
+        return tuple(found)
+
+    def _samples(
+        self, name: Tensor, read_bytes: Tensor, paths: Tensor, token: Tensor, count: Tensor
+    ) -> Dataset:
         """Return (number, record) of each sample of a shard, and note when it was read.
 
         The numbers come first, so that they are asked once more behind the last record.
@@ -110,7 +124,9 @@ class NativeFeed(Feed):
                 tf.numpy_function(self._was_read, [name, token], tf.bool), []
             )
         )
-        return tf.data.Dataset.zip((numbers.concatenate(end), self._records.read(paths)))
+        return tf.data.Dataset.zip(
+            (numbers.concatenate(end), self._records.read(paths, read_bytes))
+        )
 
     def _delivered(self, name: Tensor, numbers: Tensor, records: Tensor) -> Any:
         counted = tf.numpy_function(self._count, [name, numbers], tf.bool)
@@ -119,7 +135,7 @@ class NativeFeed(Feed):
 
     # What TensorFlow's threads call
 
-    def _iterate(self) -> Iterator[tuple[int, int, int]]:
+    def _iterate(self) -> Iterator[tuple[int, int, int, int]]:
         keep_freed_memory()
         stream = ShardStream(
             self._options,
@@ -128,7 +144,7 @@ class NativeFeed(Feed):
             endless=self._runs_on,
         )
         name, complete = next(self._names), False
-        self._streams[name] = stream
+        self._streams[name], self._shards[name] = stream, stream.shards()
         end_with_the_interpreter(stream)
         try:
             first = stream.begin(self._least_samples)
@@ -136,18 +152,17 @@ class NativeFeed(Feed):
             if self._options.fixed:
                 self._refuse_change(first)
             seed = derive(self._options.seed, "tensorflow", first.number) % 2**31
-            yield name, self._buffer_samples(first), seed
+            read_bytes = self._records.read_bytes(first.snapshot.sample_bytes)
+            yield name, self._buffer_samples(first), seed, read_bytes
             complete = True
         finally:
-            del self._streams[name]
+            del self._streams[name], self._shards[name]
             stream.close(complete=complete)
 
-    def _shards(self, name: np.int64) -> Iterator[tuple[list[str], int, int]]:
-        stream = self._streams.get(int(name))
-        if stream is None:
-            return
-        for path, token, samples in stream.shards():
-            yield [path] if path else [], token, samples
+    def _next_shard(self, name: np.int64) -> tuple[Array, np.int64, np.int64]:
+        shards = self._shards.get(int(name), iter(()))
+        path, token, samples = next(shards, ("", END, 0))
+        return np.array([path] if path else [], object), np.int64(token), np.int64(samples)
 
     def _was_read(self, name: np.int64, token: np.int64) -> np.bool_:
         stream = self._streams.get(int(name))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from growcache.cache.formats.tfrecord import layout
 from growcache.cache.formats.tfrecord_ragged import SHAPE
 from growcache.schema import Field, Schema
-from growcache.tensorflow.tensors import Form, Tensor, nested, numbers, typed
+from growcache.tensorflow.tensors import Form, Tensor, nested, numbers, rows_of, spec, typed
 
 Dataset: TypeAlias = Any
 
 
 # Below, to hand a record from thread to thread takes as long as to read it.
 SMALL_RECORD_BYTES = 16 * 1024
+
+READ_BYTES = 256 * 1024  # as TensorFlow does by itself
+RECORD_BY_RECORD = 0  # to where it stays: a copy less
 
 
 class Records(Protocol):
@@ -28,7 +32,10 @@ class Records(Protocol):
 
     threads: int | None
 
-    def read(self, paths: Tensor) -> Dataset:
+    def read_bytes(self, sample_bytes: int) -> int:
+        """Return how much of a file is read at once, with samples of so many bytes."""
+
+    def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset:
         """Return the records of these files as strings, one after the other."""
 
     def decode(self, records: Tensor) -> Any:
@@ -55,8 +62,19 @@ class _Rows:
         self._offsets = [(field, offsets[field.name]) for field in form.fields]
         self._form = form
 
-    def read(self, paths: Tensor) -> Dataset:
-        return tf.data.FixedLengthRecordDataset(paths, self._record_bytes)
+    def read_bytes(self, sample_bytes: int) -> int:
+        return READ_BYTES
+
+    def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset:
+        found = tf.raw_ops.FixedLengthRecordDatasetV2(
+            filenames=paths,
+            header_bytes=np.int64(0),
+            record_bytes=np.int64(self._record_bytes),
+            footer_bytes=np.int64(0),
+            buffer_size=read_bytes,
+            compression_type="",
+        )
+        return tf.data.experimental.from_variant(found, spec(tf.string))
 
     def decode(self, records: Tensor) -> Any:
         batch = records.shape[0] if records.shape[0] is not None else tf.shape(records)[0]
@@ -93,8 +111,14 @@ class _Examples:
                 shape = tf.io.FixedLenFeature([len(field.shape)], tf.int64)
                 self._features[field.name + SHAPE] = shape
 
-    def read(self, paths: Tensor) -> Dataset:
-        return tf.data.TFRecordDataset(paths)
+    def read_bytes(self, sample_bytes: int) -> int:
+        return READ_BYTES if sample_bytes < SMALL_RECORD_BYTES else RECORD_BY_RECORD
+
+    def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset:
+        found = tf.raw_ops.TFRecordDataset(
+            filenames=paths, compression_type="", buffer_size=read_bytes
+        )
+        return tf.data.experimental.from_variant(found, spec(tf.string))
 
     def decode(self, records: Tensor) -> Any:
         parsed = tf.io.parse_example(records, self._features)
@@ -111,8 +135,11 @@ def _decoded(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, A
         return {field.name: raw}
     if not field.is_ragged:
         return {field.name: typed(raw, field)}
+    flat = numbers(tf.strings.reduce_join(raw), field)
+    if style == "offsets" and field.ragged_dims == (0,) and not field.needs_shape:
+        return {field.name: rows_of(flat, _lengths(raw, field), field)}
     shapes = parsed[field.name + SHAPE] if field.needs_shape else _shapes(raw, field)
-    values = nested(numbers(tf.strings.reduce_join(raw), field), shapes, field)
+    values = nested(flat, shapes, field)
     if style == "offsets":
         return {field.name: values}
     lengths = tf.gather(shapes, field.ragged_dims, axis=1)
@@ -123,6 +150,11 @@ def _decoded(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, A
 
 def _shapes(raw: Tensor, field: Field) -> Tensor:
     """Return the shapes, int64 [batch, rank], of values whose bytes tell them."""
-    found = tf.cast(tf.strings.length(raw), tf.int64) // field.unit_bytes
+    found = _lengths(raw, field)
     sizes = [found if size is None else tf.fill(tf.shape(raw), size) for size in field.dims]
     return tf.stack([tf.cast(size, tf.int64) for size in sizes], axis=1)
+
+
+def _lengths(raw: Tensor, field: Field) -> Tensor:
+    """Return the sizes, int64 [batch], of the ragged dimension of values whose bytes tell it."""
+    return tf.cast(tf.strings.length(raw), tf.int64) // field.unit_bytes

@@ -97,6 +97,18 @@ def numbers(raw: Tensor, field: Field) -> Tensor:
     return flat if stored == wanted else tf.bitcast(flat, tf.as_dtype(wanted))
 
 
+def rows_of(flat: Tensor, lengths: Tensor, field: Field) -> Tensor:
+    """Return values of which the first dimension alone is ragged: `nested`, in fewer steps.
+
+    Args:
+        flat: [total], the numbers of all values.
+        lengths: int64 [batch], of each.
+        field: that they are of.
+    """
+    values = tf.reshape(flat, [tf.reduce_sum(lengths), *field.dims[1:]])
+    return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
+
+
 def nested(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
     """Return values that lie one behind the other as a ragged tensor.
 
