@@ -78,7 +78,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def large(make_cache: Callable[..., Filled]) -> Filled:
-    """One batch a block."""
+    """An epoch is a block of eight megabytes."""
     cache = make_cache(shape=(130, 128))
     cache.add(*range(12))
     return cache
@@ -209,15 +209,15 @@ def test_errors_and_warnings_of_the_process_are_the_trainers(
 def test_a_process_that_is_killed_is_replaced_where_it_stood(
     large: Filled, caplog: pytest.LogCaptureFixture, function: Any
 ) -> None:
-    expected = stream(large, gather="thread")
+    expected = stream(large, 4, gather="thread")
     found = []
     with loader(large, batch_transform=function) as made:
-        for _ in range(3):
+        for _ in range(4):  # the epoch behind that of a kill may be there already
             for batch in made:
                 found.append(as_bytes(batch))
                 if len(found) in (5, 30):
                     gatherers()[0].kill()
-        assert made.report.passes == 3
+        assert made.report.passes == 4
     assert found == expected
     assert caplog.text.count("was killed by SIGKILL; another one goes on") == 2
 
