@@ -265,6 +265,7 @@ def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: s
     cache = tmp_path / "full"
     with service(config):
         wait_until(lambda: drawn(cache) > 0)
+        wait_until(lambda: status(cache).listing_complete)  # for which room is kept till then
         wait_until(lambda: status(cache).state == "full")
         before = drawn(cache)
         time.sleep(0.5)
