@@ -281,7 +281,8 @@ def test_who_waits_for_room_holds_memory_and_no_disk(tmp_path: Path, url: str) -
     config = write_config(tmp_path / "held.yaml", url, cache={"max_bytes": 1_000_000})
     cache = tmp_path / "held"
     with service(config):
-        wait_until(lambda: drawn(cache) > 0 and status(cache).state == "full")
+        wait_until(lambda: drawn(cache) > 0 and status(cache).listing_complete)
+        wait_until(lambda: status(cache).state == "full")
         with Snapshot.take(cache) as snapshot:
             for i in range(len(snapshot)):
                 snapshot[i]  # so all may go, as soon as they are let go
