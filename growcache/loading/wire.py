@@ -17,9 +17,10 @@ import struct
 import threading
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from growcache.errors import CacheError
 
@@ -30,6 +31,9 @@ ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
 PACKET_BYTES = 32 * 1024  # far less than what sockets have room for
 TELL_SECONDS = 0.1
 LONGEST_WORDS = 2000  # of an error, so that it takes one packet
+
+
+_Packet = TypeVar("_Packet")
 
 
 class Frame(NamedTuple):
@@ -58,6 +62,17 @@ class _Ended(NamedTuple):
     """
 
     why: str
+
+
+def _heard(receive: Callable[[], _Packet]) -> _Packet:
+    """Return what comes next, also of one who ended and left something unread.
+
+    The kernel tells of that once, as a reset connection, in front of what was sent before.
+    """
+    try:
+        return receive()
+    except ConnectionResetError:
+        return receive()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -133,7 +148,9 @@ class Wire:
         return Frame(found, message[end : end + body], descriptors)
 
     def _message(self) -> tuple[memoryview, list[int]]:
-        first, rights, _, _ = self._socket.recvmsg(PACKET_BYTES, ROOM, socket.MSG_CMSG_CLOEXEC)
+        first, rights, _, _ = _heard(
+            lambda: self._socket.recvmsg(PACKET_BYTES, ROOM, socket.MSG_CMSG_CLOEXEC)
+        )
         descriptors = array.array("i")
         for _, _, content in rights:
             descriptors.frombytes(content[: len(content) - len(content) % DESCRIPTOR_BYTES])
@@ -149,7 +166,7 @@ class Wire:
         message[: len(first)] = first
         have = len(first)
         while have < len(message):
-            got = self._socket.recv_into(message[have:])
+            got = _heard(partial(self._socket.recv_into, message[have:]))
             if not got:
                 raise EOFError("the other side is gone")
             have += got

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.errors import CacheError
-from growcache.loading.wire import PACKET_BYTES, Frame, Wire, pair
+from growcache.loading.wire import PACKET_BYTES, Frame, ToldError, Wire, pair
 
 
 @pytest.fixture
@@ -57,6 +57,19 @@ def test_the_end_is_told(ends: tuple[Wire, Wire]) -> None:
     assert into.receive().head == "last"
     with pytest.raises(EOFError):
         into.receive()
+
+
+def test_last_words_are_heard_of_one_who_left_something_unread(
+    ends: tuple[Wire, Wire],
+) -> None:
+    ours, theirs = ends
+    ours.send(Frame("an order that nobody takes"))
+    theirs.tell(RuntimeError("no such thing here"))
+    theirs.close()
+    with pytest.raises(ToldError, match="no such thing here"):
+        ours.receive()
+    with pytest.raises(EOFError):
+        ours.receive()
 
 
 def test_descriptors_come_with_their_message(ends: tuple[Wire, Wire]) -> None:
