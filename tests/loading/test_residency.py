@@ -113,10 +113,10 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
         if path.is_file():
             forget(path)
     assert resident(cache) == 0
-    cold: list[bool] = []
+    cold: list[bool] = []  # of each row
 
     def take(memory: Any, starts: Any, out: Any) -> None:
-        cold.append(not all(is_here(memory, start, out.shape[1]) for start in starts.tolist()))
+        cold.extend(not is_here(memory, start, out.shape[1]) for start in starts.tolist())
         take_rows(memory, starts, out)
 
     options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather="thread")
@@ -124,8 +124,10 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
     for _ in range(2):  # first they are checked, then known
         assert len(list(engine.epoch())) == 16
     engine.close()
-    assert len(cold) >= 32
-    assert not any(cold)
+    assert len(cold) >= 2 * 80
+    # What is made beyond these passes, while the second one's last shards are let go of, is not
+    # looked at: its first rows are cold at times.
+    assert not any(cold[: 2 * 80])
 
 
 def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
