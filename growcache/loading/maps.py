@@ -63,6 +63,9 @@ class MapPool:
         self._known: dict[Key, Stamp] = {}  # of what was found whole
         self._bad: dict[Key, str] = {}
         self._users: Counter[Key] = Counter()  # open windows
+        # Held while pages are let go of, so that no window begins to bring them meanwhile. Not
+        # the lock above: whoever takes or closes a snapshot would wait for the kernel.
+        self._leaving = threading.RLock()
         self._asking: bool | None = None  # known when there is a cache
 
     @classmethod
@@ -173,8 +176,8 @@ class MapPool:
         return self._asking
 
     def enter(self, keys: Iterable[Key]) -> None:
-        """Say that a window is about to read these shards."""
-        with self._lock:
+        """Say that a window is about to read these shards: from here on their pages stay."""
+        with self._leaving, self._lock:
             self._users.update(keys)
 
     def leave(self, keys: Iterable[Key], cache_format: str, share: float) -> None:
@@ -190,13 +193,18 @@ class MapPool:
             unused = [key for key in keys if self._users[key] <= 0]
             for key in unused:
                 del self._users[key]
-            gone = [key for key in unused if not is_kept(key[0], share)]
-            maps = [self._maps[key] for key in gone if key in self._maps]
-        # The pages of a map are its process's own: only without them can the files' go.
-        for mapped in maps:
-            mapped.let_go()
-        for number, _ in gone:
-            for path in shard_files(self._layout, number, cache_format):
+        for key in unused:
+            if not is_kept(key[0], share):
+                self._let_go(key, cache_format)
+
+    def _let_go(self, key: Key, cache_format: str) -> None:
+        with self._leaving:  # one shard at a time, for who enters waits for it
+            if key in self._users:  # another window has entered since
+                return
+            # The pages of a map are its process's own: only without them can the files' go.
+            if (mapped := self._maps.get(key)) is not None:
+                mapped.let_go()
+            for path in shard_files(self._layout, key[0], cache_format):
                 forget(path)
 
 
