@@ -38,7 +38,7 @@ from growcache.cache.leases import LeaseView
 from growcache.cache.ledger import Ledger
 from growcache.cache.locks import FileLock
 from growcache.cache.opening import reconcile, restore, take_over
-from growcache.cache.room import Room, free_disk_bytes, min_free_bytes
+from growcache.cache.room import LEASE_ROOM_BYTES, Room, free_disk_bytes, min_free_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.stock import Stock
 from growcache.cache.wishes import drawn_otherwise
@@ -292,6 +292,10 @@ class Cache:
     def disk_holds_promises(self) -> bool:
         """Whether the disk has room for all that is promised, whatever the bound says."""
         return free_disk_bytes(self.layout)[0] >= self.bytes_reserved
+
+    def disk_holds_a_lease(self) -> bool:
+        """Whether the disk has the little room that a reader's next snapshot takes."""
+        return free_disk_bytes(self.layout)[0] >= LEASE_ROOM_BYTES
 
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Promise room to a permit, if there is that much; a second promise replaces the first."""

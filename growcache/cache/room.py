@@ -120,6 +120,10 @@ class Room:
         self._reserved.pop(permit, None)
 
 
+# Of a lease of thousands of shards, a byte each, in whole blocks.
+LEASE_ROOM_BYTES = 1 << 16
+
+
 def free_disk_bytes(layout: Layout) -> tuple[int, int]:
     """Return (free to this user, all) bytes of the file system that holds the cache."""
     found = os.statvfs(layout.root)

@@ -267,6 +267,8 @@ class Landlord:
         leases = [lease for lease in self._cache.leases if lease.holds]
         if not leases or not (always or self._cache.totals().retired_shards):
             return ""
+        if not self._cache.disk_holds_a_lease():
+            return "free space on the disk: without it no reader goes on to a new snapshot"
         oldest = min(leases, key=lambda lease: lease.created)
         age = max(0, time.time() - oldest.created)
         who = f"for {age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"

@@ -16,6 +16,7 @@ from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
 from growcache.sampling.landlord import Landlord
 from tests.cache.making import MAX_BYTES, add, opened
+from tests.disks import filled_up, small_disk
 
 SHARDS = 7
 FIFTH = int(MAX_BYTES * RETIRED_SHARE)
@@ -197,6 +198,20 @@ def test_who_waits_for_a_dead_reader_says_so(cache: Cache) -> None:
         cache.poll_leases(0.0)
         landlord.make_room(cache.room() + 1)
         assert "whose reader died and may come back" in landlord.awaited()
+
+
+def test_a_full_disk_is_named_before_the_readers_whom_it_stops(tmp_path: Path) -> None:
+    """They hold what must go, for their next snapshot needs room too."""
+    with small_disk(tmp_path / "disk", 2 * MAX_BYTES) as disk, opened(disk / "cache") as cache:
+        for number in range(SHARDS):
+            add(cache, number, 30)
+        with Lease.create(cache.layout.root, "train", range(SHARDS)):
+            cache.poll_leases(0.0)
+            landlord = landlord_of(cache)
+            landlord.make_room(cache.room() + 1)
+            with filled_up(disk):
+                assert landlord.awaited().startswith("free space on the disk")
+            assert landlord.awaited().startswith("readers to let go of shards")
 
 
 def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache: Cache) -> None:
