@@ -71,6 +71,7 @@ class Died:
 
 
 Item: TypeAlias = Block | PassBegun | EpochEnd | Failure | Halted | Died
+LAST = Failure | Halted | Died  # nothing follows these
 
 
 class HaltedError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from growcache.loading.blocks import Block, Cutter
-from growcache.loading.links import Died, Failure, Halted
+from growcache.loading.links import LAST, Failure
 from growcache.loading.process import ProcessSource
 from growcache.loading.sources import Kind, Queued
 from growcache.loading.state import LoaderState
@@ -33,11 +33,6 @@ class RelayedSource(Queued):
         self._source = source
         self._cutter = cutter
         self._begin_thread(self._run)
-
-    @property
-    def broken(self) -> bool:
-        """Whether nothing more can be received."""
-        return self._source.broken
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
@@ -69,7 +64,7 @@ class RelayedSource(Queued):
         while not last and not link.stop.is_set():
             item = self._source.receive()
             assert item is not None  # it waits without end
-            last = isinstance(item, Failure | Died | Halted)
+            last = isinstance(item, LAST)
             if isinstance(item, Block):
                 self._pass_on(item)
             else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
 from growcache.loading.child import JOIN_SECONDS
-from growcache.loading.links import Failure, Halted, Item, Link
+from growcache.loading.links import LAST, Failure, Halted, Item, Link
 from growcache.loading.producer import Producer
 from growcache.loading.state import LoaderState, Mark
 
@@ -75,6 +75,7 @@ class Queued:
         self._link = Link(wanted, self._items.put)
         self._thread: threading.Thread | None = None
         self._delivered_at = -math.inf
+        self.broken = False  # only by what was received, for that may be far behind the thread
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
@@ -101,9 +102,11 @@ class Queued:
     def receive(self, seconds: float | None = None) -> Item | None:
         """Return what comes next, None where it takes longer."""
         try:
-            return self._items.get(timeout=seconds)
+            item = self._items.get(timeout=seconds)
         except queue.Empty:
             return None
+        self.broken = isinstance(item, LAST)
+        return item
 
     def more(self) -> None:
         """Say that a block was received."""
@@ -119,7 +122,6 @@ class ThreadSource(Queued):
     """
 
     kind: Kind = "thread"
-    broken = False
 
     def __init__(self, wanted: int, make: Callable[[Link], Producer]) -> None:
         super().__init__(wanted)

@@ -23,6 +23,7 @@ from growcache.loading import gather, passes, plan
 from growcache.loading.blocks import Batch
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Framework
+from growcache.loading.links import Failure
 from growcache.loading.options import LoaderOptions
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
@@ -513,6 +514,29 @@ def test_errors_in_a_transform_reach_the_loop(cache: Any, engine: MakeEngine) ->
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="user's code"):
             list(loader.epoch())
+
+
+@pytest.mark.timeout(20)
+def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
+    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come when the error was received, and nothing was done about it."""
+
+    def bad(batch: Batch) -> Batch:
+        raise ZeroDivisionError
+
+    def interrupted(engine: Engine, waited: float, item: Any) -> None:
+        if isinstance(item, Failure):
+            raise KeyboardInterrupt
+
+    cache.add(0)
+    made = engine(cache, batch_transform=bad)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_count", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(made.epoch())
+    with pytest.raises(ZeroDivisionError):
+        list(made.epoch())
 
 
 def test_a_forked_child_reads_on_its_own(cache: Any, engine: MakeEngine) -> None:

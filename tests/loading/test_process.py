@@ -209,17 +209,35 @@ def test_errors_and_warnings_of_the_process_are_the_trainers(
 def test_a_process_that_is_killed_is_replaced_where_it_stood(
     large: Filled, caplog: pytest.LogCaptureFixture, function: Any
 ) -> None:
-    expected = stream(large, 4, gather="thread")
+    expected = stream(large, 6, gather="thread")
     found = []
     with loader(large, batch_transform=function) as made:
-        for _ in range(4):  # the epoch behind that of a kill may be there already
+        for _ in range(6):  # the epoch behind that of a kill may be there already
             for batch in made:
                 found.append(as_bytes(batch))
-                if len(found) in (5, 30):
+                if len(found) in (5, 60):
                     gatherers()[0].kill()
-        assert made.report.passes == 4
+        assert made.report.passes == 6
     assert found == expected
     assert caplog.text.count("was killed by SIGKILL; another one goes on") == 2
+
+
+def test_a_death_that_was_seen_ahead_of_the_loop_is_told(
+    large: Filled, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here by the thread that passes on, before the loop comes to the next epoch."""
+    expected = stream(large, gather="thread")
+    with loader(large, batch_transform=lambda batch: batch) as made:
+        found = []
+        for i, batch in enumerate(made):
+            found.append(as_bytes(batch))
+            if i == 5:
+                gatherers()[0].kill()
+                while any(t.name == "growcache-loader" for t in threading.enumerate()):
+                    time.sleep(0.01)
+        found += [as_bytes(batch) for _ in range(2) for batch in made]
+    assert found == expected
+    assert caplog.text.count("was killed by SIGKILL; another one goes on") == 1
 
 
 def kill_all() -> None:
