@@ -289,7 +289,8 @@ class Engine:
         self._next_pass = item.number + 1
         fingerprint = item.facts.view.fingerprint
         self._bookmark.begin_pass(item.number, item.plan, fingerprint)
-        self._tally.begin_pass(item.facts, again=item.number == self._counted_pass)
+        again = item.number == self._counted_pass
+        self._tally.begin_pass(item.number, item.facts, again=again)
         self._counted_pass = item.number
 
     def _batches(self, block: Block, turn: object, counted: int) -> Iterator[Any]:
@@ -311,6 +312,8 @@ class Engine:
             whole = delivered == rows
             counts = block.counts if whole else count_of(block.drawn, delivered)
             self._tally.deliver(counts, counted)
+            if self._delivered_pass is not None:
+                self._tally.enter(self._delivered_pass)
 
     def _cut(self, block: Block) -> Any:
         try:

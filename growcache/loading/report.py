@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -92,6 +93,7 @@ class PassFacts:
         numbers: int64 [shards], of the shards of the snapshot.
         samples: int64 [shards], of each.
         drawn_at: float64 [shards], wall time.
+        left_out: int64 [others], shards that are cached besides, for a later snapshot.
         view: the index when it was taken, without the shards.
         waited_seconds: until the cache held enough.
     """
@@ -99,6 +101,7 @@ class PassFacts:
     numbers: Integers
     samples: Integers
     drawn_at: Floats
+    left_out: Integers
     view: IndexView
     waited_seconds: float
 
@@ -106,25 +109,56 @@ class PassFacts:
     def of(cls, snapshot: Snapshot, waited_seconds: float) -> PassFacts:
         """Return the facts of a snapshot."""
         rows = snapshot.shards
+        others = [row.number for row in snapshot.view.shards if not snapshot.has(row.number)]
         return cls(
             np.array([row.number for row in rows], np.int64),
             np.array([row.samples for row in rows], np.int64),
             np.array([row.drawn_at for row in rows], np.float64),
+            np.array(others, np.int64),
             replace(snapshot.view, shards=[], retired=[]),
             waited_seconds,
         )
 
 
+@dataclass(slots=True)
+class Uses:
+    """Sums over the uses u of all samples, for some shards.
+
+    Attributes:
+        once: of u.
+        squares: of u².
+        most: the greatest u.
+    """
+
+    once: float = 0.0
+    squares: float = 0.0
+    most: float = 0.0
+
+    def add(self, delivered: Iterable[int], sizes: Iterable[int]) -> None:
+        """Add shards: how many samples of each were delivered, and how many it has."""
+        size = np.maximum(np.array(list(sizes), np.float64), 1)
+        uses = np.array(list(delivered), np.float64) / size
+        self.once += float((size * uses).sum())
+        self.squares += float((size * uses**2).sum())
+        self.most = max(self.most, float(uses.max(initial=0.0)))
+
+
 class Tally:
-    """Counts deliveries as the consumer receives them; used by its thread alone."""
+    """Counts deliveries as the consumer receives them; used by its thread alone.
+
+    Of shards that are gone it keeps sums, for those are more every day. One that comes back,
+    drawn again for a checkpoint, is another one.
+    """
 
     def __init__(self, root: Path) -> None:
         self._layout = Layout(root)
         self._facts: PassFacts | None = None
         self._passes = 0
         self._cached = 0  # samples in the latest snapshot
-        self._sizes: dict[int, int] = {}
-        self._delivered: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of shards that may be delivered yet, and
+        self._delivered: dict[int, int] = {}  # how many samples of them were
+        self._gone = Uses()
+        self._held: deque[tuple[int, set[int]]] = deque()  # by pass, the shards that may be
         self._keys: set[str] = set()
         self._keys_of: set[int] = set()
         self._total = self._distinct = self._skipped = 0
@@ -147,16 +181,19 @@ class Tally:
         """Stop the clock of the epoch."""
         self._ended = time.monotonic()
 
-    def begin_pass(self, facts: PassFacts, *, again: bool = False) -> None:
-        """Note a new snapshot, or ``again`` one of the pass that goes on elsewhere.
+    def begin_pass(self, number: int, facts: PassFacts, *, again: bool = False) -> None:
+        """Note the new snapshot of a pass, or ``again`` one of a pass that goes on elsewhere.
 
         No array operation that computes, see `deliver`.
         """
         self._passes += not again
         self._facts = facts
         self._waited_cache += facts.waited_seconds
-        samples = facts.samples.tolist()
-        self._sizes.update(zip(facts.numbers.tolist(), samples, strict=True))
+        numbers, samples = facts.numbers.tolist(), facts.samples.tolist()
+        self._sizes.update(zip(numbers, samples, strict=True))
+        if self._held and number < self._held[-1][0]:
+            self._held.clear()  # a state of an earlier pass was loaded
+        self._held.append((number, {*numbers, *facts.left_out.tolist()}))
         self._cached = sum(samples)
         if self._passes == 1:
             self._turn = (0, 0, self._cached)
@@ -178,15 +215,29 @@ class Tally:
         threads of the loader can take the training loop a switch interval (5 ms).
         """
         for number, count in counts.items():
-            before = self._delivered.get(number, 0)
-            self._delivered[number] = before + count
+            before, size = self._delivered.get(number, 0), self._sizes.get(number, 0)
+            if size:  # else it is gone, and an iterator that is left tells late of it
+                self._delivered[number] = before + count
             self._total += count
-            new = min(before + count, self._sizes[number]) - min(before, self._sizes[number])
+            new = min(before + count, size) - min(before, size)
             self._distinct += new
             if epoch == self._epoch:
                 self._samples += count
                 self._new += new
         self._turn_over()
+
+    def enter(self, pass_number: int) -> None:
+        """Note that nothing comes of earlier passes any more: what only they held is gone."""
+        before = len(self._held)
+        while self._held and self._held[0][0] < pass_number:
+            self._held.popleft()
+        if len(self._held) == before:
+            return
+        gone = self._sizes.keys() - set[int]().union(*(numbers for _, numbers in self._held))
+        used = [number for number in gone if number in self._delivered]
+        sizes = {number: self._sizes.pop(number) for number in gone}
+        self._gone.add(map(self._delivered.pop, used), [sizes[number] for number in used])
+        self._keys_of -= gone
 
     def _turn_over(self) -> None:
         delivered, distinct, cached = self._turn
@@ -209,9 +260,8 @@ class Tally:
         """Return the counts as of now."""
         if self._facts is None:
             return Report(wait_seconds=self._waited)
-        sizes = np.array([self._sizes[n] for n in self._delivered], np.float64)
-        uses = np.array(list(self._delivered.values()), np.float64) / np.maximum(sizes, 1)
-        squares = float((sizes * uses**2).sum())
+        uses = replace(self._gone)
+        uses.add(self._delivered.values(), map(self._sizes.__getitem__, self._delivered))
         delivered, distinct, _ = self._turn
         recent = self._recent
         if recent is None:
@@ -225,14 +275,14 @@ class Tally:
             cache_samples=self._cached,
             reuse=_ratio(self._total, self._distinct),
             reuse_recent=recent,
-            uses_max=float(uses.max(initial=0.0)),
+            uses_max=uses.most,
             coverage_samples=min(1.0, self._distinct / population) if population else None,
             coverage_objects=(
                 min(1.0, self._objects() / editions[-1].objects)
                 if population and editions and editions[-1].objects
                 else None  # not listed to the end, or no list of objects at all
             ),
-            ess_samples=float((sizes * uses).sum()) ** 2 / squares if squares else 0.0,
+            ess_samples=uses.once**2 / uses.squares if uses.squares else 0.0,
             age_seconds_mean=mean,
             age_seconds_max=oldest,
             skipped=self._skipped,

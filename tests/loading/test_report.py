@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from growcache.cache.index import Edition
-from growcache.loading.report import Report
+from growcache.loading.report import PassFacts, Report, Tally
+from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 
@@ -77,6 +79,61 @@ def test_ages_are_those_of_the_snapshot(cache: Filled, loader: EpochLoader) -> N
     cache.add(0, 1)
     report = read(loader)
     assert 0 <= report.age_seconds_mean <= report.age_seconds_max < 60
+
+
+def test_shards_that_are_gone_count_on_and_take_no_memory(
+    cache: Filled, loader: EpochLoader
+) -> None:
+    """The figures are those of all shards, as if each were known still."""
+    uses: dict[int, int] = {}
+    kept = 0
+    for number in range(40):
+        cache.add(number)
+        cache.retire(*range(number - 1))  # two are there
+        times = 1 + number % 3
+        report = read(loader, times)
+        for each in range(max(0, number - 1), number + 1):
+            uses[each] = uses.get(each, 0) + times
+        total, squares = sum(uses.values()), sum(u**2 for u in uses.values())
+        assert report.ess_samples == pytest.approx(10 * total**2 / squares)
+        assert report.uses_max == max(uses.values())
+        assert report.reuse == pytest.approx(total / len(uses))
+        assert report.new_samples == (10 if times == 1 else 0)
+        kept = max(kept, *map(len, known_of(loader)))
+    assert kept <= 4
+
+
+def test_shards_that_a_snapshot_leaves_out_are_not_gone(cache: Filled) -> None:
+    """As a limit on reuse does, until all are used as often."""
+    cache.add(0, 1)
+    tally = Tally(cache.root)
+    for number, without in enumerate([(), (0,), (), (0,), ()]):
+        with Snapshot.take(cache.root, without=without) as snapshot:
+            tally.begin_pass(number, PassFacts.of(snapshot, 0.0))
+            tally.deliver({row.number: row.samples for row in snapshot.shards}, 1)
+            tally.enter(number)
+    report = tally.report()
+    assert (report.reuse, report.uses_max) == (80 / 20, 5.0)
+
+
+def test_what_is_told_late_of_a_shard_that_is_gone_is_no_new_sample(cache: Filled) -> None:
+    cache.add(0)
+    tally = Tally(cache.root)
+    for number in range(2):
+        with Snapshot.take(cache.root) as snapshot:
+            tally.begin_pass(number, PassFacts.of(snapshot, 0.0))
+        tally.deliver({number: 5}, 1)
+        tally.enter(number)
+        replace(cache, (number,), (number + 1,))
+    tally.deliver({0: 5, 1: 5}, 1)
+    report = tally.report()
+    assert (report.samples, report.new_samples, report.reuse) == (20, 15, 20 / 15)
+
+
+def known_of(loader: EpochLoader) -> list[Any]:
+    """What is kept by shard."""
+    tally = loader._engine._tally
+    return [tally._sizes, tally._delivered, tally._keys_of, *(n for _, n in tally._held)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
