@@ -11,6 +11,9 @@ from growcache.cache.rebuild import notes_of, numbers_in
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError, FingerprintError
 
+# What a configuration may lack: parts of these that only a cache has were left out since.
+OPTIONAL = ("source.", "split.", "sampling.strata.")
+
 
 def claim(
     layout: Layout,
@@ -26,7 +29,8 @@ def claim(
     """
     noted = index.meta("claim")
     if identity is not None:
-        noted = {key: identity.parts.get(key) for key in parts}
+        told = identity.parts.items()
+        noted = {key: value for key, value in told if key in parts or key.startswith(OPTIONAL)}
     if noted == parts:
         return False
     if noted is not None and drawn:

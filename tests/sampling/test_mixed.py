@@ -313,6 +313,26 @@ def test_what_is_wrong_with_a_source_is_said_of_which(tmp_path: Path) -> None:
         assert "Traceback" not in errors
 
 
+def test_a_source_that_is_left_out_leaves_no_object_behind(tmp_path: Path) -> None:
+    sources = [one_row_each(tmp_path / "a", 30), rows(tmp_path / "b", 3)]
+    # The bound is refused when all is listed and measured, and no sample drawn yet.
+    found, errors = run(write(tmp_path, sources, shard_samples=10**6))
+    assert (found, "cache.max_bytes" in errors) == (2, True), errors
+    assert run(write(tmp_path, sources[:1]), "--until-full") == (0, "")
+    assert {source for source, _ in drawn(tmp_path / "c")} == {0}
+    assert read_status(tmp_path / "c").objects == 30
+
+
+def test_a_cache_of_more_sources_is_refused_before_anything_is_listed(tmp_path: Path) -> None:
+    sources = [one_row_each(tmp_path / "a", 30), rows(tmp_path / "b", 3)]
+    assert run(write(tmp_path, sources), "--until-full") == (0, "")
+    catalog = (tmp_path / "c" / "catalog.bin").read_bytes()
+    np.save(tmp_path / "a" / "new.npy", np.zeros(2, "<f4"))
+    found, errors = run(write(tmp_path, sources[:1]), "--until-full", "--refresh")
+    assert (found, "source.1.url" in errors) == (2, True), errors
+    assert (tmp_path / "c" / "catalog.bin").read_bytes() == catalog
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_every_url_has_one_owner(counts: list[int]) -> None:
