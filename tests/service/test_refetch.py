@@ -11,7 +11,7 @@ import pytest
 from growcache.service.cli import main
 from growcache.service.peeked import sample_at
 from growcache.service.refetch import differences
-from tests.servers import Bucket
+from tests.servers import Bucket, S3Server
 
 TRANSFORM = """
 import numpy as np
@@ -119,6 +119,33 @@ def test_from_a_bucket_with_its_config(
     bucket.delete(sample_at(tmp_path / "cache", "0:0").origin.key)
     assert peek("--sample", "0:0", "--config", "growcache.yaml") == 1
     assert "is gone" in capsys.readouterr().out
+
+
+def test_from_two_buckets_whose_keys_are_alike(
+    moto_server: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    buckets = [Bucket.make(moto_server) for _ in range(2)]
+    for number, bucket in enumerate(buckets):
+        for i in range(4):
+            np.save(tmp_path / "a.npy", np.array([number, i], "<f4"))
+            bucket.put(f"in/{i}.npy", (tmp_path / "a.npy").read_bytes())
+    options = {"storage_options": moto_server.storage_options}
+    values = {
+        "source": [{"url": bucket.url("in/*.npy"), **options} for bucket in buckets],
+        "cache": {"path": "cache", "max_bytes": "20MB"},
+    }
+    (tmp_path / "growcache.yaml").write_text(json.dumps(values))
+    assert main(["run", "growcache.yaml", "--until-full"]) == 0
+    drawn = [sample_at(tmp_path / "cache", f"0:{i}").sample["x"] for i in range(8)]
+    assert {int(np.asarray(x)[0]) for x in drawn} == {0, 1}
+    for i in range(8):
+        assert peek("--sample", f"0:{i}", "--config", "growcache.yaml") == 0
+    for bucket in buckets:
+        bucket.remove()
 
 
 @pytest.mark.parametrize(
