@@ -10,12 +10,13 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, zip_longest
 from typing import TypeVar
 
 from growcache.config import SourceConfig
-from growcache.errors import ConfigError
+from growcache.errors import GrowcacheError
 from growcache.remote.formats import ObjectFormat, open_source
 from growcache.remote.store import PAGE, Entry, RemoteStore, Store, StoreReader, open_store
 
@@ -133,11 +134,19 @@ def each(sources: Sequence[SourceConfig], make: Callable[[SourceConfig], _Made])
     """Return what is made of each source; of several, what is wrong names the one."""
     made = []
     for number, source in enumerate(sources):
-        try:
+        with _said_of(number, len(sources)):
             made.append(make(source))
-        except ConfigError as error:
-            raise ConfigError(numbered(str(error), number, len(sources))) from None
     return made
+
+
+@contextmanager
+def _said_of(number: int, count: int) -> Iterator[None]:
+    """Let what goes wrong name the source, where there are several."""
+    try:
+        yield
+    except GrowcacheError as error:
+        error.args = tuple(numbered(str(said), number, count) for said in error.args)
+        raise
 
 
 def numbered(text: str, number: int, count: int) -> str:
@@ -145,8 +154,13 @@ def numbered(text: str, number: int, count: int) -> str:
 
     >>> numbered("source.format: unknown", 1, 2), numbered("source.format: unknown", 0, 1)
     ('source.1.format: unknown', 'source.format: unknown')
+    >>> numbered("s3://b/source.npy is gone; check source.url", 1, 2)
+    's3://b/source.npy is gone; check source.1.url'
     """
-    return re.sub(r"\bsource\.(?=[a-z])", f"source.{number}.", text) if count > 1 else text
+    return _SETTING.sub(f"source.{number}.", text) if count > 1 else text
+
+
+_SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_fields)})\b)")
 
 
 class Pages:
@@ -165,15 +179,15 @@ class Pages:
             yield from self._stores[0].pages()
             return
         places = firsts(store.source for store in self._stores)
-        turns = zip_longest(*map(_moved, self._stores, places))
+        turns = zip_longest(*map(self._moved, range(len(places)), places))
         yield from (page for pages in turns for page in pages if page)
 
-
-def _moved(store: RemoteStore, first: int) -> Iterator[list[Entry]]:
-    """Yield pages of one length: where a store ends its own may be a matter of time."""
-    entries = chain.from_iterable(store.pages())
-    while page := [replace(e, store=e.store + first) for e in islice(entries, PAGE)]:
-        yield page
+    def _moved(self, number: int, first: int) -> Iterator[list[Entry]]:
+        """Yield pages of one length: where a store ends its own may be a matter of time."""
+        entries = chain.from_iterable(self._stores[number].pages())
+        with _said_of(number, len(self._stores)):
+            while page := [replace(e, store=e.store + first) for e in islice(entries, PAGE)]:
+                yield page
 
 
 def open_pages(

@@ -302,8 +302,10 @@ def test_what_is_wrong_with_a_source_is_said_of_which(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"source\.1\.format: unknown format"):
         supervisor.run(load_config(config))
     for source, code, said in (
-        ({"url": f"{tmp_path}/e/*.jpg"}, 2, "no object matches"),
-        ({"url": f"{tmp_path}/e/*.npy"}, 1, "no object of the source yields a sample"),
+        ({"url": f"{tmp_path}/e/*.jpg"}, 2, "check bucket, prefix and glob in source.1.url"),
+        ({"url": f"{tmp_path}/none/*.npy"}, 2, "expected the one that source.1.url"),
+        ({"url": "s3://b/*", "storage_options": {"key": "k"}}, 2, "source.1.storage_options"),
+        ({"url": f"{tmp_path}/e/*.npy"}, 1, "yields a sample with source.1.format npy"),
         ({"url": f"{three}/*.npy"}, 1, "the sources differ: samples with"),
     ):
         config = write(tmp_path, [good, source])
