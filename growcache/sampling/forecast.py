@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from growcache.cache.files import BLOCK_BYTES
 from growcache.sampling.draws import RAMP_END, Sizing
 from growcache.sampling.messages import Permit
-
-SIDECAR_BYTES = 160  # about what the sidecar says of one sample
+from growcache.sampling.sizing import ROUNDING_BYTES, SIDECAR_BYTES
 
 
 class Forecast:
@@ -52,5 +50,5 @@ class Forecast:
 
     @property
     def _rounding_bytes(self) -> int:
-        """What the files of a group take however little is in them: two, rounded up."""
-        return self._sizing.group_shards * 4 * BLOCK_BYTES
+        """What the files of a group take however little is in them."""
+        return self._sizing.group_shards * ROUNDING_BYTES

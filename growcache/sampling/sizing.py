@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from growcache.cache import budget
+from growcache.cache.files import BLOCK_BYTES
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.config import Config
 from growcache.errors import ConfigError
@@ -25,6 +26,8 @@ MOST_GROUP_BYTES = 1_000_000_000  # and at most, where the user sets the sizes
 ALIKE = 4  # samples of one visit in a shard, where the group can help it
 MAX_GROUP_SHARDS = 32
 MOST_SHARDS = 16_384  # of a full cache, where the sizes are ours: a loader maps each of them
+SIDECAR_BYTES = 160  # about what the sidecar says of one sample
+ROUNDING_BYTES = 4 * BLOCK_BYTES  # of a shard's two files, however little is in them
 LIMIT_OF_EXPECTED = 4  # a group of ragged samples may be so much larger than expected
 
 
@@ -133,14 +136,17 @@ def group_shards(visit: int, max_bytes: int) -> int:
 
     Args:
         visit: samples of one visit.
-        max_bytes: of the cache. A very large one would have more shards than can be mapped.
+        max_bytes: of the cache. A very large one would have more shards than can be mapped, of
+            a very small one the last blocks of their files would take too much.
 
     >>> [group_shards(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
     [1, 3, 4, 25, 32]
-    >>> group_shards(10_000, 10**12)
-    4
+    >>> group_shards(10_000, 10**12), group_shards(10_000, 3 * 10**6)
+    (4, 11)
     """
-    most = max(ALIKE, min(MAX_GROUP_SHARDS, GROUP_BYTES * MOST_SHARDS // max_bytes))
+    mapped = GROUP_BYTES * MOST_SHARDS // max_bytes
+    held = max_bytes * ALIKE // SHARDS_IN_CACHE // ROUNDING_BYTES
+    most = max(ALIKE, min(MAX_GROUP_SHARDS, mapped, held))
     return min(max(min(visit, ALIKE), -(-visit // ALIKE)), most)
 
 
@@ -164,11 +170,10 @@ def _samples_per_shard(config: Config, record_bytes: int, group: int) -> int:
     if wanted != "auto":
         return wanted
     # A larger group takes no larger share of the cache than one of `ALIKE` shards.
-    in_cache = SHARDS_IN_CACHE * max(1, group // ALIKE)
-    shard_bytes = min(
-        SHARD_BYTES, int(config.cache.max_bytes) // in_cache, GROUP_BYTES // group
-    )
-    return max(1, min(shard_bytes // max(1, record_bytes), GROUP_SAMPLES // group))
+    in_cache = SHARDS_IN_CACHE * -(-group // ALIKE)
+    held = int(config.cache.max_bytes) // in_cache // (record_bytes + SIDECAR_BYTES)
+    shard_bytes = min(SHARD_BYTES, GROUP_BYTES // group)
+    return max(1, min(shard_bytes // max(1, record_bytes), held, GROUP_SAMPLES // group))
 
 
 def _samples_per_visit(

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from growcache.cache.formats import CACHE_FORMATS
 from growcache.config import load_config
 from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
-from growcache.sampling.sizing import ALIKE, MAX_GROUP_SHARDS, measure_sizing
+from growcache.sampling.forecast import Forecast
+from growcache.sampling.sizing import ALIKE, MAX_GROUP_SHARDS, check_bound, measure_sizing
 from growcache.schema import Field, Schema
 
 SCHEMA = Schema((Field("x", "<f4", (1000,)),))
 
 
-def sized(together: int, **settings: Any) -> Sizing:
-    cache = {"max_bytes": "10GB", **settings.pop("cache", {})}
-    config = load_config({"source": {"url": "x"}, "sampling": settings, "cache": cache})
+def sized(together: int, **sampling: Any) -> Sizing:
+    cache = {"max_bytes": "10GB", **sampling.pop("cache", {})}
+    config = load_config({"source": {"url": "x"}, "sampling": sampling, "cache": cache})
     return measure_sizing(config, Measure(4000.0, 0, 10**6, together), SCHEMA, ranged=True)
 
 
@@ -29,7 +33,7 @@ def test_a_visit_is_worth_what_is_fetched_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "sampling",
     [
         {},
         {"cache": {"max_bytes": "500MB"}},
@@ -37,11 +41,31 @@ def test_a_visit_is_worth_what_is_fetched_together() -> None:
         {"cache": {"max_samples": 50, "eviction": "none"}},
     ],
 )
-def test_but_for_a_quarter_of_a_group_at_most(settings: dict[str, Any]) -> None:
+def test_but_for_a_quarter_of_a_group_at_most(sampling: dict[str, Any]) -> None:
     """So that a group holds several visits, whose samples are mixed in its shards."""
-    sizing = sized(10**6, **settings)
+    sizing = sized(10**6, **sampling)
     assert sizing.samples_per_object > 1
     visits = sizing.shard_samples * sizing.group_shards / sizing.samples_per_object
     assert round(visits, 1) >= 4
     assert ALIKE <= sizing.group_shards <= MAX_GROUP_SHARDS
     assert sizing.max_parts in (None, 1)
+
+
+@settings(deadline=None)
+@given(
+    values=st.integers(1, 2000),
+    together=st.sampled_from([1, 3, 6, 16, 24, 100, 10_000]),
+    max_bytes=st.integers(5_000_000, 2_000_000_000),
+    ragged=st.booleans(),
+    form=st.sampled_from(list(CACHE_FORMATS)),
+)
+def test_a_bound_of_megabytes_holds_what_is_sized_by_it(
+    values: int, together: int, max_bytes: int, ragged: bool, form: str
+) -> None:
+    cache = {"max_bytes": max_bytes, "format": form}
+    config = load_config({"source": {"url": "x"}, "cache": cache})
+    schema = Schema((Field("x", "<f4", (None if ragged else values,)),))
+    measure, nbytes = Measure(4.0 * values, 0, 10**6, together), 4.0 * values
+    sizing = measure_sizing(config, measure, schema, ranged=True, sample_bytes=nbytes)
+    forecast = Forecast(sizing, CACHE_FORMATS[form].record_bytes(schema, nbytes))
+    check_bound(config, forecast.full_group_bytes(), 8192, ragged=ragged)
