@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0
+LONGEST_DISK_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -124,11 +125,19 @@ class Book:
         del self._filling[group]
         self._filled_again.discard(group)
 
-    def failed(self, group: int, now: float) -> None:
-        """Note that the group must be filled again, each time later than the last."""
+    def failed(self, group: int, now: float, *, disk: bool = False) -> None:
+        """Note that the group must be filled again, each time later than the last.
+
+        Args:
+            group: that failed.
+            now: monotonic seconds.
+            disk: it was the local disk that failed. While it is known to be full groups wait
+                in memory, so that to try again soon costs little.
+        """
         entry = self._filling[group]
         tries = entry.tries + 1
-        delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (tries - 1))
+        longest = LONGEST_DISK_SECONDS if disk else LONGEST_DELAY_SECONDS
+        delay = min(longest, FIRST_DELAY_SECONDS * 2 ** (tries - 1))
         self._reopen(group, _Open(tries, now + delay, entry.suspicion))
 
     def abandoned(self, group: int, suspicion: int = 1) -> int:

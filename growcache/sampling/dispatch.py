@@ -497,7 +497,7 @@ class Dispatcher:
         self.failures += 1
         self._retry_event = "free space on the disk" if disk else "the store to answer"
         self.last_error = printable(error)
-        self._book.failed(group, time.monotonic())
+        self._book.failed(group, time.monotonic(), disk=disk)
 
     def abandoned(self, permit: str, death: Death) -> None:
         """Note that the sampler of a group died: the group is filled again at once.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.book import LONGEST_DELAY_SECONDS, Book
+from growcache.sampling.book import LONGEST_DELAY_SECONDS, LONGEST_DISK_SECONDS, Book
 from growcache.sampling.pace import Pace
 from growcache.sampling.permits import Outlook, decide
 
@@ -112,6 +112,15 @@ def test_failures_come_back_later_and_later() -> None:
     book.failed(0, now=101.0)
     assert book.due(101.9) is None
     assert book.due(102.1) == 0
+
+
+def test_a_full_disk_is_tried_again_soon_however_often_it_was_full() -> None:
+    book = Book(0, [])
+    for now in range(0, 100, 10):
+        book.start(0)
+        book.failed(0, now=now, disk=True)
+        assert book.due(now + 0.1) is None
+        assert book.due(now + LONGEST_DISK_SECONDS) == 0
 
 
 def test_a_died_sampler_costs_no_delay() -> None:
