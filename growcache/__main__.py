@@ -22,7 +22,7 @@ CHILDREN = {
 
 def main() -> None:
     """Run the child named by the first argument, else the command line."""
-    ended: list[object] = []
+    ended: list[int] = []
     atexit.register(_end_at_once, ended)  # the first of all, so that it is called last
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "run" or command in CHILDREN:
@@ -30,11 +30,11 @@ def main() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     child = CHILDREN.get(command)
     module = importlib.import_module(child or "growcache.service.cli")
-    ended.append(module.main())
+    ended.append(module.main() or 0)
     sys.exit(ended[0])
 
 
-def _end_at_once(ended: list[object]) -> None:
+def _end_at_once(ended: list[int]) -> None:
     """End while Python is still whole, if obstore was used.
 
     Its threads outlive the last request by a moment. One that wakes when Python takes itself
@@ -50,7 +50,7 @@ def _end_at_once(ended: list[object]) -> None:
         sys.stderr.flush()
     except OSError:  # Python tells of it
         return
-    os._exit(ended[0] if isinstance(ended[0], int) else 0)
+    os._exit(ended[0])
 
 
 if __name__ == "__main__":

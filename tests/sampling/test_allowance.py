@@ -102,8 +102,7 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
 def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
     from growcache.config import Config
     from growcache.remote.formats import Measure
-    from growcache.sampling.forecast import SIDECAR_BYTES
-    from growcache.sampling.sizing import check_bound, measure_sizing
+    from growcache.sampling.sizing import SIDECAR_BYTES, check_bound, measure_sizing
     from growcache.schema import Field, Schema
 
     config = Config.model_validate(
