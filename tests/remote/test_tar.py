@@ -425,6 +425,7 @@ def test_images_are_decoded_if_asked_for() -> None:
 
 
 # It does not close the files that it reads.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("compressed", [False, True])
