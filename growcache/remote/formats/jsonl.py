@@ -14,7 +14,7 @@ from growcache.remote.formats.compressed import (
 )
 from growcache.remote.formats.jsonfields import Wanted, wanted_fields
 from growcache.remote.formats.jsonvalues import all_of, parse
-from growcache.remote.formats.lines import LONGEST_LINE, Line, Lines, split, taken
+from growcache.remote.formats.lines import LONGEST_LINE, Line, Lines, split
 from growcache.remote.formats.objects import (
     Found,
     Measure,
@@ -24,7 +24,7 @@ from growcache.remote.formats.objects import (
     refuse_unknown,
     true_or_false,
 )
-from growcache.remote.formats.pieces import block_of
+from growcache.remote.formats.pieces import block_of, picked
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.schema import Sample
 
@@ -69,7 +69,7 @@ class JsonLines:
             if lines and not lines[0].start:
                 refuse_compressed(reader.entry, lines[0].data)
         else:
-            lines = taken(await self._whole(reader), visit, reader.entry.key)
+            lines = picked(await self._whole(reader), visit, reader.entry.key)
         if len(lines) > MOST_SAMPLES:
             raise FormatError(
                 f"{reader.entry.key}: one visit may yield {MOST_SAMPLES:,} samples, found "

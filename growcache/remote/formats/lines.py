@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from growcache.errors import FormatError
 from growcache.remote.formats.ahead import Ahead
 from growcache.remote.formats.objects import LARGEST_WHOLE, Reader, Visit, read_whole
-from growcache.seeding import generator
+from growcache.remote.formats.pieces import picked, stretches
 
 LONGEST_LINE = 1 << 25  # bytes; as Python's objects a line can take thirty times as many
 SMALL = 1 << 18  # bytes; an object up to this size is measured as a whole
@@ -72,7 +72,7 @@ class Lines:
         if visit.take is None:
             return await self.between(reader, start, stop)
         found = await self._stretches(reader, visit, start, stop)
-        return taken(found, visit, reader.entry.key)
+        return picked(found, visit, reader.entry.key)
 
     async def between(self, reader: Reader, start: int, stop: int) -> list[Line]:
         """Return the lines that start in [start, stop)."""
@@ -113,16 +113,12 @@ class Lines:
         self, reader: Reader, visit: Visit, start: int, stop: int
     ) -> list[Line]:
         """Return the lines of stretches at random, until there are enough to take some."""
-        count = max(1, -(-(stop - start) // STRETCH))
-        rng = generator("stretch", visit.seed, visit.round, reader.entry.key, visit.part)
-        seen: set[int] = set()
         lines: list[Line] = []
-        while len(lines) < (visit.take or 0) and len(seen) < min(count, MOST_STRETCHES):
-            number = int(rng.integers(count))
-            if number not in seen:
-                seen.add(number)
-                at = start + number * STRETCH
-                lines += await self.between(reader, at, min(stop, at + STRETCH))
+        places = stretches(visit, reader.entry.key, start, stop, STRETCH, most=MOST_STRETCHES)
+        for at, end in places:
+            lines += await self.between(reader, at, end)
+            if len(lines) >= (visit.take or 0):
+                break
         return sorted(lines, key=lambda line: line.start)
 
     async def measure(self, reader: Reader) -> tuple[int, float]:
@@ -139,14 +135,6 @@ class Lines:
         # Where they lie close, so many start in so many bytes; where they do not, each is long.
         stride = max(_SPOTS * _SPOT / max(1, len(found)), _mean(found))
         return max(1, int(size / stride)), stride
-
-
-def taken(lines: list[Line], visit: Visit, key: str) -> list[Line]:
-    """Return so many of the lines at random as the visit takes, in their order."""
-    if visit.take is None or visit.take >= len(lines):
-        return lines
-    rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
-    return [lines[i] for i in sorted(rng.choice(len(lines), visit.take, replace=False))]
 
 
 def _mean(lines: list[Line]) -> float:

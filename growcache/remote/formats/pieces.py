@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,6 +34,30 @@ def picked(found: Sequence[T], visit: Visit, key: str) -> list[T]:
         return list(found)
     rng = generator("take", visit.seed, visit.round, key, visit.part, visit.parts)
     return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
+
+
+def stretches(
+    visit: Visit, key: str, start: int, stop: int, nbytes: int, *, most: int
+) -> Iterator[tuple[int, int]]:
+    """Yield stretches of a part at random, none of them twice: a few samples of many are there.
+
+    Args:
+        visit: to the part.
+        key: of the object.
+        start: first byte of the part, and
+        stop: one past its last.
+        nbytes: of a stretch.
+        most: stretches.
+    """
+    rng = generator("stretch", visit.seed, visit.round, key, visit.part)
+    count = max(1, -(-(stop - start) // nbytes))
+    seen: set[int] = set()
+    while len(seen) < min(count, most):
+        number = int(rng.integers(count))
+        if number not in seen:
+            seen.add(number)
+            at = start + number * nbytes
+            yield at, min(stop, at + nbytes)
 
 
 def block_of(stride: float, least: int, nbytes: int, most_bytes: int) -> int:

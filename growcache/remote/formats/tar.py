@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.remote.formats.blob import load_decoder
@@ -20,7 +20,7 @@ from growcache.remote.formats.objects import (
     refuse_unknown,
     true_or_false,
 )
-from growcache.remote.formats.pieces import Unpacked, block_of, picked
+from growcache.remote.formats.pieces import Unpacked, block_of, picked, stretches
 from growcache.remote.formats.records import MOST_BYTES
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.tar_samples import (
@@ -35,11 +35,7 @@ from growcache.remote.formats.tar_samples import Found as Unread
 from growcache.remote.formats.tar_values import of_member
 from growcache.remote.formats.threads import Call, Threads
 from growcache.schema import Sample
-from growcache.seeding import generator
 from growcache.usercode import UserCode
-
-if TYPE_CHECKING:
-    pass
 
 KEY = "__key__"
 _OPTIONS = ("fields", "decode", "index", "compression")
@@ -136,16 +132,12 @@ class Tar:
 
     async def _stretches(self, reader: Reader, visit: Visit, start: int, stop: int) -> Unread:
         """Return samples of stretches at random, until there are enough to take some."""
-        rng = generator("stretch", visit.seed, visit.round, reader.entry.key, visit.part)
-        count = -(-(stop - start) // SMALL)
-        wanted = visit.take or 0
+        key = reader.entry.key
         found: dict[int, Unread] = {}
-        while sum(len(one.samples) for one in found.values()) < wanted and len(found) < min(
-            count, _MOST_STRETCHES
-        ):
-            at = start + int(rng.integers(count)) * SMALL
-            if at not in found:
-                found[at] = await self._between(reader, at, min(stop, at + SMALL))
+        for at, end in stretches(visit, key, start, stop, SMALL, most=_MOST_STRETCHES):
+            found[at] = await self._between(reader, at, end)
+            if sum(len(one.samples) for one in found.values()) >= (visit.take or 0):
+                break
         wrong = next((one.wrong for one in found.values() if one.wrong), None)
         return Unread([sample for at in sorted(found) for sample in found[at].samples], wrong)
 

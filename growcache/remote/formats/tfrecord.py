@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growcache.errors import ConfigError, FormatError
 from growcache.remote.formats.blob import load_decoder
@@ -20,16 +20,12 @@ from growcache.remote.formats.objects import (
     refuse_unknown,
     true_or_false,
 )
-from growcache.remote.formats.pieces import Unpacked, block_of, picked
+from growcache.remote.formats.pieces import Unpacked, block_of, picked, stretches
 from growcache.remote.formats.records import MOST_BYTES, SMALL, Heads, Record, Records
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.threads import Call, Threads
 from growcache.schema import Sample
-from growcache.seeding import generator
 from growcache.usercode import UserCode
-
-if TYPE_CHECKING:
-    pass
 
 _OPTIONS = ("decode", "features", "index", "compression")
 LEAST_BLOCK = 24  # what a visit reads in vain is about two records
@@ -125,18 +121,13 @@ class TFRecords:
         self, reader: Reader, visit: Visit, start: int, stop: int
     ) -> list[Record]:
         """Return records of stretches at random, until there are enough to take some."""
-        rng = generator("stretch", visit.seed, visit.round, reader.entry.key, visit.part)
-        count = -(-(stop - start) // STRETCH)
+        key = reader.entry.key
         found: dict[int, list[Record]] = {}
-        while sum(map(len, found.values())) < (visit.take or 0) and len(found) < min(
-            count, _MOST_STRETCHES
-        ):
-            at = start + int(rng.integers(count)) * STRETCH
-            if at not in found:
-                found[at] = await self._between(reader, at, min(stop, at + STRETCH))
-        return picked(
-            [record for at in sorted(found) for record in found[at]], visit, reader.entry.key
-        )
+        for at, end in stretches(visit, key, start, stop, STRETCH, most=_MOST_STRETCHES):
+            found[at] = await self._between(reader, at, end)
+            if sum(map(len, found.values())) >= (visit.take or 0):
+                break
+        return picked([record for at in sorted(found) for record in found[at]], visit, key)
 
     async def _samples(self, key: str, records: list[Record]) -> Found:
         def work(call: Call | None) -> Found:
