@@ -24,6 +24,7 @@ from growcache.loading.options import LoaderOptions
 from growcache.tensorflow.columns import Column, style_of
 from growcache.tensorflow.engines import Engines
 from growcache.tensorflow.feeds import Dataset, Feed
+from growcache.tensorflow.generated import Generated
 from growcache.tensorflow.memory import keep_freed_memory
 from growcache.tensorflow.tensors import Form, Tensor, spec
 
@@ -75,9 +76,7 @@ class GatherFeed(Feed):
         def batch(there: Tensor, *values: Tensor) -> Any:
             return self._batch(dict(zip(specs, values, strict=True)))
 
-        made = tf.data.Dataset.from_generator(
-            self._iterate, output_signature=(spec(tf.bool, [None]), *specs.values())
-        )
+        made = Generated(self._iterate, [spec(tf.bool, [None]), *specs.values()]).dataset
         # In this order: a filter that waits for what it lets through hears of no end. And
         # without a map among them: TensorFlow would have it run ahead.
         made = made.prefetch(1 if self._cuts else PREFETCH_BATCHES)

@@ -19,6 +19,7 @@ from growcache.loading.streams import NOTHING, Checked, Pass, ShardStream
 from growcache.schema import Array
 from growcache.seeding import derive
 from growcache.tensorflow.feeds import Dataset, Feed
+from growcache.tensorflow.generated import Generated
 from growcache.tensorflow.live import end_with_the_interpreter
 from growcache.tensorflow.memory import keep_freed_memory
 from growcache.tensorflow.records import Records
@@ -65,9 +66,7 @@ class NativeFeed(Feed):
         An iteration is one element of the outermost dataset, whose generator stands still
         while the inner pipeline runs: TensorFlow closes it with the iterator.
         """
-        iterations = tf.data.Dataset.from_generator(
-            self._iterate, output_signature=tuple(spec(tf.int64) for _ in range(4))
-        )
+        iterations = Generated(self._iterate, [spec(tf.int64)] * 4).dataset
         made = iterations.flat_map(self._batches).prefetch(PREFETCH_BATCHES)
         options = tf.data.Options()
         # The order is the same for the same seed and cache, unless the cache is waited for.
