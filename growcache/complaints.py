@@ -39,7 +39,9 @@ def _where(loc: tuple[int | str, ...], models: Models) -> str:
     place = _in_section(loc)
     # What follows section, key and place in a list names the branch of a union, but for
     # mappings of keys of their own.
-    most = len(place) if len(place) > 1 and place[:2] in models else 2
+    most = 2
+    if len(place) > 1 and place[:2] in models:
+        most = 4 if place[:2] == ("source", "fields") else 3
     most += len(loc) - len(place)
     parts = (str(part) for n, part in enumerate(loc) if n < most or type(part) is int)
     return ".".join(parts)
@@ -58,6 +60,9 @@ def _complaint(dotted: str, items: list[ErrorDetails], models: Models) -> str:
         return f"unknown key {dotted}{_nearest([str(part) for part in where], models)}"
     if kind == "missing":
         return f"{dotted} is missing"
+    if isinstance(items[0]["input"], Mapping):  # what is wrong in it tells more than itself
+        deepest = max(len(item["loc"]) for item in items)
+        items = [item for item in items if len(item["loc"]) == deepest]
     said = [item["msg"].removeprefix("Value error, ") for item in items]
     said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
     if kind == "value_error" and "." not in dotted:  # about several settings together

@@ -534,8 +534,10 @@ def load_config(
 MODELS: dict[tuple[int | str, ...], type[BaseModel]] = {
     (): Config,
     ("source",): MixedSource,
+    ("split",): SplitConfig,
     ("sampling",): SamplingConfig,
     ("cache",): CacheConfig,
     ("source", "labels"): LabelsConfig,
     ("source", "fields"): FieldConfig,
+    ("sampling", "strata"): StrataConfig,
 }

@@ -63,6 +63,16 @@ def test_a_section_of_comments_is_none(tmp_path: Path) -> None:
         ({"max_bytes": 1}, "unknown key max_bytes; did you mean cache.max_bytes?"),
         ({"smapling": {}}, "unknown key smapling; did you mean sampling?"),
         ({"sampling": {"zzz": 1}}, "unknown key sampling.zzz; known are seed, order"),
+        (
+            {"sampling": {"strata": {"by": "x", "wieghts": 1}}},
+            "unknown key sampling.strata.wieghts; did you mean weights?",
+        ),
+        ({"sampling": {"strata": {"weights": "sqrt"}}}, "sampling.strata.by is missing"),
+        (
+            {"sampling": {"strata": {"by": "x", "weights": {"cat": -1}}}},
+            "sampling.strata.weights: expected greater than or equal to 0, found -1",
+        ),
+        ({"split": {"fractions": {"a": 1}, "use": "a", "gruop": "x"}}, "split.gruop; did you mean group?"),
         ({"cache": {"eviction": "fifoo"}}, "found 'fifoo'; did you mean fifo?"),
         ({"cache": {"format": "npz"}}, "expected 'tfrecord' or 'npy', found 'npz'; did you mean npy?"),
         ({"cache": {"max_bytes": "10XB"}}, "cache.max_bytes: .*XB"),
