@@ -32,6 +32,7 @@ class RelayedSource(Queued):
         super().__init__(wanted)
         self._source = source
         self._cutter = cutter
+        self._link.when_closed(source.close)
         self._begin_thread(self._run)
 
     def begin(self, epoch: int) -> None:
@@ -46,12 +47,6 @@ class RelayedSource(Queued):
     def halt(self) -> None:
         """Have it make no more blocks."""
         self._source.halt()
-
-    def close(self) -> None:
-        """End it; twice is harmless."""
-        self._link.close()
-        self._source.close()
-        self._end_thread()
 
     def _run(self) -> None:
         try:

@@ -75,11 +75,19 @@ class Queued:
         self._link = Link(wanted, self._items.put)
         self._thread: threading.Thread | None = None
         self._delivered_at = -math.inf
+        self._pid = os.getpid()
         self.broken = False  # only by what was received, for that may be far behind the thread
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
         self._thread.start()
+
+    def close(self) -> None:
+        """End it; twice is harmless."""
+        if self._pid != os.getpid():  # a forked child has no such thread, and maybe its locks
+            return
+        self._link.close()
+        self._end_thread()
 
     def _end_thread(self) -> None:
         """Wake the consumer, and wait for the thread, which was told to end."""
@@ -127,7 +135,6 @@ class ThreadSource(Queued):
         super().__init__(wanted)
         self._link.put = self._put
         self.halted: LoaderState | None = None
-        self._pid = os.getpid()
         self._begin_thread(make(self._link).run)
 
     def _put(self, item: Item) -> None:
@@ -152,10 +159,3 @@ class ThreadSource(Queued):
         """Have it make no more blocks."""
         self._link.halt.set()
         self._link.tokens.put(True)  # a block that waits for one is made already
-
-    def close(self) -> None:
-        """End it; twice is harmless."""
-        if self._pid != os.getpid():  # a forked child has no such thread
-            return
-        self._link.close()
-        self._end_thread()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +169,39 @@ def test_a_child_keeps_the_batches_of_num_workers(make_cache: Callable[..., Fill
             for _ in loader:
                 pass
         assert child.sees_what_it_saw()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "options",
+    [{"gather": "thread"}, {"gather": "process", "batch_transform": dict}],
+    ids=["thread", "relayed"],
+)
+def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
+    make_cache: Callable[..., Filled], options: dict[str, Any]
+) -> None:
+    """Here by a thread of the parent that is where it is for a moment, each time it waits."""
+    cache = make_cache()
+    cache.add(*range(4))
+    taken, over = threading.Event(), threading.Event()
+    with EpochLoader(cache.root, batch_size=7, min_samples=1, **options) as loader:
+        next(iter(loader))
+        source: Any = loader._engine._source
+
+        def take() -> None:
+            with source._link._begun:
+                taken.set()
+                over.wait()
+
+        taker = threading.Thread(target=take)
+        taker.start()
+        taken.wait()
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which pytest may have taken
+            signal.alarm(5)
+            source.close()
+            os._exit(0)
+        over.set()
+        taker.join()
+        assert os.waitpid(child, 0)[1] == 0
