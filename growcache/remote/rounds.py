@@ -1,7 +1,9 @@
 """Listing a sorted store in rounds: several pages at once, told in an order of its own.
 
 Each round asks for the next page of every range that is being listed, and cuts ranges while there
-are too few of them (see ranges.py). What the next round asks for depends on the answers alone,
+are too few of them (see ranges.py). There are no more of them than pages found so far, and one: a
+server that reads a whole folder to begin anywhere in it, as gateways to file systems do, is not made
+to read a short one sixteen times. What the next round asks for depends on the answers alone,
 never on how long they took: whoever lists the same objects tells them in the same order. That
 order decides about shards, and another machine shall draw the same ones.
 """
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WIDTH = 16  # pages asked for in a round; it decides the order, so it is nobody's to choose
+# Pages asked for in a round, at most; it decides the order, so it is nobody's to choose.
+WIDTH = 16
 _PAGE = 1000  # entries told together
 _LOOKS = 8  # at keys of a page, for their spelling
-_SURVEY = 3  # rounds that are told together, mixed: the first objects say what samples are
+_SURVEY = 5  # rounds, thus 1, 2, 4, 8 and 16 pages, that are told together, mixed: the first objects say what samples are
 _SINGLE, _RUN = 64, 16  # objects of the survey that are told one by one; then so many in a row
 
 
@@ -113,7 +116,7 @@ class Rounds:
         self._most = most
         self._parts: list[_Part] = []
         self._spelling = Spelling()
-        self._begun = False
+        self._found = 0  # pages with an entry in their range
 
     def pages(self) -> Iterator[list[Entry]]:
         """Yield what is listed and matches; blocks.
@@ -145,7 +148,8 @@ class Rounds:
         while self._waiting and len(self._parts) < WIDTH:
             self._parts.append(self._waiting.popleft().begin())
         known = [part for part in self._parts if part.first]
-        found = cuts(known, WIDTH - len(self._parts), self._spelling)
+        more = max(0, min(WIDTH, 1 + self._found) - len(self._parts))
+        found = cuts(known, more, self._spelling)
         for part, places in zip(known, found, strict=True):
             at = self._parts.index(part) + 1
             self._parts[at:at] = _cut(part, places)
@@ -167,9 +171,9 @@ class Rounds:
 
     def _learn(self, page: list[Entry]) -> None:
         # All of the first page, then a few of each.
-        step = max(1, len(page) // _LOOKS) if self._begun else 1
+        step = max(1, len(page) // _LOOKS) if self._found else 1
         self._spelling.learn(entry.key for entry in page[::step])
-        self._begun = self._begun or bool(page)
+        self._found += bool(page)
 
 
 def _cut(part: _Part, places: Sequence[str]) -> list[_Part]:
