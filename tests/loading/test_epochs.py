@@ -36,7 +36,8 @@ MakeEngine = Callable[..., Engine]
 def threads() -> list[str]:
     """The loaders' own; those of a format, which other tests leave to the collector, are not."""
     names = [t.name for t in threading.enumerate()]
-    return sorted(n for n in names if n.startswith("growcache") and "-user" not in n)
+    names = [n for n in names if not n.startswith(("growcache-user", "growcache-hdf5"))]
+    return sorted(n for n in names if n.startswith("growcache"))
 
 
 @pytest.fixture
