@@ -32,7 +32,9 @@ T = TypeVar("T")
 WIDTH = 16
 _PAGE = 1000  # entries told together
 _LOOKS = 8  # at keys of a page, for their spelling
-_SURVEY = 5  # rounds, thus 1, 2, 4, 8 and 16 pages, that are told together, mixed: the first objects say what samples are
+# Rounds that are told together, mixed: the first objects say what samples are. At most 1, 2, 4, 8
+# and 16 pages: more rounds would hold up the first sample, fewer would see one end of the keys.
+_SURVEY = 5
 _SINGLE, _RUN = 64, 16  # objects of the survey that are told one by one; then so many in a row
 
 
