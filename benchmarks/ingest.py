@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from obstore.store import S3Store
+from obstore.store import ObjectStore
 
 from benchmarks.measure import Child, Run, median, parser, report, verdict, write_config
 from benchmarks.servers import Server, make_bucket, running_server
@@ -77,7 +77,7 @@ QUICK = [
 NAMES = [case.name for case in FULL]
 
 
-def fill(store: S3Store, case: Case) -> None:
+def fill(store: ObjectStore, case: Case) -> None:
     """Write the objects: incompressible, and no two alike."""
     whole = io.BytesIO()
     np.save(whole, np.random.default_rng(0).random(case.shape, dtype=np.float32))
@@ -205,7 +205,9 @@ def row(case: Case, rounds: list[Round]) -> dict[str, object]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--server", choices=("auto", "juicefs", "moto"), default="auto")
+    arguments.add_argument(
+        "--server", choices=("auto", "juicefs", "moto", "nginx"), default="auto"
+    )
     arguments.add_argument("--case", nargs="+", choices=NAMES, default=NAMES)
     arguments.add_argument("--link-mb", type=float, default=0, help="MB/s of the link")
     given = arguments.parse_args()
@@ -214,7 +216,7 @@ def main() -> None:
     with running_server(given.server) as server:
         make_bucket(server, BUCKET)
         for case in cases:
-            fill(server.bucket(BUCKET), case)
+            fill(server.writing(BUCKET), case)
         with linked(server, given.link_mb) as link:
             for _ in range(given.rounds or (1 if given.quick else 5)):
                 for case in cases:

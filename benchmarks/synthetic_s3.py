@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import md5
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 from zlib import adler32, crc32
 
@@ -92,6 +92,10 @@ class Recordings(Sequence[str]):
         """Return when it was written, as a time of the epoch."""
         return IMAGES_SINCE
 
+    def written(self, key: str) -> str:
+        """Return the same as a listing says it."""
+        return _written(self.modified(key))
+
     def body(self, key: str) -> list[Piece]:
         """Return what it holds."""
         return [_NPY_HEADER, array_of(key).data.cast("B")]
@@ -126,11 +130,19 @@ class Images(Recordings):
         return [_POOL.data.cast("B")[: self.size(key)]]
 
 
+class Answering(Protocol):
+    """Whatever answers requests."""
+
+    def answer(self, method: str, target: str, headers: dict[str, str]) -> list[Piece]:
+        """Return the parts of a whole HTTP response."""
+
+
 class Bucket:
     """The answers to requests about the keys."""
 
-    def __init__(self, keys: Recordings) -> None:
+    def __init__(self, keys: Recordings, name: str = BUCKET) -> None:
         self.keys = keys
+        self.name = name
         self.folder = keys[0].partition("/")[0] + "/" if keys else ""
         self.listed = 0  # requests for a page
 
@@ -138,7 +150,7 @@ class Bucket:
         """Return the parts of a whole HTTP response."""
         url = urlsplit(target)
         bucket, _, key = unquote(url.path).lstrip("/").partition("/")
-        if bucket != BUCKET:
+        if bucket != self.name:
             return _response("404 Not Found", [_error("NoSuchBucket")])
         if key == REQUESTS:
             return _response("200 OK", [str(self.listed).encode()])
@@ -180,7 +192,7 @@ class Bucket:
     def _page(self, keys: list[str], token: str | None, common: str = "") -> bytes:
         about = self.keys
         rows = "".join(
-            f"<Contents><Key>{key}</Key><LastModified>{_written(about.modified(key))}"
+            f"<Contents><Key>{key}</Key><LastModified>{about.written(key)}"
             f"</LastModified><ETag>{about.etag(key)}</ETag><Size>{about.size(key)}</Size>"
             "</Contents>"
             for key in keys
@@ -190,7 +202,7 @@ class Bucket:
         return (
             '<?xml version="1.0" encoding="UTF-8"?>'
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{BUCKET}</Name><KeyCount>{len(keys)}</KeyCount><MaxKeys>{PAGE_KEYS}</MaxKeys>"
+            f"<Name>{self.name}</Name><KeyCount>{len(keys)}</KeyCount><MaxKeys>{PAGE_KEYS}</MaxKeys>"
             f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{rows}{folder}"
             "</ListBucketResult>"
         ).encode()
@@ -235,7 +247,7 @@ def _response(
 class Connection(asyncio.Protocol):
     """One client's connection: each request is answered after the latency."""
 
-    def __init__(self, bucket: Bucket, latency_seconds: float) -> None:
+    def __init__(self, bucket: Answering, latency_seconds: float) -> None:
         self._bucket = bucket
         self._latency = latency_seconds
         self._received = b""
@@ -264,9 +276,8 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(self._bucket.answer(method, target, headers))
 
 
-async def serve(keys: Recordings, latency_ms: float, port: int) -> None:
+async def serve(bucket: Answering, latency_ms: float, port: int) -> None:
     """Serve until cancelled; the endpoint is the first line on stdout."""
-    bucket = Bucket(keys)
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(bucket, latency_ms / 1000), "127.0.0.1", port
     )
@@ -285,7 +296,7 @@ def main() -> None:
     count, folders = arguments.objects, arguments.folders
     keys = Images(count, folders) if folders else Recordings(count)
     try:
-        asyncio.run(serve(keys, arguments.latency_ms, arguments.port))
+        asyncio.run(serve(Bucket(keys), arguments.latency_ms, arguments.port))
     except KeyboardInterrupt:
         sys.exit(0)
 

@@ -185,22 +185,34 @@ class Catalog:
         Raises:
             IndexError: there is no such ordinal.
         """
-        with self._lock:
-            if not 0 <= ordinal < len(self):
-                raise IndexError(f"the catalog has {len(self)} entries, no number {ordinal}")
-            if ordinal >= self._stored:
-                return self._pending[ordinal - self._stored]
-            block = bisect_right(self._firsts, ordinal) - 1
-            index = ordinal - self._firsts[block]
-            key, etag, mtime, store = (column[index] for column in self._columns(block))
-            return Entry(key, int(self._sizes[ordinal]), etag, mtime, store)
+        return self.entries([ordinal])[0]
 
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
-        """Return several entries."""
+        """Return several entries.
+
+        Raises:
+            IndexError: there is no such ordinal.
+        """
+        asked = np.asarray(ordinals, np.int64)
         # In the order of the file, so that each block is unpacked once, however many there are.
-        asked = [int(ordinal) for ordinal in ordinals]
-        found = {ordinal: self.entry(ordinal) for ordinal in sorted(set(asked))}
-        return [found[ordinal] for ordinal in asked]
+        in_order = np.unique(asked)
+        with self._lock:
+            for odd in in_order[(in_order < 0) | (in_order >= len(self))].tolist():
+                raise IndexError(f"the catalog has {len(self)} entries, no number {odd}")
+            sizes = self._sizes[in_order].tolist()
+            found = {
+                n: self._entry(n, size)
+                for n, size in zip(in_order.tolist(), sizes, strict=True)
+            }
+        return [found[ordinal] for ordinal in asked.tolist()]
+
+    def _entry(self, ordinal: int, size: int) -> Entry:
+        if ordinal >= self._stored:
+            return self._pending[ordinal - self._stored]
+        block = bisect_right(self._firsts, ordinal) - 1
+        at = ordinal - self._firsts[block]
+        keys, etags, mtimes, stores = self._columns(block)
+        return Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
     def keys(self, start: int, stop: int) -> Iterator[list[str]]:
         """Yield the keys of ordinals [start, stop), in pieces; quicker than by entry.
@@ -248,8 +260,8 @@ class Catalog:
                 block = bisect_right(self._firsts, count) - 1
                 base = self._firsts[block]
                 running = self._digest_before(block)
-            for ordinal in range(base, count):
-                running = _advance(running, self.entry(ordinal))
+            for entry in self.entries(range(base, count)):
+                running = _advance(running, entry)
             return running.hex()
 
     @property

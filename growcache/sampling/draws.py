@@ -394,7 +394,10 @@ class Draws:
     def _walk(
         self, segment: _Segment, position: int, count: int
     ) -> Iterator[tuple[int, Ints, Ints]]:
-        step = count if self._plain(segment) else max(_CHUNK // 64, 4 * count)
+        step = count
+        if not self._plain(segment):  # mostly enough: what earlier draws left, and some more
+            enough = 1.1 * count * segment.span.parts / segment.parts
+            step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
         while position < segment.span.parts:
             stop = min(segment.span.parts, position + step)
             parts = segment.order.forward(np.arange(position, stop))

@@ -94,7 +94,9 @@ class Population:
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
         stops = self._objects.stops(ordinals)
         rows = zip(stops, within.tolist(), counts.tolist(), strict=True)
-        cut = (replace(stop, part=part, parts=of) for stop, part, of in rows)
+        cut = (
+            stop if of == 1 else replace(stop, part=part, parts=of) for stop, part, of in rows
+        )
         if draw.rounds is None or draw.weights is None:
             return tuple(cut)
         more = zip(cut, draw.rounds.tolist(), draw.weights.tolist(), strict=True)

@@ -48,7 +48,7 @@ _MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an ``.npy`` header says, checked against the size of its object.
+    """What an ``.npy`` header says.
 
     Attributes:
         data: where the values start, bytes.
@@ -62,6 +62,11 @@ class Header:
     shape: tuple[int, ...]
     fortran: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class WholeArray:
     """An object is one sample."""
@@ -73,8 +78,7 @@ class WholeArray:
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
         header = await read_header(reader)
-        values = math.prod(header.shape) * header.dtype.itemsize
-        return Measure(float(values), reader.entry.size - values, 1)
+        return Measure(float(header.nbytes), reader.entry.size - header.nbytes, 1)
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`."""
@@ -160,12 +164,11 @@ def parse_header(data: Buffer, entry: Entry) -> Header:
     """
     view = memoryview(data)
     end = header_end(view, entry)
-    start = 10 if view[6] == 1 else 12
-    fields = _fields(bytes(view[start:end]), "utf-8" if view[6] == 3 else "latin-1", entry)
-    header = Header(end, _dtype(fields["descr"], entry), *_shape(fields, entry))
-    if math.prod(max(1, size) for size in header.shape) >= _MOST_ELEMENTS:
-        raise FormatError(f"{entry.key}: its header claims an array of {list(header.shape)}")
-    needed = end + math.prod(header.shape) * header.dtype.itemsize
+    try:
+        header = _header(bytes(view[:end]))
+    except FormatError as error:
+        raise FormatError(f"{entry.key}: {error}") from None
+    needed = end + header.nbytes
     if needed > entry.size:
         raise FormatError(
             f"{entry.key}: its header promises {needed} bytes, the object has {entry.size}"
@@ -192,15 +195,29 @@ def header_end(data: Buffer, entry: Entry) -> int:
     return start + length
 
 
-def _fields(text: bytes, encoding: str, entry: Entry) -> dict[str, str]:
+@functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
+def _header(head: bytes) -> Header:
+    """Return what a header says, of all bytes before the values.
+
+    Raises:
+        FormatError: not that of an array of numbers.
+    """
+    start = 10 if head[6] == 1 else 12
+    fields = _fields(head[start:], "utf-8" if head[6] == 3 else "latin-1")
+    header = Header(len(head), _dtype(fields["descr"]), *_shape(fields))
+    if math.prod(max(1, size) for size in header.shape) >= _MOST_ELEMENTS:
+        raise FormatError(f"its header claims an array of {list(header.shape)}")
+    return header
+
+
+def _fields(text: bytes, encoding: str) -> dict[str, str]:
     """Return the texts of the three values; any order, as other programs than NumPy have it."""
     found = _parsed(text, encoding)
     if found is None:
-        raise FormatError(f"{entry.key}: its .npy header is not one: {text[:80]!r}")
+        raise FormatError(f"its .npy header is not one: {text[:80]!r}")
     return found
 
 
-@functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
 def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
     # Not by ast.literal_eval: what compiles a stranger's text must be right about all of it.
     try:
@@ -219,7 +236,7 @@ def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
     return found if at == end and set(found) == _NAMES else None
 
 
-def _dtype(descr: str, entry: Entry) -> np.dtype[np.generic]:
+def _dtype(descr: str) -> np.dtype[np.generic]:
     name = descr[1:-1]
     if not descr.startswith("[") and _NUMBER.fullmatch(name):
         try:
@@ -227,17 +244,15 @@ def _dtype(descr: str, entry: Entry) -> np.dtype[np.generic]:
         except TypeError:  # float128 on a machine without it
             pass
     shown = descr if descr.startswith("[") else name
-    raise FormatError(
-        f"{entry.key}: expected an array of plain numbers, found dtype {shown[:80]}"
-    )
+    raise FormatError(f"expected an array of plain numbers, found dtype {shown[:80]}")
 
 
-def _shape(fields: dict[str, str], entry: Entry) -> tuple[tuple[int, ...], bool]:
+def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
     inside = fields["shape"][1:-1].strip().removesuffix(",")
     sizes = [size.strip().removesuffix("L") for size in inside.split(",")] if inside else []
     if len(sizes) <= _MOST_DIMENSIONS and all(map(_SIZE.fullmatch, sizes)):
         return tuple(map(int, sizes)), fields["fortran_order"] == "True"
-    raise FormatError(f"{entry.key}: its .npy header has shape {fields['shape'][:80]}")
+    raise FormatError(f"its .npy header has shape {fields['shape'][:80]}")
 
 
 def rows_of(header: Header, entry: Entry) -> Rows:
