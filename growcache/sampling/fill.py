@@ -8,7 +8,7 @@ client's buffer to the file, and everything is encoded before any room is asked 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +72,7 @@ class Filler:
         self._concurrency = concurrency
         self._pace = pace
         self._weighted = weighted
+        self._turns = asyncio.Lock()
 
     async def visit_all(
         self,
@@ -81,6 +82,9 @@ class Filler:
         limits: Limits | None = None,
     ) -> Sequence[Visited]:
         """Return what each stop of the permit brought, in their order.
+
+        Groups begin their visits one after the other. Side by side they would end together, and
+        nothing be read while they are written.
 
         Args:
             permit: what to visit.
@@ -92,22 +96,29 @@ class Filler:
             TransientStoreError: the group must be filled again later, as a whole.
         """
         allowance = Allowance(len(permit.stops), limits)
-        stops = enumerate(permit.stops)
+        stops = iter(enumerate(permit.stops))
+        begun = asyncio.Event()  # all visits, or one has failed
 
-        async def work(queue: Iterator[tuple[int, Stop]]) -> None:
-            while True:
+        async def work() -> None:
+            try:
                 await allowance.room()
-                turn = next(queue, None)
-                if turn is None:
-                    return
-                place, stop = turn
-                await self._pace.wait()
-                allowance.put(place, await self.visit(permit, stop, schema))
-                on_visit()
+                for place, stop in stops:
+                    if place == len(permit.stops) - 1:
+                        begun.set()
+                    await self._pace.wait()
+                    allowance.put(place, await self.visit(permit, stop, schema))
+                    on_visit()
+                    await allowance.room()
+            finally:
+                begun.set()
 
         count = min(self._concurrency, len(permit.stops))
-        tasks = [asyncio.create_task(work(stops)) for _ in range(count)]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            async with self._turns:
+                tasks += [asyncio.create_task(work()) for _ in range(count)]
+                if tasks:
+                    await begun.wait()
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # one failed visit fails the group: the others are in vain

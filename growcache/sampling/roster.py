@@ -19,6 +19,7 @@ HEARD_SECONDS = 3.0  # samplers tell of a long call every second, unless it keep
 HEALTHY_SECONDS = 10.0  # a sampler that lived so long starts again without delay
 MOST_SUSPICION = 15  # of one piece of work: so many samplers killed on it, or three crashes
 PERMITS_EACH = 2  # one is fetched while the other is encoded and written
+MOST_PERMITS = 4  # where groups have so few visits that two are not all the reads in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,14 @@ class Death:
 
 
 @dataclass(slots=True)
+class Work:
+    """A permit that a sampler has: how many visits it is, and how many are done."""
+
+    visits: int
+    done: int = 0
+
+
+@dataclass(slots=True)
 class Slot:
     """One place for a sampler; a restarted one keeps its place.
 
@@ -60,7 +69,7 @@ class Slot:
         id: from 0.
         process: None while none runs.
         ready: whether it answered its setup.
-        permits: what it works on, by permit id, with the visits done.
+        permits: what it works on, by permit id.
         paused: permits that wait for the supervisor, which is no lack of progress.
         moved_at: when it last made progress, monotonic seconds.
         calls: of the user's code that ended in its process, and
@@ -74,7 +83,7 @@ class Slot:
     id: int
     process: SamplerProcess | None = None
     ready: bool = False
-    permits: dict[str, int] = field(default_factory=dict)
+    permits: dict[str, Work] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
     moved_at: float = 0.0
     calls: int = 0
@@ -84,20 +93,34 @@ class Slot:
     probing: bool = False
     stillborn: int = 0
 
-    @property
-    def has_room(self) -> bool:
-        """Whether it can take one more permit."""
-        return self.ready and len(self.permits) < PERMITS_EACH
+    def has_room(self, concurrency: int) -> bool:
+        """Whether it can take one more permit.
 
-    @property
-    def has_room_for_wishes(self) -> bool:
+        Two are enough where each has as many visits as there may be reads in flight; of smaller
+        ones it takes so many that, while the largest is written, the others are as many.
+
+        Args:
+            concurrency: how many reads it may have in flight.
+        """
+        visits = [work.visits for work in self.permits.values()]
+        most = (
+            PERMITS_EACH
+            if sum(visits) - max(visits, default=0) >= concurrency
+            else MOST_PERMITS
+        )
+        return self.ready and len(visits) < most
+
+    def has_room_for_wishes(self, concurrency: int) -> bool:
         """Whether it can take one more permit for what a reader wishes for.
 
         One more than usual where all the others wait for room: that may only come when this
         reader goes on.
+
+        Args:
+            concurrency: how many reads it may have in flight.
         """
-        waits = len(self.paused) == len(self.permits) == PERMITS_EACH
-        return self.has_room or (self.ready and waits)
+        waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
+        return self.has_room(concurrency) or (self.ready and waits)
 
     def send(self, message: Message) -> None:
         """Send a message, if a process is there."""
@@ -141,7 +164,7 @@ class Slot:
             working = [p for p in self.permits if p not in self.paused]
             permit = working[0] if working else permit
             state = "reading" if working else "waiting" if self.permits else "idle"
-        done = self.permits.get(permit, 0) if permit else 0
+        done = self.permits[permit].done if permit else 0
         return WorkerStatus(
             self.id, self.process.pid if self.process else None, state, permit, done
         )

@@ -42,7 +42,7 @@ from growcache.sampling.messages import Message
 from growcache.sampling.mixed import AnyLabels, Reading, pairs_of
 from growcache.sampling.objects import Objects
 from growcache.sampling.overview import Overview
-from growcache.sampling.roster import Death, Roster, Slot
+from growcache.sampling.roster import Death, Roster, Slot, Work
 from growcache.sampling.subsets import Subsets
 from growcache.usercode import printable
 
@@ -321,10 +321,10 @@ class Supervisor:
         if message["nbytes"] or message["retries"] or message["paced"]:
             slot.moved()
         for permit, done in message["parts"].items():
-            if slot.permits.get(permit, done) != done:
+            work = slot.permits.get(permit)
+            if work is not None and work.done != done:
                 slot.moved()
-            if permit in slot.permits:
-                slot.permits[permit] = done
+                work.done = done
         self._overview.failures += message["retries"]
         self._overview.egress_bytes += message["nbytes"]
         if message["retries"]:
@@ -458,7 +458,7 @@ class Supervisor:
             given = dispatcher.next_permit()
             if given is None:
                 break
-            slot.permits[given.id] = 0
+            slot.permits[given.id] = Work(len(given.stops))
             slot.moved()
             slot.send(given.to_message())
         complete = dispatcher.complete or self._full_for_good(dispatcher)
@@ -470,10 +470,10 @@ class Supervisor:
         return [slot for slot in self._roster.slots if permit in slot.permits]
 
     def _idle_slots(self, dispatcher: Dispatcher) -> list[Slot]:
-        slots = self._roster.slots
+        slots, reads = self._roster.slots, self._config.sampling.concurrency
         if dispatcher.wish_due:
-            return [slot for slot in slots if slot.has_room_for_wishes]
-        return [slot for slot in slots if slot.has_room]
+            return [slot for slot in slots if slot.has_room_for_wishes(reads)]
+        return [slot for slot in slots if slot.has_room(reads)]
 
     def _full_for_good(self, dispatcher: Dispatcher) -> bool:
         """Whether nothing will ever be added, because nothing is ever evicted."""

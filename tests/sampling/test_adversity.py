@@ -23,7 +23,7 @@ from growcache.sampling.identification import MOST_FAILED, PROBED, Identificatio
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
-from growcache.sampling.roster import Death, Slot
+from growcache.sampling.roster import Death, Slot, Work
 from tests.filled import Filled
 from tests.sampling.services import (
     drawn,
@@ -166,7 +166,7 @@ class Unkilled(SamplerProcess):
 
 
 def test_only_a_call_that_does_not_end_is_given_up() -> None:
-    slot = Slot(0, process=(process := Unkilled()), ready=True, permits={"p": 0})
+    slot = Slot(0, process=(process := Unkilled()), ready=True, permits={"p": Work(1)})
     slot.moved_at = time.monotonic() - 20
     assert slot.idles(time.monotonic(), 10)
     slot.called(5, "source.format my:read on k")
