@@ -6,7 +6,8 @@ draws every object once, encodes, checksums, writes, syncs and indexes: with one
 many reads in flight as the bare loop ("growcache"), and with the two samplers of the default,
 which share them ("2 samplers"), both with a bound that memory could not hold, so that they
 write past the page cache; and with a small bound that makes one sampler evict and write
-through the page cache ("in memory"). All are timed from the start of the process to its end, so growcache's start and stop count. CPU is
+through the page cache ("in memory"). "disk" writes as many bytes in the same way out of memory
+(benchmarks/disk.py): no cache fills faster. All are timed from the start of the process to its end, so growcache's start and stop count. CPU is
 the client's, user + system of all its processes; the server's is not counted, but it
 shares the machine. With `--link-mb` all read over a link of that speed: the usual case, in
 which the network is what limits.
@@ -122,6 +123,16 @@ def bare(server: Server, case: Case, scratch: Path, *, writing: bool = False) ->
     return run
 
 
+def disk(case: Case, scratch: Path) -> Run:
+    """Write what growcache writes, in files as large as its shards."""
+    file_bytes = int(case.megabytes * 1e6) * case.shard_samples // case.objects
+    command = [sys.executable, "-m", "benchmarks.disk", "--directory", str(scratch / "disk")]
+    command += ["--files", str(case.objects // case.shard_samples)]
+    run = Child([*command, "--file-bytes", str(file_bytes)], scratch / "disk.log").wait()
+    shutil.rmtree(scratch / "disk")
+    return run
+
+
 def ingest(server: Server, case: Case, scratch: Path, max_bytes: int, workers: int = 1) -> Run:
     """Run growcache until it has drawn every object once."""
     config = scratch / "config.yaml"
@@ -154,6 +165,7 @@ class Round:
 
     bare: Run
     writing: Run
+    disk: Run
     ours: Run
     two: Run
     in_memory: Run
@@ -165,10 +177,11 @@ def measure(server: Server, case: Case, directory: Path | None) -> Round:
         place = Path(scratch)
         reading = bare(server, case, place)
         writing = bare(server, case, place, writing=True)
+        alone = disk(case, place)
         ours = ingest(server, case, place, memory_bytes())
         two = ingest(server, case, place, memory_bytes(), workers=2)
         in_memory = ingest(server, case, place, case.cache_mb * 10**6)
-        return Round(reading, writing, ours, two, in_memory)
+        return Round(reading, writing, alone, ours, two, in_memory)
 
 
 def row(case: Case, rounds: list[Round]) -> dict[str, object]:
@@ -184,6 +197,7 @@ def row(case: Case, rounds: list[Round]) -> dict[str, object]:
         "rounds": len(rounds),
         "bare MB/s": speed([r.bare for r in rounds]),
         "+ files": speed([r.writing for r in rounds]),
+        "disk": speed([r.disk for r in rounds]),
         "growcache": speed([r.ours for r in rounds]),
         "ratio": faster,
         "speed goal": verdict(faster, case.goal, at_most=False),
@@ -193,6 +207,7 @@ def row(case: Case, rounds: list[Round]) -> dict[str, object]:
         "CPU ratio": dearer,
         "CPU goal": verdict(dearer, CPU_GOAL, at_most=True),
         "2 samplers MB/s": speed([r.two for r in rounds]),
+        "2 samplers ratio": median([r.bare.wall_seconds / r.two.wall_seconds for r in rounds]),
         "2 samplers CPU ratio": median(
             [r.two.cpu_seconds / r.bare.cpu_seconds for r in rounds]
         ),

@@ -46,14 +46,33 @@ class Reading:
         return [({"x": np.full(2, float(key), "<f4")}, 0, 1)]
 
 
-def visit(*keys: str) -> list[Any]:
-    entries = [Entry(key, 8, None, None) for key in keys]
-    stops = tuple(Stop(entry, 0, 1) for entry in entries)
-    permit = Permit("p", 0, 0, 0, (0,), stops, None)
+class Held(Reading):
+    """Objects that answer when they are told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.answers: asyncio.Queue[None] = asyncio.Queue()
+
+    async def read(self, reader: Any, visit: Any) -> list[tuple[dict[str, Any], int, int]]:
+        self.begun.append(reader.entry.key)
+        await self.answers.get()
+        return await super().read(reader, visit)
+
+
+def permit(*keys: str) -> Permit:
+    stops = tuple(Stop(Entry(key, 8, None, None), 0, 1) for key in keys)
+    return Permit("p", 0, 0, 0, (0,), stops, None)
+
+
+def filler(form: Reading) -> Filler:
     store = SimpleNamespace(source=SourceConfig(url=("memory://x",)))
-    sources = Sources([Opened(cast(Store, store), cast(ObjectFormat, Reading()))])
-    filler = Filler(sources, None, 0, 4, Pace(None))
-    return list(asyncio.run(filler.visit_all(permit, SCHEMA, lambda: None)))
+    sources = Sources([Opened(cast(Store, store), cast(ObjectFormat, form))])
+    return Filler(sources, None, 0, 4, Pace(None))
+
+
+def visit(*keys: str) -> list[Any]:
+    work = filler(Reading()).visit_all(permit(*keys), SCHEMA, lambda: None)
+    return list(asyncio.run(work))
 
 
 @pytest.mark.mutant(
@@ -86,3 +105,35 @@ def test_what_can_be_read_of_a_visit_is_kept_beside_the_hole() -> None:
 def test_a_transient_failure_fails_the_whole_group() -> None:
     with pytest.raises(TransientStoreError, match="503"):
         visit("1", "busy", "2")
+
+
+def test_a_group_begins_when_all_visits_of_the_one_before_have_begun() -> None:
+    async def both() -> list[list[str]]:
+        form, seen = Held(), []
+        one = filler(form)
+        groups = [permit(*"123456"), permit(), permit("7", "8")]
+        tasks = [asyncio.create_task(one.visit_all(g, SCHEMA, lambda: None)) for g in groups]
+        for _ in range(4):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            seen.append(list(form.begun))
+            form.answers.put_nowait(None)
+        for _ in range(4):
+            form.answers.put_nowait(None)
+        assert [len(found) for found in await asyncio.gather(*tasks)] == [6, 0, 2]
+        return seen
+
+    # Four at once; the next group waits for none of them to end.
+    assert list(map("".join, asyncio.run(both()))) == ["1234", "12345", "12345678", "12345678"]
+
+
+def test_a_group_that_fails_lets_the_next_begin() -> None:
+    async def both() -> list[Any]:
+        one = filler(Reading())
+        groups = [permit("busy", *"123456"), permit("7")]
+        work = [one.visit_all(group, SCHEMA, lambda: None) for group in groups]
+        return await asyncio.gather(*work, return_exceptions=True)
+
+    failed, found = asyncio.run(both())
+    assert isinstance(failed, TransientStoreError)
+    assert len(found) == 1

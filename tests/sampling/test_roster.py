@@ -1,0 +1,46 @@
+"""How many groups a sampler works on at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.sampling.roster import MOST_PERMITS, PERMITS_EACH, Slot, Work
+
+
+def taken(visits: int, concurrency: int) -> int:
+    """Return how many groups of so many visits a sampler takes."""
+    slot = Slot(0, ready=True)
+    while slot.has_room(concurrency):
+        slot.permits[str(len(slot.permits))] = Work(visits)
+    return len(slot.permits)
+
+
+@pytest.mark.parametrize(
+    ("visits", "groups"), [(1000, 2), (16, 2), (15, 3), (8, 3), (6, 4), (1, 4)]
+)
+def test_as_many_groups_as_keep_all_reads_in_flight(visits: int, groups: int) -> None:
+    assert taken(visits, 16) == groups
+
+
+@given(st.integers(1, 10**6), st.integers(1, 1000))
+def test_while_one_is_written_the_others_are_enough_or_the_most(
+    visits: int, concurrency: int
+) -> None:
+    groups = taken(visits, concurrency)
+    assert PERMITS_EACH <= groups <= MOST_PERMITS
+    assert groups == MOST_PERMITS or (groups - 1) * visits >= concurrency
+    assert groups == PERMITS_EACH or (groups - 2) * visits < concurrency
+
+
+def test_one_more_for_wishes_where_all_others_wait_for_room() -> None:
+    slot = Slot(0, ready=True, permits={"a": Work(99), "b": Work(99)})
+    assert not slot.has_room_for_wishes(16)
+    slot.paused |= {"a"}
+    assert not slot.has_room_for_wishes(16)
+    slot.paused |= {"b"}
+    assert slot.has_room_for_wishes(16)
+    assert not slot.has_room(16)
+    slot.ready = False
+    assert not slot.has_room_for_wishes(16)
