@@ -140,7 +140,7 @@ class _Varied:
     def finish(self, rows: int) -> Ragged:
         added, self._added = self._added, []
         if added:
-            return joined(added)
+            return joined(added, self._pool, self._join)
         nothing: Bytes = np.empty(0, np.uint8)
         dims = np.empty((0, len(self.field.ragged_dims)), np.int64)
         return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)

@@ -210,18 +210,22 @@ def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
     cells[filled] = values.values.view(item)
 
 
-def joined(values: Sequence[Ragged]) -> Ragged:
-    """Return all values as one; where there are several this copies them."""
+def joined(values: Sequence[Ragged], pool: BufferPool, join: Join) -> Ragged:
+    """Return all values as one; where there are several this copies them.
+
+    Args:
+        values: of one field.
+        pool: that the memory comes from.
+        join: copies parts.
+    """
     first = values[0]
     if len(values) == 1:
         return first
-    lengths = np.concatenate([np.diff(one.ends) for one in values])
-    return Ragged(
-        first.field,
-        np.concatenate([one.values for one in values]),
-        ends_of(lengths),
-        np.concatenate([one.dims for one in values]),
-    )
+    ends = ends_of(np.concatenate([np.diff(one.ends) for one in values]))
+    out = pool.take(int(ends[-1]))
+    if len(out):
+        join([one.values for one in values], out)
+    return Ragged(first.field, out, ends, np.concatenate([one.dims for one in values]))
 
 
 def of_values(field: Field, values: Sequence[Value], pool: BufferPool) -> Ragged:

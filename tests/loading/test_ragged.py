@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.formats.mapped import RaggedColumn
-from growcache.loading.buffers import RECYCLE_BYTES, BufferPool, Bytes, allocate_here
+from growcache.loading.buffers import (
+    ALIGNMENT,
+    RECYCLE_BYTES,
+    BufferPool,
+    Bytes,
+    allocate_here,
+)
 from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY
 from growcache.loading.gather import Gatherer
@@ -263,6 +269,22 @@ def test_memory_goes_round_where_sizes_vary() -> None:
         assert len(buffer) == nbytes
         seen.add(buffer.ctypes.data)
         del buffer
+    assert len(seen) <= 3
+
+
+def test_a_block_of_several_pieces_is_aligned_and_goes_round() -> None:
+    gatherer = Gatherer(Schema((Field("x", "bytes", ()),)), 8, NUMPY)
+    maps = Shards([Columns([bytes([i]) * RECYCLE_BYTES for i in range(8)])])
+    seen = set()
+    for _ in range(20):
+        for part in (np.arange(5), np.arange(5, 8)):  # as where a window ends
+            gatherer.add(maps.rows(("x",), np.zeros_like(part), part))
+        found = gatherer.finish()["x"]
+        assert isinstance(found, Ragged)
+        seen.add(found.values.ctypes.data)
+        assert found[7] == bytes([7]) * RECYCLE_BYTES
+        del found
+    assert all(address % ALIGNMENT == 0 for address in seen)  # TensorFlow copies others
     assert len(seen) <= 3
 
 
