@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MOST_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
+_LITTLE = sys.byteorder == "little"
 _WORTH_A_REQUEST = 1 << 18  # bytes; a gap smaller than this is read along
 
 
@@ -230,6 +232,8 @@ def _cut(values: Array, at: int, grid: Grid) -> Sample:
 
 def native_order(values: Array) -> Array:
     """Return the array little-endian and in C order, itself if it is."""
+    if _LITTLE and values.dtype.isnative and values.flags.c_contiguous:  # nearly all are
+        return values
     return np.asarray(values, values.dtype.newbyteorder("<"), order="C")
 
 
