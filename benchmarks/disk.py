@@ -20,7 +20,7 @@ PIECE_BYTES = 256 << 10
 
 
 def write(path: Path, nbytes: int) -> None:
-    """Write one file, durably."""
+    """Write one file, durably, and drop it: the disk need not hold all of them."""
     piece = np.random.default_rng(0).integers(0, 256, PIECE_BYTES, np.uint8)
     descriptor = open_direct(path, 0o600)
     if descriptor is None:
@@ -31,6 +31,7 @@ def write(path: Path, nbytes: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    path.unlink()
 
 
 def main() -> None:
