@@ -32,7 +32,8 @@ def main() -> None:
     child = CHILDREN.get(command)
     gc.disable()  # what is imported stays: to look for garbage in it takes a tenth of the start
     module = importlib.import_module(child or "growcache.service.cli")
-    gc.freeze()
+    if child:
+        gc.freeze()
     gc.enable()
     ended.append(module.main() or 0)
     sys.exit(ended[0])

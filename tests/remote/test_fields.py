@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -246,3 +247,22 @@ def test_the_code_of_any_field_may_have_ended_a_sampler() -> None:
     assert told == "; does mine:read or mine:decode crash, or is there too little memory?"
     plain = {"url": "x", "format": "tfrecord", "options": {"decode": "none"}}
     assert suspects(load_config({"source": plain})) == "; is there too little memory?"
+
+
+def test_garbage_that_holds_open_files_disturbs_no_call() -> None:
+    make = PAIRS["hdf5 of other chunks"]
+    thresholds = gc.get_threshold()
+    try:
+        for turn in range(200):
+            gc.set_threshold(10**9)
+            pair, gone = make(), make()
+            rows_of([*pair.read(0, 50), *gone.read(0, 4)])
+            gone.x.others.append(gone.x)  # a cycle
+            gone.form.cycle = gone  # type: ignore[attr-defined]
+            del gone
+            gc.set_threshold(1 + turn % 40, 1, 1)  # collected somewhere on the way
+            assert rows_of(pair.read(turn % 50, 50)) == list(
+                range(turn % 50 * ROWS // 50, (turn % 50 + 1) * ROWS // 50)
+            )
+    finally:
+        gc.set_threshold(*thresholds)

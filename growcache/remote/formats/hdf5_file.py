@@ -9,12 +9,15 @@ are opened at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import FormatError, GrowcacheError
@@ -131,6 +134,27 @@ def _blocks(start: int, stop: int) -> range:
     return range(start // BLOCK, -(-stop // BLOCK))
 
 
+_CALLS = threading.RLock()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Collect no garbage meanwhile: an object of HDF5 in it would be closed by the same thread.
+
+    h5py's lock lets that pass, and one more call in the middle of another confuses the library,
+    so that the first fails. The lock is for the switch, which all threads share; calls of HDF5
+    wait for one another in any case.
+    """
+    with _CALLS:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
 class RemoteFile:
     """One HDF5 file, and what was fetched of its metadata."""
 
@@ -165,9 +189,14 @@ class RemoteFile:
         """Forget the open file."""
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            with _undisturbed():
+                file.close()
 
     def _attempt(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
+        with _undisturbed():
+            return self._looked(work)
+
+    def _looked(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
         import h5py
 
         self.image.missing = []
