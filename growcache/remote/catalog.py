@@ -35,7 +35,7 @@ from growcache.seeding import hash64
 
 _MAGIC = b"GCCAT\x00\x00\x01"
 BLOCK = 64  # entries
-_BLOCKS_IN_MEMORY = 512
+_BLOCKS_IN_MEMORY = 1024  # some 12 KB each
 _DIGEST = 16  # bytes
 _HEAD = struct.Struct("<II")  # bytes of the frame behind these two, their CRC32C
 _FRAME = struct.Struct(
@@ -387,9 +387,11 @@ class Catalog:
         columns = self._unpacked.get(block)
         if columns is None:
             columns = self._read_columns(block)
+            # The latest goes: every group of samples is looked up from the front of the listing
+            # to its end, so what was used longest ago is what comes next.
+            if len(self._unpacked) >= _BLOCKS_IN_MEMORY:
+                self._unpacked.popitem()
             self._unpacked[block] = columns
-            if len(self._unpacked) > _BLOCKS_IN_MEMORY:
-                self._unpacked.popitem(last=False)
         else:
             self._unpacked.move_to_end(block)
         return columns
