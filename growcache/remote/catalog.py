@@ -197,8 +197,9 @@ class Catalog:
         # In the order of the file, so that each block is unpacked once, however many there are.
         in_order = np.unique(asked)
         with self._lock:
-            for odd in in_order[(in_order < 0) | (in_order >= len(self))].tolist():
-                raise IndexError(f"the catalog has {len(self)} entries, no number {odd}")
+            unknown = in_order[(in_order < 0) | (in_order >= len(self))]
+            if len(unknown):
+                raise IndexError(f"the catalog has {len(self)} entries, no number {unknown[0]}")
             sizes = self._sizes[in_order].tolist()
             found = {
                 n: self._entry(n, size)

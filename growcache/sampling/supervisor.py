@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -101,7 +100,6 @@ def run(
         limits = RunLimits(until_full, duration, samples)
         supervisor = Supervisor(config, cache, limits, on_status, refresh=refresh, file=file)
         on_ready()
-        gc.freeze()  # what was imported stays; to look through it again and again is in vain
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
     finally:
         cache.close()

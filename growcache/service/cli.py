@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
@@ -177,6 +178,8 @@ def run(
     settings = load_config(config, overrides or (), os.environ)
     file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
     with reporter(above=True) as shown:
+        # What was imported stays: to look through it again and again is in vain.
+        gc.freeze()
         supervisor.run(
             settings,
             until_full=until_full,
