@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -52,6 +53,7 @@ class DrawnFrom:
         start: first row or byte.
         stop: one past the last.
         round: pass of the permutation it was drawn in; None: that of its shard.
+        store: which of the configured URLs the object was listed by.
     """
 
     key: str
@@ -63,13 +65,15 @@ class DrawnFrom:
     start: int
     stop: int
     round: int | None = None
+    store: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
     """The origins of a shard's samples: a table of objects, and columns per sample.
 
-    ``round`` is empty where all samples are of the shard's round.
+    ``round`` is empty where all samples are of the shard's round, ``stores`` where all objects
+    were listed by the first URL.
     """
 
     keys: tuple[str, ...] = ()
@@ -82,14 +86,17 @@ class Origins:
     start: tuple[int, ...] = ()
     stop: tuple[int, ...] = ()
     round: tuple[int, ...] = ()
+    stores: tuple[int, ...] = ()
 
     @classmethod
     def pack(cls, rows: Iterable[DrawnFrom]) -> Origins:
         """Return the origins of samples in their order; objects in order of appearance."""
         rows = list(rows)
-        table: dict[tuple[str, str | None, int, float | None], int] = {}
-        places = [table.setdefault((r.key, r.etag, r.size, r.mtime), len(table)) for r in rows]
-        keys, etags, sizes, mtimes = tuple(zip(*table, strict=True)) or ((), (), (), ())
+        table: dict[tuple[str, str | None, int, float | None, int], int] = {}
+        objects = [(r.key, r.etag, r.size, r.mtime, r.store) for r in rows]
+        places = [table.setdefault(each, len(table)) for each in objects]
+        columns = tuple(zip(*table, strict=True)) or ((), (), (), (), ())
+        keys, etags, sizes, mtimes, stores = columns
         return cls(
             keys=keys,
             etags=etags,
@@ -101,7 +108,13 @@ class Origins:
             start=tuple(r.start for r in rows),
             stop=tuple(r.stop for r in rows),
             round=tuple(r.round for r in rows if r.round is not None),
+            stores=stores if any(stores) else (),
         )
+
+    @property
+    def identities(self) -> Iterator[tuple[int, str]]:
+        """What tells objects apart: their stores and keys, in the order of the table."""
+        return zip(self.stores or repeat(0), self.keys, strict=False)
 
     def __len__(self) -> int:
         return len(self.object)
@@ -195,8 +208,9 @@ class Sidecar:
         values["schema"] = self.schema.to_json()
         values["counts"] = dict(sorted(self.counts.items()))
         columns = {name: getattr(self.origins, name) for name in Origins.__slots__}
-        if not self.origins.round:
-            del columns["round"]
+        for name in ("round", "stores"):
+            if not columns[name]:
+                del columns[name]
         values["origins"] = columns
         values["holes"] = [[h.key, h.part, h.reason] for h in self.holes]
         inner = _dumps(values)
@@ -254,7 +268,9 @@ def _checked(sidecar: Sidecar) -> Sidecar:
     if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
         raise ValueError("a number that is none")
     origins = sidecar.origins
-    objects = {len(origins.keys), len(origins.etags), len(origins.sizes), len(origins.mtimes)}
+    stores = origins.stores or origins.keys
+    table = [origins.keys, origins.etags, origins.sizes, origins.mtimes, stores]
+    objects = {len(column) for column in table}
     rounds = origins.round or origins.object
     columns = [origins.object, origins.part, origins.parts, origins.start, origins.stop, rounds]
     if len(objects) != 1 or {len(column) for column in columns} != {sidecar.samples}:

@@ -19,6 +19,7 @@ from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 from growcache.loading.framework import Integers
 from growcache.loading.snapshot import Snapshot
+from growcache.seeding import hash64
 
 WARN_REUSE = 4.0
 WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
@@ -159,8 +160,8 @@ class Tally:
         self._delivered: dict[int, int] = {}  # how many samples of them were
         self._gone = Uses()
         self._held: deque[tuple[int, set[int]]] = deque()  # by pass, the shards that may be
-        self._keys: set[str] = set()
-        self._keys_of: set[int] = set()
+        self._objects = np.zeros(0, np.uint64)  # hashes of those seen, in order
+        self._objects_of: set[int] = set()  # shards
         self._total = self._distinct = self._skipped = 0
         self._turn = (0, 0, 0)  # delivered, distinct and cached when the turnover began
         self._recent: float | None = None
@@ -237,7 +238,7 @@ class Tally:
         used = [number for number in gone if number in self._delivered]
         sizes = {number: self._sizes.pop(number) for number in gone}
         self._gone.add(map(self._delivered.pop, used), [sizes[number] for number in used])
-        self._keys_of -= gone
+        self._objects_of -= gone
 
     def _turn_over(self) -> None:
         delivered, distinct, cached = self._turn
@@ -278,7 +279,7 @@ class Tally:
             uses_max=uses.most,
             coverage_samples=min(1.0, self._distinct / population) if population else None,
             coverage_objects=(
-                min(1.0, self._objects() / editions[-1].objects)
+                min(1.0, self._count_objects() / editions[-1].objects)
                 if population and editions and editions[-1].objects
                 else None  # not listed to the end, or no list of objects at all
             ),
@@ -296,16 +297,24 @@ class Tally:
             return "training"
         return "cache" if self._waited_cache > self._waited / 2 else "loading"
 
-    def _objects(self) -> int:
-        """Count the objects seen; a shard that went before the first report is missed."""
-        for number in self._delivered.keys() - self._keys_of:
+    def _count_objects(self) -> int:
+        """Count the objects seen; a shard that went before the first report is missed.
+
+        Kept are eight bytes of each, for there may be millions.
+        """
+        seen: set[int] = set()
+        for number in self._delivered.keys() - self._objects_of:
             try:
                 data = self._layout.sidecar(number).read_bytes()
-                self._keys.update(Sidecar.from_bytes(data).origins.keys)
+                origins = Sidecar.from_bytes(data).origins
             except (FileNotFoundError, CorruptShardError):
                 continue
-            self._keys_of.add(number)
-        return len(self._keys)
+            seen.update(hash64(f"{store}\x00{key}") for store, key in origins.identities)
+            self._objects_of.add(number)
+        if seen:
+            new = np.fromiter(seen, np.uint64, len(seen))
+            self._objects = np.union1d(self._objects, new)
+        return len(self._objects)
 
 
 def _ratio(delivered: int, distinct: int) -> float:

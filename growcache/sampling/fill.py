@@ -256,7 +256,7 @@ def encode_group(
 def _drawn_from(stop: Stop, start: int, end: int) -> DrawnFrom:
     e = stop.entry
     place = (stop.part, stop.parts, start, end)
-    return DrawnFrom(e.key, e.etag, e.size, e.mtime, *place, stop.round)
+    return DrawnFrom(e.key, e.etag, e.size, e.mtime, *place, stop.round, e.store)
 
 
 def _encode(

@@ -35,7 +35,6 @@ from growcache.errors import (
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import open_sources
 from growcache.remote.store import Entry
-from growcache.remote.urls import parse_url
 from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import LABELS, wishes
 from growcache.sampling.messages import Permit, Stop
@@ -44,7 +43,7 @@ from growcache.sampling.pace import Pace
 from growcache.sampling.transforms import load_transform
 from growcache.schema import Sample, Value
 from growcache.secrecy import public_url
-from growcache.service.partners import CHANGED, GONE, PartnerError, listed_as, partners_of
+from growcache.service.partners import CHANGED, GONE, PartnerError, partners_of
 from growcache.service.peeked import Peeked, sample_at
 from growcache.service.terminal import folded, redraws
 from growcache.usercode import short
@@ -197,7 +196,7 @@ async def _made_again(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
     sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
-    stop = stop_of(root, peeked.sidecar, peeked.i, config.urls)
+    stop = stop_of(peeked.sidecar, peeked.i)
     if labels is not None:
         (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
         stop = replace(stop, joined=joined)
@@ -223,27 +222,14 @@ async def _made_again(
     return [sample for sample, origin in pairs if origin == place]
 
 
-def stop_of(root: Path, sidecar: Sidecar, i: int, urls: Sequence[str]) -> Stop:
-    """Return the visit that yielded sample ``i`` of a shard of a cache."""
+def stop_of(sidecar: Sidecar, i: int) -> Stop:
+    """Return the visit that yielded sample ``i`` of a shard."""
     origins = sidecar.origins
     o = origins.object[i]
-    entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o])
+    store = origins.stores[o] if origins.stores else 0
+    entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o], store)
     round_ = origins.round[i] if origins.round else None
-    entry = replace(entry, store=_url_of(root, entry, urls))
     return Stop(entry, origins.part[i], origins.parts[i], round_)
-
-
-def _url_of(root: Path, entry: Entry, urls: Sequence[str]) -> int:
-    """Return the number of the URL that an object was listed by.
-
-    A shard tells of a key without its bucket, and keys in several buckets may be alike. Then
-    the listing knows, where there is one.
-    """
-    # Of several fields the first one's object is written down, which the first URL matches.
-    matching = [n for n, url in enumerate(urls) if parse_url(url).matches(entry.key)]
-    listed = listed_as(root, {(n, entry.key) for n in matching}) if len(matching) > 1 else {}
-    same = [n for (n, _), one in listed.items() if one == replace(entry, store=n)]
-    return next(iter(same or matching), 0)
 
 
 def differences(cached: Sample, again: Sample) -> list[str]:

@@ -21,6 +21,7 @@ rows = st.builds(
     parts=st.integers(1, 100),
     start=st.integers(0, 2**40),
     stop=st.integers(0, 2**40),
+    store=st.integers(0, 2),
 )
 
 
@@ -39,6 +40,8 @@ def test_what_was_written_is_read_again(drawn: list[DrawnFrom], reasons: list[st
     assert again.to_bytes() == sidecar.to_bytes()
     for i, row in enumerate(drawn):
         assert again.origin(i) == Origin(row.key, row.etag, row.start, row.stop)
+        identities = list(again.origins.identities)
+        assert identities[again.origins.object[i]] == (row.store, row.key)
 
 
 def test_every_damaged_byte_is_found() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from growcache.numpy import EpochLoader
 from growcache.service.cli import main
 from growcache.service.peeked import sample_at
 from growcache.service.refetch import differences
@@ -142,8 +143,14 @@ def test_from_two_buckets_whose_keys_are_alike(
     assert main(["run", "growcache.yaml", "--until-full"]) == 0
     drawn = [sample_at(tmp_path / "cache", f"0:{i}").sample["x"] for i in range(8)]
     assert {int(np.asarray(x)[0]) for x in drawn} == {0, 1}
+    assert main(["export", "cache", "exported"]) == 0
     for i in range(8):
         assert peek("--sample", f"0:{i}", "--config", "growcache.yaml") == 0
+        exported = ("exported", "--sample", f"0:{i}", "--config", "growcache.yaml")
+        assert main(["peek", *exported, "--refetch"]) == 0  # without the listing
+    with EpochLoader(tmp_path / "cache", batch_size=4) as loader:
+        assert {int(x) for batch in loader for x in batch["x"][:, 0]} == {0, 1}
+        assert loader.report.coverage_objects == 1.0
     for bucket in buckets:
         bucket.remove()
 
