@@ -1,7 +1,7 @@
 """The local, append-only copy of a listing: a key keeps its ordinal for ever.
 
-The file is a sequence of frames: a fixed head, then a body. A block's body is at most 64 entries
-as zlib-packed JSON, so that any entry costs one small read; sizes, MD5 sums and the running digest
+The file is a sequence of frames: a fixed head, then a body. A body is a block of entries, packed
+(see `catalog_blocks`), so that any entry costs one small read; sizes and the running digest
 stand outside the packing, so that opening a million entries unpacks none. Only the head
 and body together are valid, by their CRC32C: what a crash tore off is cut away.
 """
@@ -10,51 +10,43 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import struct
 import threading
-import zlib
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from growcache.errors import CacheError, CacheFullError
+from growcache.remote.catalog_blocks import (
+    BLOCK,
+    DIGEST_BYTES,
+    MD5_BYTES,
+    WIDTHS,
+    Columns,
+    advance,
+    pack,
+    unpack,
+    unpack_sizes,
+)
 from growcache.remote.seen import SeenKeys
 from growcache.remote.store import Entry
 from growcache.seeding import hash64
 
 _MAGIC = b"GCCAT\x00\x00\x01"
-BLOCK = 64  # entries
 _BLOCKS_IN_MEMORY = 1024  # some 12 KB each
-_DIGEST = 16  # bytes
 _HEAD = struct.Struct("<II")  # bytes of the frame behind these two, their CRC32C
-_FRAME = struct.Struct(
-    f"<BBHB{_DIGEST}s"
-)  # kind, flag, entries, bytes per size, digest after it
+# Kind, flag, entries, bytes per size, digest after it.
+_FRAME = struct.Struct(f"<BBHB{DIGEST_BYTES}s")
 _ENTRIES, _COMPLETE = 1, 2
-_MD5 = 16  # bytes
-_MOST_UNPACKED = 1 << 24  # bytes of a block: 64 keys of the longest
-_MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-# Of the values of each column.
-_KINDS: tuple[frozenset[type], ...] = (
-    frozenset({str}),
-    frozenset({str, type(None)}),
-    frozenset({float, int, type(None)}),
-    frozenset({int}),
-)
-
-Columns = list[Any]  # keys, ETags, times, stores; each by the place in the block
 
 
 class Catalog:
@@ -262,7 +254,7 @@ class Catalog:
                 base = self._firsts[block]
                 running = self._digest_before(block)
             for entry in self.entries(range(base, count)):
-                running = _advance(running, entry)
+                running = advance(running, entry)
             return running.hex()
 
     @property
@@ -307,14 +299,11 @@ class Catalog:
     def _write_block(self, entries: Sequence[Entry]) -> None:
         digest = self._last_digest()
         for entry in entries:
-            digest = _advance(digest, entry)
-        sizes = np.array([entry.size for entry in entries], np.uint64)
-        width = _width(int(sizes.max()))
-        sums = _md5_sums(entries)
-        packed = zlib.compress(orjson.dumps(_columns(entries, without_etags=bool(sums))), 6)
-        body = sums + packed
+            digest = advance(digest, entry)
+        width, sizes, sums, columns = pack(entries)
+        body = sums + columns
         place = self._write_frame(
-            _ENTRIES, bool(sums), len(entries), width, digest, _narrow(sizes, width), body
+            _ENTRIES, bool(sums), len(entries), width, digest, sizes, body
         )
         self._add_block((place, len(body), len(sums)), len(entries), digest)
 
@@ -400,16 +389,10 @@ class Catalog:
     def _read_columns(self, block: int) -> Columns:
         """Return keys, ETags, times and stores of a block."""
         offset, sums = self._offsets[block], self._sums[block]
-        length = self._lengths[block]
-        data = os.pread(self._descriptor, length, offset)
-        columns = _unpacked(data[sums:])
-        count = self._count_of(block)
-        if columns is None or [len(column) for column in columns] != [
-            count, 0 if sums else count, count, count
-        ]:  # fmt: skip
+        data = os.pread(self._descriptor, self._lengths[block], offset)
+        columns = unpack(data[:sums], data[sums:], self._count_of(block))
+        if columns is None:
             raise CacheError(f"{self._path} is damaged; move it away and list anew")
-        if sums:
-            columns[1] = _Quoted(data[:sums])
         return columns
 
     def _count_of(self, block: int) -> int:
@@ -420,8 +403,8 @@ class Catalog:
         return self._digest_before(len(self._firsts))
 
     def _digest_before(self, block: int) -> bytes:
-        end = block * _DIGEST
-        return bytes(self._digests[end - _DIGEST : end]) if block else bytes(_DIGEST)
+        end = block * DIGEST_BYTES
+        return bytes(self._digests[end - DIGEST_BYTES : end]) if block else bytes(DIGEST_BYTES)
 
     def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
         stop = first + len(sizes)
@@ -507,82 +490,17 @@ class Catalog:
             kind == _ENTRIES
             and flag in (0, 1)
             and 0 < count <= BLOCK
-            and width in (1, 2, 4, 8)
-            and packed + count * _MD5 * flag <= len(content)
+            and width in WIDTHS
+            and packed + count * MD5_BYTES * flag <= len(content)
         ):
             raise CacheError(f"{self._path} is damaged; move it away and list anew")
-        sizes = _widen(content[_FRAME.size : packed], width)
+        sizes = unpack_sizes(content[_FRAME.size : packed], width)
         self._put_sizes(self._stored, sizes)
-        place = (offset + packed, len(content) - packed, count * _MD5 * flag)
+        place = (offset + packed, len(content) - packed, count * MD5_BYTES * flag)
         self._add_block(place, count, digest)
         self._count += count
-
-
-def _unpacked(data: bytes) -> Columns | None:
-    """Return the columns of a block; None where it holds none, or more than blocks do."""
-    unpacker = zlib.decompressobj()
-    try:
-        packed = unpacker.decompress(data, _MOST_UNPACKED)
-        columns = orjson.loads(packed) if unpacker.eof else None
-    except (zlib.error, orjson.JSONDecodeError):
-        return None
-    if type(columns) is not list or len(columns) != len(_KINDS):
-        return None
-    for column, kinds in zip(columns, _KINDS, strict=True):
-        if type(column) is not list or not kinds.issuperset(map(type, column)):
-            return None
-    return columns
 
 
 def _identity(store: int, key: str) -> str:
     # Two URLs of a source may be two buckets with the same keys.
     return f"{store}\x00{key}"
-
-
-def _columns(entries: Sequence[Entry], *, without_etags: bool) -> Columns:
-    return [
-        [entry.key for entry in entries],
-        [] if without_etags else [entry.etag for entry in entries],
-        [entry.mtime for entry in entries],
-        [entry.store for entry in entries],
-    ]
-
-
-def _md5_sums(entries: Sequence[Entry]) -> bytes:
-    """Return the ETags as bytes where all are quoted MD5 sums, as S3's mostly are; else none.
-
-    Their hexadecimal digits are what packs worst of all.
-    """
-    etags = [entry.etag or "" for entry in entries]
-    if not all(map(_MD5_ETAG.fullmatch, etags)):
-        return b""
-    return bytes.fromhex("".join(etag[1:-1] for etag in etags))
-
-
-class _Quoted:
-    """MD5 sums as ETags; a block holds many of which mostly one is wanted."""
-
-    def __init__(self, sums: bytes) -> None:
-        self._sums = sums
-
-    def __getitem__(self, i: int) -> str:
-        return f'"{self._sums[i * _MD5 : (i + 1) * _MD5].hex()}"'
-
-
-def _advance(digest: bytes, entry: Entry) -> bytes:
-    # The time counts only where it is all there is: copies of a bucket have other times.
-    version = entry.etag if entry.etag is not None else entry.mtime
-    line = orjson.dumps([entry.store, entry.key, entry.size, version])
-    return blake2b(digest + line, digest_size=_DIGEST).digest()
-
-
-def _width(largest: int) -> int:
-    return next(width for width in (1, 2, 4, 8) if largest < 1 << (8 * width))
-
-
-def _narrow(sizes: npt.NDArray[np.uint64], width: int) -> bytes:
-    return sizes.astype(f"<u{width}").tobytes()
-
-
-def _widen(data: memoryview, width: int) -> npt.NDArray[np.int64]:
-    return np.frombuffer(data, f"<u{width}").astype(np.int64)

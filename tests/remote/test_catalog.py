@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import CacheError, CacheFullError
-from growcache.remote.catalog import BLOCK, Catalog
+from growcache.remote.catalog import Catalog
+from growcache.remote.catalog_blocks import BLOCK
 from growcache.remote.seen import SeenKeys
 from growcache.remote.store import Entry
 
