@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.leftovers import Leftovers
+from growcache.loading.vectored import copy_parts
 from growcache.schema import Array
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -37,7 +38,7 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     """Copy rows that begin anywhere into ``out``, in few operations: the `Take` of NumPy alone.
 
     `numpy.take` would copy once, but only out of rows without gaps and in one array. So short
-    rows are copied twice, as items of their length, and long ones as parts that are joined.
+    rows are copied twice, as items of their length, and long ones by the system.
     To do it in pieces that the CPU's cache holds would be a sixth faster, but would let go of
     the GIL for each of them, and wait to have it back beside a busy loop.
 
@@ -53,8 +54,10 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     if starts.min() < 0 or starts.max() > len(memory) - nbytes:
         raise IndexError(f"rows at {starts.min()} to {starts.max()} of {len(memory)} bytes")
     if nbytes >= LONG_ROW_BYTES:
+        if copy_parts(memory.ctypes.data + starts, nbytes, out):
+            return
         parts = [memory[start : start + nbytes] for start in starts.tolist()]
-        join_parts(parts, out.reshape(-1))
+        np.concatenate(parts, out=out.reshape(-1))
         return
     item = f"V{nbytes}"
     rows: Array = np.ndarray((len(memory) - nbytes + 1,), item, memory, 0, (1,))
@@ -63,6 +66,10 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
     """Copy the parts one behind the other: the `Join` of NumPy alone."""
+    if len(out) >= LONG_ROW_BYTES * len(parts):
+        addresses = [part.__array_interface__["data"][0] for part in parts]
+        if copy_parts(addresses, [*map(len, parts)], out):
+            return
     np.concatenate(parts, out=out)
 
 

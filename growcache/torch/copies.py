@@ -29,15 +29,25 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
         IndexError: a row that is not within the memory.
     """
     nbytes = out.shape[1]
-    index, target = torch.from_numpy(starts), torch.from_numpy(out)
-    chunk = _chunk_bytes(nbytes)
-    if chunk != nbytes:  # long rows as many short ones
-        index = (index[:, None] + torch.arange(0, nbytes, chunk)).reshape(-1)
-        target = target.view(-1, chunk)
-    # A view whose rows begin at every single byte.
+    chunk = _chunk_bytes(nbytes)  # long rows are copied as many short ones
+    index = _chunk_starts(starts, nbytes, chunk)
+    # A view whose rows begin at every single byte. NumPy makes it, for each operation of
+    # torch's lets go of the GIL, and beside a busy loop waits for it as long as one copies.
     shape = (max(0, len(memory) - chunk + 1), chunk)
-    table = torch.as_strided(torch.from_numpy(memory), shape, (1, 1))
-    torch.index_select(table, 0, index, out=target)
+    table = np.ndarray(shape, np.uint8, memory, strides=(1, 1))
+    target = torch.from_numpy(out.reshape(-1, chunk))
+    torch.index_select(torch.from_numpy(table), 0, torch.from_numpy(index), out=target)
+
+
+def _chunk_starts(starts: Integers, nbytes: int, chunk: int) -> Integers:
+    """Return where the chunks of all rows begin: int64 [chunks]."""
+    if chunk == nbytes:
+        return starts
+    index = np.empty((len(starts), nbytes // chunk), np.int64)
+    # By column: NumPy, too, would let go of the GIL to add more than 500 numbers.
+    for place, before in enumerate(range(0, nbytes, chunk)):
+        np.add(starts, before, out=index[:, place])
+    return index.reshape(-1)
 
 
 @functools.lru_cache(maxsize=256)

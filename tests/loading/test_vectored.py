@@ -1,0 +1,146 @@
+"""Copies of many parts by one system call: the same bytes, in few turns of the GIL."""
+
+import ctypes
+import errno
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.errors import CorruptShardError
+from growcache.loading import vectored
+from growcache.loading.framework import Bytes, Take, join_parts, take_rows
+from growcache.loading.vectored import MOST_PARTS, copy_parts
+
+MEMORY = np.random.default_rng(0).integers(0, 256, 3 << 20, np.uint8)
+
+
+def copied(starts: list[int], lengths: list[int]) -> Bytes:
+    out = np.zeros(sum(lengths), np.uint8)
+    addresses = MEMORY.ctypes.data + np.array(starts, np.int64)
+    assert copy_parts(addresses, np.array(lengths, np.int64), out)
+    return out
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 << 20), st.integers(0, 1 << 18)), max_size=20))
+def test_parts_lie_one_behind_the_other(parts: list[tuple[int, int]]) -> None:
+    starts, lengths = [start for start, _ in parts], [length for _, length in parts]
+    expected = b"".join(MEMORY[start : start + length].tobytes() for start, length in parts)
+    assert copied(starts, lengths).tobytes() == expected
+
+
+def test_parts_are_more_than_one_call_takes() -> None:
+    starts = np.random.default_rng(1).permutation(2 * MOST_PARTS + 7)
+    out = np.zeros((len(starts), 100), np.uint8)
+    assert copy_parts(MEMORY.ctypes.data + starts, 100, out)
+    assert (out == MEMORY[starts[:, None] + np.arange(100)]).all()
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=9), st.lists(st.integers(1, 2**14)))
+def test_what_a_call_leaves_over_is_copied_by_the_next(
+    lengths: list[int], least: list[int]
+) -> None:
+    """As of more than 2 GB: here calls end early, wherever it is in a part."""
+    limits = iter(least)
+    real = vectored._read
+    assert real is not None
+
+    def short(pid: int, into: ctypes.Array[ctypes.c_size_t], *rest: int) -> int:
+        asked, limit = into[1], next(limits, into[1])
+        into[1] = min(asked, limit)
+        return real(pid, into, *rest)
+
+    starts = [7 * i for i in range(len(lengths))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectored, "_read", short)
+        found = copied(starts, lengths)
+    expected = [MEMORY[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+    assert (found == np.concatenate(expected)).all()
+
+
+def test_a_file_that_was_cut_short_is_an_error_and_no_end_of_the_process(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(1 << 20))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        memory = np.frombuffer(mapped, np.uint8)
+        file.truncate(1 << 19)
+        out = np.empty((4, 1 << 16), np.uint8)
+        take_rows(memory, np.array([0, 1 << 17, 1 << 16, 0]), out)
+        with pytest.raises(CorruptShardError, match="cut short"):
+            take_rows(memory, np.array([0, 1 << 17, 3 << 18, 0]), out)
+        del memory
+
+
+TURN_SECONDS = 0.1
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Another thread that is in Python all the time, and lets go of its lock only when it must."""
+    before, over = sys.getswitchinterval(), False
+
+    def work() -> None:
+        while not over:
+            pass
+
+    thread = threading.Thread(target=work)
+    sys.setswitchinterval(TURN_SECONDS)
+    try:
+        thread.start()
+        yield
+    finally:
+        over = True
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+def takes() -> list[Take]:
+    try:
+        from growcache.torch import take_rows as torch_take
+    except ImportError:
+        return [take_rows]
+    return [take_rows, torch_take]
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("take", takes())
+@pytest.mark.parametrize("nbytes", [20_000, 64_000, 80_004])
+def test_many_rows_wait_for_a_busy_thread_as_often_as_few(take: Take, nbytes: int) -> None:
+    starts = np.arange(64) * 1000
+    out = np.empty((64, nbytes), np.uint8)
+    began = time.perf_counter()
+    take(MEMORY, starts, out)
+    turns = (time.perf_counter() - began) / TURN_SECONDS
+    assert turns < 10  # one or two; a turn for each row would be 64
+    assert (out[63] == MEMORY[63_000 : 63_000 + nbytes]).all()
+
+
+@pytest.fixture(params=["unknown", "refused"])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without the call, or one on which it is not allowed."""
+
+    def refused(*_: object) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    monkeypatch.setattr(vectored, "_read", None if request.param == "unknown" else refused)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_without_the_call_rows_are_copied_one_by_one() -> None:
+    starts = np.array([5, 1 << 20, 0, 3])
+    out = np.empty((4, 40_000), np.uint8)
+    take_rows(MEMORY, starts, out)
+    assert (out == MEMORY[starts[:, None] + np.arange(40_000)]).all()
+    joined = np.empty(90_000, np.uint8)
+    join_parts([MEMORY[:50_000], MEMORY[7:40_007]], joined)
+    assert (joined == np.concatenate([MEMORY[:50_000], MEMORY[7:40_007]])).all()
