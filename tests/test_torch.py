@@ -16,12 +16,21 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from growcache.errors import ConfigError, FormatError  # noqa: E402
-from growcache.loading.framework import Join, Take, join_parts, take_rows  # noqa: E402
+from growcache.loading.framework import (  # noqa: E402
+    Join,
+    Take,
+    TakeSlices,
+    join_parts,
+    take_rows,
+    take_slices,
+)
+from growcache.loading.gathering import take_slices as take_slices_alone  # noqa: E402
 from growcache.schema import Sample  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch import join_parts as torch_join  # noqa: E402
 from growcache.torch import take_rows as torch_take  # noqa: E402
 from growcache.torch.copies import copy_in_this_thread_alone  # noqa: E402
+from growcache.torch.copies import take_slices as torch_take_slices  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
 
@@ -183,6 +192,18 @@ def test_preparing_a_thread_twice_is_harmless() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize("lengths", [[3], [40_000, 1, 70_001, 16_384], [100] * 50])
+@pytest.mark.parametrize("take", [take_slices, torch_take_slices, take_slices_alone])
+def test_rows_of_different_lengths_are_copied(take: TakeSlices, lengths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    memory = rng.integers(0, 256, 200_000, np.uint8)
+    starts = rng.integers(0, 100_000, len(lengths))
+    out: Any = np.zeros(sum(lengths), np.uint8)
+    take(memory, starts, np.array(lengths), out)
+    rows = [memory[s : s + n] for s, n in zip(starts.tolist(), lengths, strict=True)]
+    np.testing.assert_array_equal(out, np.concatenate(rows))
 
 
 @pytest.mark.parametrize("sizes", [[0, 3, 0], [5], [40_000, 0, 70_001, 1], [100] * 50])

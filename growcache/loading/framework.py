@@ -22,6 +22,10 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 # nothing else may be touched, int64 [n], uint8 [n, nbytes] contiguous and not empty.
 Take: TypeAlias = Callable[[Bytes, Integers, Bytes], None]
 
+# take_slices(memory, starts, lengths, out): the same of rows that differ in length, int64 [n], at
+# least one; one lies behind the other in out, uint8 [all lengths], not empty.
+TakeSlices: TypeAlias = Callable[[Bytes, Integers, Integers, Bytes], object]
+
 # join(parts, out): the parts, uint8 [k_i] each, one behind the other; there is at least one.
 Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 
@@ -51,25 +55,41 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
         IndexError: a row that is not within the memory.
     """
     nbytes = out.shape[1]
-    if starts.min() < 0 or starts.max() > len(memory) - nbytes:
-        raise IndexError(f"rows at {starts.min()} to {starts.max()} of {len(memory)} bytes")
     if nbytes >= LONG_ROW_BYTES:
-        if copy_parts(memory.ctypes.data + starts, nbytes, out):
-            return
-        parts = [memory[start : start + nbytes] for start in starts.tolist()]
-        np.concatenate(parts, out=out.reshape(-1))
+        take_slices(memory, starts, np.full(len(starts), nbytes), out.reshape(-1))
         return
+    _check_within(memory, starts, starts + nbytes)
     item = f"V{nbytes}"
     rows: Array = np.ndarray((len(memory) - nbytes + 1,), item, memory, 0, (1,))
     out.view(item)[:, 0] = rows[starts]
 
 
+def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
+    """Copy rows of different lengths: the `TakeSlices` of NumPy alone.
+
+    Raises:
+        IndexError: a row that is not within the memory.
+    """
+    _check_within(memory, starts, starts + lengths)
+    long = len(out) >= LONG_ROW_BYTES * len(lengths)
+    if long and copy_parts(memory.ctypes.data + starts, lengths, out):
+        return
+    np.concatenate(slices(memory, starts, lengths), out=out)
+
+
+def _check_within(memory: Bytes, starts: Integers, stops: Integers) -> None:
+    if starts.min() < 0 or stops.max() > len(memory):
+        raise IndexError(f"rows from {starts.min()} to {stops.max()} of {len(memory)} bytes")
+
+
+def slices(memory: Bytes, starts: Integers, lengths: Integers) -> list[Bytes]:
+    """Return the rows where they are."""
+    stops = (starts + lengths).tolist()
+    return [memory[start:stop] for start, stop in zip(starts.tolist(), stops, strict=True)]
+
+
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
     """Copy the parts one behind the other: the `Join` of NumPy alone."""
-    if len(out) >= LONG_ROW_BYTES * len(parts):
-        addresses = [part.__array_interface__["data"][0] for part in parts]
-        if copy_parts(addresses, [*map(len, parts)], out):
-            return
     np.concatenate(parts, out=out)
 
 
@@ -116,7 +136,8 @@ class Framework:
 
     Attributes:
         take: copies rows of one length.
-        join: copies parts of different lengths.
+        take_slices: copies rows of different lengths.
+        join: copies what lies in several arrays.
         deliver: ``deliver(field, array)``: what a batch holds instead of an array.
         prepare: called first in the thread that copies.
         ranks: (rank, world size) of this process as the framework has it; None: it has none.
@@ -128,6 +149,7 @@ class Framework:
     """
 
     take: Take = take_rows
+    take_slices: TakeSlices = take_slices
     join: Join = join_parts
     deliver: Callable[[str, Any], Any] = _as_it_is
     prepare: Callable[[], None] | None = None

@@ -124,6 +124,7 @@ class _Varied:
         self._item_bytes = field.item.itemsize
         self._framework = framework
         self._join = framework.join
+        self._take_slices = framework.take_slices
         self._pool = framework.pool(field.name)
         self._added: list[Ragged] = []
 
@@ -134,7 +135,7 @@ class _Varied:
         ends = ends_of(lengths)
         out = self._pool.take(int(ends[-1]))
         run = Run(rows.memory(self.field.name), begins, lengths)
-        copy_values(run, self._item_bytes, out, self._join)
+        copy_values(run, self._item_bytes, out, self._take_slices)
         self._added.append(Ragged(self.field, out, ends, dims))
 
     def finish(self, rows: int) -> Ragged:

@@ -12,6 +12,8 @@ import logging
 import os
 import sys
 
+import numpy as np
+
 from growcache.cache import services
 from growcache.loading import framework
 from growcache.loading.arena import Arena
@@ -68,7 +70,7 @@ def _serve(wire: Wire, order: Order) -> None:
     outlet = _Outlet(wire, arena, order.wanted)
     listen(wire, functools.partial(_follow, wire, arena, outlet.link, order))
     ranks = company(order.options, order.note)
-    lent = Framework(take_rows, allocate=arena.allocate)
+    lent = Framework(take_rows, take_slices, allocate=arena.allocate)
     begin = order.start, order.missing
     Producer(order.options, outlet.link, lent, *begin, ranks, arena=arena).run()
 
@@ -92,6 +94,11 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     source, target = memory.data, out.reshape(-1).data
     for place, start in zip(range(0, len(target), nbytes), starts.tolist(), strict=True):
         target[place : place + nbytes] = source[start : start + nbytes]
+
+
+def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
+    """Copy rows of different lengths one by one, for the same reason."""
+    np.concatenate(framework.slices(memory, starts, lengths), out=out)
 
 
 class _Outlet:

@@ -11,7 +11,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from growcache.loading.buffers import BufferPool
-from growcache.loading.framework import Bytes, Framework, Integers, Join, join_parts
+from growcache.loading.framework import (
+    Bytes,
+    Framework,
+    Integers,
+    Join,
+    TakeSlices,
+    join_parts,
+    slices,
+)
 from growcache.schema import STR, Array, Field, Value
 
 RaggedStyle: TypeAlias = Literal["offsets", "pad", "list"]
@@ -43,25 +51,19 @@ class Run(NamedTuple):
     lengths: Integers
 
 
-def copy_values(run: Run, item_bytes: int, out: Bytes, join: Join) -> None:
+def copy_values(run: Run, item_bytes: int, out: Bytes, take_slices: TakeSlices) -> None:
     """Copy values into ``out``, one behind the other.
 
     Args:
         run: of the values.
         item_bytes: divides every length.
         out: uint8 [all lengths].
-        join: copies parts.
+        take_slices: copies those that are long.
     """
     if len(out) > SMALL_ITEMS * item_bytes * len(run.lengths):
-        join(_parts(run), out)
+        take_slices(*run, out)
     else:
         copy_items(run, item_bytes, out)
-
-
-def _parts(run: Run) -> list[Bytes]:
-    starts, stops = run.starts.tolist(), (run.starts + run.lengths).tolist()
-    memory = run.memory
-    return [memory[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
 
 def copy_items(run: Run, item_bytes: int, out: Bytes) -> None:
@@ -200,7 +202,7 @@ def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
         run = Run(values.values, values.ends[:-1], lengths)
         zeros = np.zeros(width - int(lengths.min()), np.uint8)
         rests = map(zeros.__getitem__, map(slice, (width - lengths).tolist()))
-        pairs = zip(_parts(run), rests, strict=True)
+        pairs = zip(slices(*run), rests, strict=True)
         join(list(chain.from_iterable(pairs)), out.reshape(-1))
         return
     out[...] = 0

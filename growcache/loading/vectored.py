@@ -22,7 +22,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 MOST_PARTS = 1024  # of a call: IOV_MAX
 
 
-def copy_parts(addresses: Any, lengths: Any, out: Bytes) -> bool:
+def copy_parts(addresses: Integers, lengths: Integers, out: Bytes) -> bool:
     """Copy parts of this process' memory into ``out``, one behind the other.
 
     By the call that reads the memory of other processes, Linux' ``process_vm_readv``. It is as
@@ -30,7 +30,7 @@ def copy_parts(addresses: Any, lengths: Any, out: Bytes) -> bool:
 
     Args:
         addresses: int64 [n], of memory that is mapped.
-        lengths: int64 [n] or one for all, in bytes.
+        lengths: int64 [n], in bytes.
         out: uint8 [all lengths], contiguous.
 
     Returns:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Integers
+from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Integers, slices
 from growcache.torch.libraries import call_loaded
 
 # Rows with fewer elements are copied by memcpy, those with more through a tensor iterator
@@ -57,6 +57,11 @@ def _chunk_bytes(nbytes: int) -> int:
         return nbytes
     pieces = range(-(-nbytes // (GRAIN_ELEMENTS - 1)), nbytes // SMALLEST_CHUNK + 1)
     return next((nbytes // n for n in pieces if nbytes % n == 0), nbytes)
+
+
+def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
+    """Copy rows of different lengths, one behind the other, as `join_parts` does."""
+    join_parts(slices(memory, starts, lengths), out)
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:

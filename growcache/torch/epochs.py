@@ -9,7 +9,12 @@ import torch
 from growcache.errors import FormatError
 from growcache.loading.framework import Carrier, Framework
 from growcache.loading.loader import Loader
-from growcache.torch.copies import copy_in_this_thread_alone, join_parts, take_rows
+from growcache.torch.copies import (
+    copy_in_this_thread_alone,
+    join_parts,
+    take_rows,
+    take_slices,
+)
 from growcache.torch.devices import sender_to
 
 
@@ -41,7 +46,7 @@ class EpochLoader(Loader):
     """
 
     framework = Framework(
-        take_rows, join_parts, _tensor, copy_in_this_thread_alone, _distributed
+        take_rows, take_slices, join_parts, _tensor, copy_in_this_thread_alone, _distributed
     )
 
     def _carrier_to(self, device: Any) -> Carrier | None:

@@ -52,7 +52,7 @@ def test_values_are_copied_whatever_their_alignment(made: Any, copy: str) -> Non
     expected = [run.memory[s : s + n] for s, n in zip(run.starts, run.lengths, strict=True)]
     out: Any = np.full(int(run.lengths.sum()), 7, np.uint8)
     if copy == "values":
-        copy_values(run, item, out, NUMPY.join)
+        copy_values(run, item, out, NUMPY.take_slices)
     else:
         copy_items(run, item, out)
     np.testing.assert_array_equal(out, np.concatenate(expected))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from growcache.errors import CorruptShardError
 from growcache.loading import vectored
-from growcache.loading.framework import Bytes, Take, join_parts, take_rows
+from growcache.loading.framework import Bytes, Take, take_rows, take_slices
 from growcache.loading.vectored import MOST_PARTS, copy_parts
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 3 << 20, np.uint8)
@@ -39,7 +39,8 @@ def test_parts_lie_one_behind_the_other(parts: list[tuple[int, int]]) -> None:
 def test_parts_are_more_than_one_call_takes() -> None:
     starts = np.random.default_rng(1).permutation(2 * MOST_PARTS + 7)
     out = np.zeros((len(starts), 100), np.uint8)
-    assert copy_parts(MEMORY.ctypes.data + starts, 100, out)
+    lengths = np.full(len(starts), 100)
+    assert copy_parts(MEMORY.ctypes.data + starts, lengths, out.reshape(-1))
     assert (out == MEMORY[starts[:, None] + np.arange(100)]).all()
 
 
@@ -142,5 +143,5 @@ def test_without_the_call_rows_are_copied_one_by_one() -> None:
     take_rows(MEMORY, starts, out)
     assert (out == MEMORY[starts[:, None] + np.arange(40_000)]).all()
     joined = np.empty(90_000, np.uint8)
-    join_parts([MEMORY[:50_000], MEMORY[7:40_007]], joined)
+    take_slices(MEMORY, np.array([0, 7]), np.array([50_000, 40_000]), joined)
     assert (joined == np.concatenate([MEMORY[:50_000], MEMORY[7:40_007]])).all()
