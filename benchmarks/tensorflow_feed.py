@@ -7,8 +7,8 @@ the shuffle buffer of the native reader, and knows nothing of leases or of a cac
 changes. And the limit: "in memory" is one batch that is there already, handed out again and
 again, so it is what TensorFlow's iterators, or Keras' steps, take by themselves: what it does not
 reach nobody does. "memcpy" is the limit of whatever puts batches of large samples together in
-Python's process: rows that are in memory already, chosen beforehand, are copied once, into memory
-that goes round, and a generator hands each batch over. (Small ones `gather` hands over several at
+Python's process: rows that are in memory already, chosen beforehand, are copied once, in one
+operation, into memory that goes round, and a generator hands each batch over. (Small ones `gather` hands over several at
 a time, and is faster.)
 
 Each has a process of its own, for TensorFlow changes how memory is allocated in all of a
@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import median, parser, report, verdict
+from growcache.loading.vectored import copy_parts
 from growcache.schema import Sample, Schema
 from tests.filled import Filled
 
@@ -149,16 +150,19 @@ def memcpy(root: Path, kind: Kind) -> Any:
     rows = [row for batch in found for row in values_of(batch["x"])]
     row_shape = rows[0].shape[1:] if ragged else rows[0].shape
     order = np.random.default_rng(0).permutation(len(rows)).reshape(ROTATED, BATCH)
-    sources = [[rows[i].reshape(-1) for i in some] for some in order.tolist()]
+    sources = [[rows[i].reshape(-1).view(np.uint8) for i in some] for some in order.tolist()]
+    addresses = [np.array([row.ctypes.data for row in some]) for some in sources]
+    lengths = [np.array([row.nbytes for row in some]) for some in sources]
     splits = [np.cumsum([0, *(len(rows[i]) for i in some)]) for some in order.tolist()]
     labels = [batch["y"].numpy() for batch in found]
     buffers = [aligned(sum(row.nbytes for row in some)) for some in sources]
 
     def copies() -> Iterator[tuple[Any, ...]]:
         for i in itertools.cycle(range(ROTATED)):
-            out = buffers[i].view(kind.dtype)
-            np.concatenate(sources[i], out=out)
-            yield out.reshape(-1, *row_shape), splits[i], labels[i]
+            out = buffers[i]
+            if not copy_parts(addresses[i], lengths[i], out):
+                np.concatenate(sources[i], out=out)
+            yield out.view(kind.dtype).reshape(-1, *row_shape), splits[i], labels[i]
 
     def batch_of(x: Any, splits: Any, y: Any) -> Any:
         if ragged:
