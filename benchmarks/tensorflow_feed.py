@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import median, parser, report, verdict
-from growcache.loading.vectored import copy_parts
+from growcache.loading.framework import take_slices
 from growcache.schema import Sample, Schema
 from tests.filled import Filled
 
@@ -150,18 +150,17 @@ def memcpy(root: Path, kind: Kind) -> Any:
     rows = [row for batch in found for row in values_of(batch["x"])]
     row_shape = rows[0].shape[1:] if ragged else rows[0].shape
     order = np.random.default_rng(0).permutation(len(rows)).reshape(ROTATED, BATCH)
-    sources = [[rows[i].reshape(-1).view(np.uint8) for i in some] for some in order.tolist()]
-    addresses = [np.array([row.ctypes.data for row in some]) for some in sources]
-    lengths = [np.array([row.nbytes for row in some]) for some in sources]
+    source = np.concatenate([row.reshape(-1).view(np.uint8) for row in rows])
+    lengths = np.array([row.nbytes for row in rows])
+    starts = np.cumsum(lengths) - lengths
     splits = [np.cumsum([0, *(len(rows[i]) for i in some)]) for some in order.tolist()]
     labels = [batch["y"].numpy() for batch in found]
-    buffers = [aligned(sum(row.nbytes for row in some)) for some in sources]
+    buffers = [aligned(int(lengths[some].sum())) for some in order]
 
     def copies() -> Iterator[tuple[Any, ...]]:
         for i in itertools.cycle(range(ROTATED)):
             out = buffers[i]
-            if not copy_parts(addresses[i], lengths[i], out):
-                np.concatenate(sources[i], out=out)
+            take_slices(source, starts[order[i]], lengths[order[i]], out)
             yield out.view(kind.dtype).reshape(-1, *row_shape), splits[i], labels[i]
 
     def batch_of(x: Any, splits: Any, y: Any) -> Any:

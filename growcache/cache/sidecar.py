@@ -273,6 +273,8 @@ def _checked(sidecar: Sidecar) -> Sidecar:
     objects = {len(column) for column in table}
     rounds = origins.round or origins.object
     columns = [origins.object, origins.part, origins.parts, origins.start, origins.stop, rounds]
+    if not all(type(store) is int and 0 <= store < _MOST for store in origins.stores):
+        raise ValueError("a store that is none")
     if len(objects) != 1 or {len(column) for column in columns} != {sidecar.samples}:
         raise ValueError("origins of other samples")
     if origins.object and not 0 <= min(origins.object) <= max(origins.object) < objects.pop():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.leftovers import Leftovers
-from growcache.loading.vectored import copy_parts
+from growcache.loading.vectored import copy_rows
 from growcache.schema import Array
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -29,7 +29,7 @@ TakeSlices: TypeAlias = Callable[[Bytes, Integers, Integers, Bytes], object]
 # join(parts, out): the parts, uint8 [k_i] each, one behind the other; there is at least one.
 Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 
-# From here on a row takes longer to copy than Python takes to name it.
+# From here on a row takes longer to copy than Python, or the system, takes to be told of it.
 LONG_ROW_BYTES = 16 * 1024
 
 # Of rows that are gathered at once. To begin a block costs the thread that copies, and the loop
@@ -58,7 +58,8 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     if nbytes >= LONG_ROW_BYTES:
         take_slices(memory, starts, np.full(len(starts), nbytes), out.reshape(-1))
         return
-    _check_within(memory, starts, starts + nbytes)
+    if starts.min() < 0 or starts.max() > len(memory) - nbytes:
+        raise IndexError(f"rows at {starts.min()} to {starts.max()} of {len(memory)} bytes")
     item = f"V{nbytes}"
     rows: Array = np.ndarray((len(memory) - nbytes + 1,), item, memory, 0, (1,))
     out.view(item)[:, 0] = rows[starts]
@@ -70,22 +71,23 @@ def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) 
     Raises:
         IndexError: a row that is not within the memory.
     """
-    _check_within(memory, starts, starts + lengths)
     long = len(out) >= LONG_ROW_BYTES * len(lengths)
-    if long and copy_parts(memory.ctypes.data + starts, lengths, out):
+    if long and copy_rows(memory, starts, lengths, out):
         return
     np.concatenate(slices(memory, starts, lengths), out=out)
 
 
-def _check_within(memory: Bytes, starts: Integers, stops: Integers) -> None:
+def slices(memory: Bytes, starts: Integers, lengths: Integers) -> list[Bytes]:
+    """Return the rows where they are.
+
+    Raises:
+        IndexError: a row that is not within the memory.
+    """
+    stops = starts + lengths
     if starts.min() < 0 or stops.max() > len(memory):
         raise IndexError(f"rows from {starts.min()} to {stops.max()} of {len(memory)} bytes")
-
-
-def slices(memory: Bytes, starts: Integers, lengths: Integers) -> list[Bytes]:
-    """Return the rows where they are."""
-    stops = (starts + lengths).tolist()
-    return [memory[start:stop] for start, stop in zip(starts.tolist(), stops, strict=True)]
+    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+    return [memory[start:stop] for start, stop in pairs]
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:

@@ -97,7 +97,7 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
 
 
 def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
-    """Copy rows of different lengths one by one, for the same reason."""
+    """Copy rows of different lengths one by one, too."""
     np.concatenate(framework.slices(memory, starts, lengths), out=out)
 
 

@@ -302,18 +302,18 @@ class Tally:
 
         Kept are eight bytes of each, for there may be millions.
         """
-        seen: set[int] = set()
+        seen = [self._objects]
         for number in self._delivered.keys() - self._objects_of:
             try:
                 data = self._layout.sidecar(number).read_bytes()
                 origins = Sidecar.from_bytes(data).origins
             except (FileNotFoundError, CorruptShardError):
                 continue
-            seen.update(hash64(f"{store}\x00{key}") for store, key in origins.identities)
+            hashes = (hash64(f"{store}\x00{key}") for store, key in origins.identities)
+            seen.append(np.fromiter(hashes, np.uint64))
             self._objects_of.add(number)
-        if seen:
-            new = np.fromiter(seen, np.uint64, len(seen))
-            self._objects = np.union1d(self._objects, new)
+        if len(seen) > 1:
+            self._objects = np.unique(np.concatenate(seen))
         return len(self._objects)
 
 

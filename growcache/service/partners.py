@@ -47,7 +47,7 @@ async def partners_of(root: Path, reader: StoreReader, first: int) -> tuple[Entr
     if values is None:
         return ()
     others = [(n, other.rendered(values)) for n, other in enumerate(templates[1:], 1)]
-    listed = listed_as(root, {(first + n, store.key_beside(n, below)) for n, below in others})
+    listed = _listed_as(root, {(first + n, store.key_beside(n, below)) for n, below in others})
     ours = {n: replace(entry, store=n - first) for (n, _), entry in listed.items()}
     return tuple([await _partner(store, ours.get(first + n), n, below) for n, below in others])
 
@@ -69,7 +69,7 @@ async def _partner(store: RemoteStore, then: Entry | None, n: int, below: str) -
     return then
 
 
-def listed_as(root: Path, wanted: Set[tuple[int, str]]) -> dict[tuple[int, str], Entry]:
+def _listed_as(root: Path, wanted: Set[tuple[int, str]]) -> dict[tuple[int, str], Entry]:
     """Return what the cache's listing says of objects; an exported cache has none.
 
     Args:

@@ -15,6 +15,8 @@ from growcache.torch.libraries import call_loaded
 # that is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
 GRAIN_ELEMENTS = 32_768
 SMALLEST_CHUNK = 2048
+# From more numbers on NumPy lets go of the GIL to compute.
+UNLOCKED_NUMBERS = 500
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
@@ -43,10 +45,13 @@ def _chunk_starts(starts: Integers, nbytes: int, chunk: int) -> Integers:
     """Return where the chunks of all rows begin: int64 [chunks]."""
     if chunk == nbytes:
         return starts
-    index = np.empty((len(starts), nbytes // chunk), np.int64)
-    # By column: NumPy, too, would let go of the GIL to add more than 500 numbers.
-    for place, before in enumerate(range(0, nbytes, chunk)):
-        np.add(starts, before, out=index[:, place])
+    before = np.arange(0, nbytes, chunk)
+    index = np.empty((len(starts), len(before)), np.int64)
+    if len(starts) > UNLOCKED_NUMBERS:
+        np.add(starts[:, None], before, out=index)
+    else:
+        for column, by in enumerate(before.tolist()):
+            np.add(starts, by, out=index[:, column])
     return index.reshape(-1)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,3 +59,14 @@ def test_a_later_version_is_refused_by_name() -> None:
     sidecar = dataclasses.replace(make(3, 0)[0], format_version=2)
     with pytest.raises(CorruptShardError, match="expected version 1, found 2"):
         Sidecar.from_bytes(sidecar.to_bytes())
+
+
+@pytest.mark.parametrize("stores", [(0,), (0, 1, 2, -1), (0, 1, 2, "a"), (0,) * 9])
+def test_stores_are_numbers_one_for_each_object(stores: tuple[Any, ...]) -> None:
+    sidecar, _ = make(3, 4)
+    origins = dataclasses.replace(sidecar.origins, stores=(0, 1, 0, 2))
+    good = dataclasses.replace(sidecar, origins=origins)
+    assert Sidecar.from_bytes(good.to_bytes()) == good
+    bad = dataclasses.replace(sidecar, origins=dataclasses.replace(origins, stores=stores))
+    with pytest.raises(CorruptShardError):
+        Sidecar.from_bytes(bad.to_bytes())
