@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from growcache.errors import CacheError
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import NOTHING, Checked, Pass, ShardStream
+from growcache.loading.streams import Checked, Pass, ShardStream
 from growcache.schema import Array
 from growcache.seeding import derive
 from growcache.tensorflow.feeds import Dataset, Feed
@@ -32,7 +32,6 @@ CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
 MOST_SHARDS = 1 << 62  # of an iteration
-END = NOTHING - 1  # the token behind the last shard
 
 
 class NativeFeed(Feed):
@@ -80,8 +79,9 @@ class NativeFeed(Feed):
         options = self._options
         # Not from a generator: TensorFlow prepares each function of a pipeline for each
         # iterator anew, and a generator has four.
-        shards = tf.data.Dataset.range(MOST_SHARDS).map(lambda _: self._shard(name))
-        shards = shards.take_while(lambda paths, token, count: token != END)
+        shards = _until_stopped(
+            tf.data.Dataset.range(MOST_SHARDS), lambda turn: self._shard(name)
+        )
         samples = shards.interleave(
             lambda paths, token, count: self._samples(name, read_bytes, paths, token, count),
             cycle_length=CYCLE_SHARDS if options.shuffles else 1,
@@ -160,7 +160,7 @@ class NativeFeed(Feed):
 
     def _next_shard(self, name: np.int64) -> tuple[Array, np.int64, np.int64]:
         shards = self._shards.get(int(name), iter(()))
-        path, token, samples = next(shards, ("", END, 0))
+        path, token, samples = next(shards)  # StopIteration is the dataset's end
         return np.array([path] if path else [], object), np.int64(token), np.int64(samples)
 
     def _was_read(self, name: np.int64, token: np.int64) -> np.bool_:
@@ -194,3 +194,19 @@ class NativeFeed(Feed):
                 "cache with eviction: none"
             )
         self._numbers = numbers
+
+
+def _until_stopped(dataset: Dataset, function: Any) -> Dataset:
+    """Return a map that ends where the function does: `Dataset.map` would take that for an error."""
+    made = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
+    specs = tuple(spec(each.dtype, each.shape) for each in made.structured_outputs)
+    variant = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=made.captured_inputs,
+        f=made,
+        output_types=[each.dtype for each in specs],
+        output_shapes=[each.shape for each in specs],
+        use_inter_op_parallelism=True,
+        preserve_cardinality=False,
+    )
+    return tf.data.experimental.from_variant(variant, specs)
