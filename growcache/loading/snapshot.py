@@ -253,8 +253,10 @@ class Snapshot:
 
     def leave(self, numbers: Iterable[int]) -> None:
         """Undo one `enter`: of a cache beyond memory most shards leave it with that."""
-        share = kept_share(self.shard_bytes, available_bytes())
-        self._maps.leave(self._keys(numbers), self.view.cache_format, share)
+        left = [number for number in numbers if number in self._rows]
+        window_bytes = sum(self._rows[number].shard_bytes for number in left)
+        share = kept_share(self.shard_bytes, available_bytes(), window_bytes)
+        self._maps.leave(self._keys(left), self.view.cache_format, share)
 
     def _keys(self, numbers: Iterable[int]) -> list[Key]:
         return [key_of(self._rows[number]) for number in numbers if number in self._rows]

@@ -26,19 +26,24 @@ from growcache.loading import gather, plan, snapshot
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import Framework, take_rows
 from growcache.loading.options import LoaderOptions
-from growcache.loading.residency import SHARE_OF_AVAILABLE, is_kept, kept_share
+from growcache.loading.residency import SHARE_OF_AVAILABLE, WINDOWS, is_kept, kept_share
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS
 
 SIZES = st.integers(0, 10**15)
 
 
-@given(SIZES, SIZES)
-def test_what_stays_fits_into_its_share_of_memory(cache: int, available: int) -> None:
-    share = kept_share(cache, available)
+@given(SIZES, SIZES, SIZES)
+def test_what_stays_fits_into_its_share_of_memory(
+    cache: int, available: int, window: int
+) -> None:
+    share = kept_share(cache, available, window)
     assert 0 <= share <= 1
-    assert share * cache <= SHARE_OF_AVAILABLE * available * (1 + 1e-9)
-    assert share == 1 or cache > SHARE_OF_AVAILABLE * available
+    room = SHARE_OF_AVAILABLE * available
+    assert share * cache <= room * (1 + 1e-9)
+    assert share == 1 or cache > room
+    if 0 < share < 1:  # together with the windows that are read
+        assert share * cache + WINDOWS * window <= room * (1 + 1e-9)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1), st.floats(0, 1))
@@ -77,11 +82,12 @@ def read_all(loader: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", list(LOADERS))
-@pytest.mark.parametrize(("available", "stay"), [(1 << 40, 8), (8_000_000, 4), (0, 0)])
+@pytest.mark.parametrize(("available", "stay"), [(1 << 40, 8), (13_000_000, 4), (0, 0)])
 def test_shards_leave_memory_where_it_cannot_hold_the_cache(
     cache: Filled, monkeypatch: pytest.MonkeyPatch, kind: str, available: int, stay: int
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(plan, "WINDOW_SHARDS", 1)
     monkeypatch.setattr(snapshot, "available_bytes", lambda: available)
     options: Any = {"batch_size": 5, "min_samples": 1, "samples_per_epoch": 80}
     with LOADERS[kind](cache.root, gather="thread", **options) as loader:
