@@ -49,7 +49,7 @@ def _chunk_starts(starts: Integers, nbytes: int, chunk: int) -> Integers:
     index = np.empty((len(starts), len(before)), np.int64)
     if len(starts) > UNLOCKED_NUMBERS:
         np.add(starts[:, None], before, out=index)
-    else:
+    else:  # column by column it does not
         for column, by in enumerate(before.tolist()):
             np.add(starts, by, out=index[:, column])
     return index.reshape(-1)

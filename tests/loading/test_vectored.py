@@ -135,7 +135,7 @@ def takes() -> list[Take]:
 @pytest.mark.parametrize("take", takes())
 @pytest.mark.parametrize(
     ("rows", "nbytes", "most"),
-    [(64, 20_000, 5), (64, 64_000, 5), (64, 80_004, 5), (1100, 20_000, 9)],
+    [(64, 20_000, 5), (64, 64_000, 5), (64, 80_004, 5), (600, 80_004, 9), (1100, 20_000, 9)],
 )
 def test_rows_do_not_wait_for_a_busy_thread_one_by_one(
     take: Take, rows: int, nbytes: int, most: int
