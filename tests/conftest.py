@@ -7,6 +7,8 @@ import gc
 import shutil
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,6 +45,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def write_tables(request: pytest.FixtureRequest) -> bool:
     """Whether tables are written rather than compared."""
     return bool(request.config.getoption("--write-tables"))
+
+
+def loading_threads() -> set[threading.Thread]:
+    """Threads of loaders that were neither closed nor collected."""
+    return {thread for thread in threading.enumerate() if thread.name == "growcache-loader"}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    """No test leaves a loader behind, or a later one may be told that it did."""
+    before = loading_threads()
+    yield
+    if loading_threads() - before:
+        gc.collect()  # an error's traceback may hold its loader
+    frames = sys._current_frames()
+    for thread in loading_threads() - before:
+        stack = traceback.format_stack(frames[thread.ident]) if thread.ident in frames else []
+        pytest.fail(f"A loader was left behind, with its thread at\n{''.join(stack)}")
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ class Link:
         tokens: True: a right to put a block. False: look at what was delivered.
         stop: set when the producer shall end, together with ``wake``.
         wake: ends its waits for samples.
+        news: set when a pass is over, for a producer that waits for the next one to begin.
         halt: set when it shall make no more blocks, but keep its leases.
         wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
             made any more.
@@ -107,6 +108,7 @@ class Link:
         self.step_seconds = math.inf
         self.stop = threading.Event()
         self.wake = threading.Event()
+        self.news = threading.Event()
         self.halt = threading.Event()
         self.wanted = wanted
         self.making = (0.0, 0.0)
@@ -131,6 +133,7 @@ class Link:
         """Say, for the consumer, that a pass is over, and its lease wanted no more."""
         self.delivered = Mark(pass_number + 1, 0)
         self.tokens.put(False)
+        self.news.set()
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch, for the consumer."""
@@ -146,7 +149,7 @@ class Link:
         """Return when the consumer has begun the epoch, or the link is closed."""
         with self._begun:
             self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
-        self._give_way()
+        self.give_way()
 
     def token(self) -> bool:
         """Return the next of the tokens, once there is one, and the consumer in its step."""
@@ -155,10 +158,10 @@ class Link:
         except queue.Empty:
             token = self.tokens.get()
         if not self.by_block:  # else the consumer has a process to itself
-            self._give_way()
+            self.give_way()
         return token
 
-    def _give_way(self) -> None:
+    def give_way(self) -> None:
         """Wait until the consumer that woke this thread has its batch, and is in its step.
 
         It is on its way there at this moment, and lets go of the GIL where it drops the batch

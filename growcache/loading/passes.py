@@ -45,6 +45,7 @@ class Walk:
             None to stop.
         stop: set when the walk shall end, together with ``wake``.
         wake: ends waits for samples early.
+        news: set when the consumer stands behind another pass.
         on_pass: called when a pass begins.
 
     Attributes:
@@ -52,6 +53,8 @@ class Walk:
         ready: waits until the next snapshot may be taken; earlier it would only be older.
         passed_over: whether the rows that are taken now are not read.
         position: where the consumer stands, or further on.
+        heard: where it stands, or not so far.
+        give_way: waits until it is not about to begin an epoch, which ends another.
     """
 
     def __init__(
@@ -62,13 +65,15 @@ class Walk:
         resume: Callable[[], tuple[Snapshot, Rest] | None] | None,
         stop: threading.Event,
         wake: threading.Event,
+        news: threading.Event,
         on_pass: Callable[[OpenPass], None],
     ) -> None:
         self._options = options
         watch = Watch(wake, stop.is_set, self._hold, self._own)
         self._opener = Opener(options, ranks, watch, stop, wake)
         self._holding = False
-        self._turn = threading.Event()  # the next pass is there, or waits for samples
+        self._turn = False  # the next pass is there, or waits for samples
+        self._news = news
         self._stop = stop
         self._wake = wake
         self._on_pass = on_pass
@@ -87,6 +92,8 @@ class Walk:
         self.ready: Callable[[], None] = _at_once
         self.passed_over: Callable[[], bool] = _never
         self.position: Callable[[], Mark] = _beyond
+        self.heard: Callable[[], Mark] = _nowhere
+        self.give_way: Callable[[], None] = _at_once
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
         if resume is None:
@@ -110,7 +117,7 @@ class Walk:
             assert self._pass is not None
             self._begin_pass_ahead(self._pass.number + 1, 1)
         assert self._next_pass is not None
-        self._turn.wait()
+        self._wait_for_turn()
         if self._holding:
             self._leave_pass()
             self._close_left()  # what it holds could not leave, and nothing new come
@@ -121,6 +128,15 @@ class Walk:
         self._on_pass(begun)
         self._enter(begun.first)
         return begun.plan
+
+    def _wait_for_turn(self) -> None:
+        """Wait for the next pass, which may be an hour; what is over by then holds no lease."""
+        while not self._turn:
+            self._news.wait()
+            self._news.clear()
+            if not self._turn:
+                self.give_way()
+                self.let_go()
 
     def take(self, rows: int) -> list[Piece]:
         """Return the next so many rows; fewer only where the pass ends.
@@ -163,8 +179,9 @@ class Walk:
                 window.begun |= new
                 window.snapshot.mark_begun(new)
 
-    def delivered(self, mark: Mark) -> None:
-        """Let go of what lies before the mark: the consumer has it."""
+    def let_go(self) -> None:
+        """Let go of what the consumer has."""
+        mark = self.heard()
         while self._undelivered and _end(self._undelivered[0][0]) <= mark[:2]:
             window, snapshot = self._undelivered.popleft()
             snapshot.finish(window.numbers)
@@ -276,20 +293,24 @@ class Walk:
 
     def _open_ahead(self, open_pass: Callable[[], OpenPass]) -> None:
         self._holding = False
-        self._turn.clear()
+        self._turn = False
 
         def prepare() -> OpenPass:
             try:
                 return open_pass()
             finally:
-                self._turn.set()
+                self._take_turn()
 
         self._next_pass = Ahead(prepare, "snapshot")
 
     def _hold(self) -> None:
         """Have the pass ended as soon as its rows are through."""
         self._holding = True
-        self._turn.set()
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        self._turn = True
+        self._news.set()
 
     def _own(self) -> dict[str, list[int]]:
         """Return what will be used yet of the pass that is walked, by its lease.
@@ -323,3 +344,7 @@ def _never() -> bool:
 
 def _beyond() -> Mark:
     return Mark(sys.maxsize, 0)
+
+
+def _nowhere() -> Mark:
+    return Mark(-1, 0)

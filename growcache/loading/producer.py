@@ -114,7 +114,8 @@ class Producer:
         if self._framework.prepare is not None:
             self._framework.prepare()
         walk = opened.enter_context(closing(self._walk()))
-        walk.position = self._position
+        walk.position, walk.heard = self._position, lambda: self._link.delivered
+        walk.give_way = self._link.give_way
         for epoch in itertools.count(self._start.epoch):
             walk.ready = functools.partial(self._link.wait_begun, epoch)
             walk.passed_over = functools.partial(self._abandoned, epoch)
@@ -134,7 +135,7 @@ class Producer:
             stopped = link.stop.is_set
             attempt = Attempt(options, start.fingerprint, self._missing, link.wake, stopped)
             resume = functools.partial(reopen, attempt, self._rest)
-        watched = (link.stop, link.wake)
+        watched = (link.stop, link.wake, link.news)
         return Walk(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
 
     def _position(self) -> Mark:
@@ -269,9 +270,9 @@ class Producer:
         if not self._ahead:
             self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)
-        walk.delivered(self._link.delivered)
+        walk.let_go()
         while not self._link.token():
-            walk.delivered(self._link.delivered)
+            walk.let_go()
         if self._link.stop.is_set():
             raise StoppedError
         # Before it is put, for then it is the consumer's.

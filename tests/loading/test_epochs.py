@@ -256,6 +256,20 @@ def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
     assert not any(lease.open for lease in read_leases(cache.root))
 
 
+def test_a_pass_that_is_over_keeps_no_lease_where_all_of_the_next_one_is_made(
+    cache: Any, engine: MakeEngine
+) -> None:
+    """The thread waits for the next epoch, which may begin in an hour; evictions wait for it."""
+    cache.add(0)
+    loader = engine(cache)
+    epoch = loader.epoch()
+    next(epoch)
+    assert settled(lambda: len(open_leases(cache.root)) == 2)
+    time.sleep(0.2)  # by then the only block of the second epoch is made
+    assert list(epoch) == []
+    assert settled(lambda: len(open_leases(cache.root)) == 1)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("where", ["before the walk", "as it begins"])
 def test_an_error_before_the_first_block_reaches_the_loop(
