@@ -1,7 +1,7 @@
 """The pipeline in which TensorFlow's own code reads, shuffles, batches and parses.
 
-Python says which shards come, once per shard, and counts where the samples of a batch
-came from, once per batch. Every record goes with a number that tells its shard.
+Python says which shards come, once per shard, and counts where samples came from, once per
+block of batches that are decoded at once. Every record goes with a number that tells its shard.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from growcache.tensorflow.generated import Generated
 from growcache.tensorflow.live import end_with_the_interpreter
 from growcache.tensorflow.memory import keep_freed_memory
 from growcache.tensorflow.records import Records
+from growcache.tensorflow.sizes import Cached
 from growcache.tensorflow.tensors import Tensor, spec
 
-SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
-SHUFFLE_SAMPLES = 16_384
-BUFFERS_PER_PASS = 4
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
+CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
 MOST_SHARDS = 1 << 62  # of an iteration
 
@@ -65,7 +64,7 @@ class NativeFeed(Feed):
         An iteration is one element of the outermost dataset, whose generator stands still
         while the inner pipeline runs: TensorFlow closes it with the iterator.
         """
-        iterations = Generated(self._iterate, [spec(tf.int64)] * 4).dataset
+        iterations = Generated(self._iterate, [spec(tf.int64)] * 6).dataset
         made = iterations.flat_map(self._batches).prefetch(PREFETCH_BATCHES)
         options = tf.data.Options()
         # The order is the same for the same seed and cache, unless the cache is waited for.
@@ -73,30 +72,49 @@ class NativeFeed(Feed):
         return made.with_options(options)
 
     def _batches(
-        self, name: Tensor, buffer_samples: Tensor, seed: Tensor, read_bytes: Tensor
+        self,
+        name: Tensor,
+        seed: Tensor,
+        read_bytes: Tensor,
+        chunk_samples: Tensor,
+        buffer_samples: Tensor,
+        block_samples: Tensor,
     ) -> Dataset:
         """Return the batches of one iteration (this is traced once)."""
-        options = self._options
+        samples = self._in_order(name, read_bytes, chunk_samples)
+        if self._options.shuffles:
+            samples = samples.shuffle(buffer_samples, seed=seed)
+        sizes, full = self._epoch_sizes(), self._full_batches
+        if self._records.cuts:
+            blocks = self._decoded(name, samples.batch(block_samples))
+            return blocks.rebatch(sizes or self._options.batch_size, drop_remainder=full)
+        batches = samples.batch(self._options.batch_size, drop_remainder=full)
+        return self._decoded(name, batches if sizes is None else batches.rebatch(sizes))
+
+    def _decoded(self, name: Tensor, samples: Dataset) -> Dataset:
+        return samples.map(
+            lambda numbers, records: self._delivered(name, numbers, records),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+    def _in_order(self, name: Tensor, read_bytes: Tensor, chunk_samples: Tensor) -> Dataset:
+        """Return (number, record) of each sample, as shards come and threads read them."""
         # Not from a generator: TensorFlow prepares each function of a pipeline for each
         # iterator anew, and a generator has four.
         shards = _until_stopped(
             tf.data.Dataset.range(MOST_SHARDS), lambda turn: self._shard(name)
         )
-        samples = shards.interleave(
-            lambda paths, token, count: self._samples(name, read_bytes, paths, token, count),
-            cycle_length=CYCLE_SHARDS if options.shuffles else 1,
-            num_parallel_calls=self._records.threads,
-        )
-        if options.shuffles:
-            samples = samples.shuffle(buffer_samples, seed=seed)
-        samples = samples.batch(options.batch_size, drop_remainder=self._full_batches)
-        sizes = self._epoch_sizes()
-        if sizes is not None:
-            samples = samples.rebatch(sizes)
-        return samples.map(
-            lambda numbers, records: self._delivered(name, numbers, records),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
+        threads = self._records.threads
+
+        def samples(paths: Tensor, token: Tensor, count: Tensor) -> Dataset:
+            found = self._samples(name, read_bytes, paths, token, count)
+            if threads is None:
+                return found
+            return found.batch(tf.clip_by_value(count // CHUNKS_PER_SHARD, 1, chunk_samples))
+
+        cycle = CYCLE_SHARDS if self._options.shuffles else 1
+        read = shards.interleave(samples, cycle_length=cycle, num_parallel_calls=threads)
+        return read if threads is None else read.unbatch()
 
     @property
     def _full_batches(self) -> bool:
@@ -134,7 +152,7 @@ class NativeFeed(Feed):
 
     # What TensorFlow's threads call
 
-    def _iterate(self) -> Iterator[tuple[int, int, int, int]]:
+    def _iterate(self) -> Iterator[tuple[int, ...]]:
         keep_freed_memory()
         stream = ShardStream(
             self._options,
@@ -151,12 +169,23 @@ class NativeFeed(Feed):
             if self._options.fixed:
                 self._refuse_change(first)
             seed = derive(self._options.seed, "tensorflow", first.number) % 2**31
-            read_bytes = self._records.read_bytes(first.snapshot.sample_bytes)
-            yield name, self._buffer_samples(first), seed, read_bytes
+            yield name, seed, *self._sizes(first)
             complete = True
         finally:
             del self._streams[name], self._shards[name]
             stream.close(complete=complete)
+
+    def _sizes(self, first: Pass) -> tuple[int, int, int, int]:
+        """Return (read bytes, chunk, buffer, block), the latter in samples."""
+        sample_bytes = first.snapshot.sample_bytes
+        samples = sum(row.samples for row in first.rows)
+        cached = Cached(samples, sample_bytes, self._runs_on)
+        return (
+            self._records.read_bytes(sample_bytes),
+            cached.chunk_samples(),
+            cached.buffer_samples(),
+            cached.block_samples(self._options.batch_size),
+        )
 
     def _next_shard(self, name: np.int64) -> tuple[Array, np.int64, np.int64]:
         shards = self._shards.get(int(name), iter(()))
@@ -174,17 +203,6 @@ class NativeFeed(Feed):
         if stream is not None:
             stream.delivered(numbers >> ROW_BITS)
         return np.True_
-
-    def _buffer_samples(self, first: Pass) -> int:
-        """Return the size of the shuffle buffer.
-
-        Where passes run on, it stays well below one: a sample may be left in the buffer for
-        several times its size, and nothing but chance ends that.
-        """
-        wanted = min(SHUFFLE_SAMPLES, SHUFFLE_BYTES // max(1, first.snapshot.sample_bytes))
-        cached = sum(row.samples for row in first.rows)
-        most = cached // BUFFERS_PER_PASS if self._runs_on else cached
-        return max(1, min(wanted, most))
 
     def _refuse_change(self, first: Pass) -> None:
         numbers = frozenset(row.number for row in first.rows)

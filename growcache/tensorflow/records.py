@@ -28,9 +28,11 @@ class Records(Protocol):
     Attributes:
         threads: that read shards side by side; None for the one that asks, where the
             kernel's read-ahead is all that there is to gain.
+        cuts: whether a batch may be cut out of what more records are.
     """
 
     threads: int | None
+    cuts: bool
 
     def read_bytes(self, sample_bytes: int) -> int:
         """Return how much of a file is read at once, with samples of so many bytes."""
@@ -39,7 +41,7 @@ class Records(Protocol):
         """Return the records of these files as strings, one after the other."""
 
     def decode(self, records: Tensor) -> Any:
-        """Return the batch that records, string [batch], are."""
+        """Return what records, string [n], are, as one batch."""
 
 
 def records_of(schema: Schema, form: Form) -> Records:
@@ -59,6 +61,7 @@ class _Rows:
         self._record_bytes = where.record_bytes
         small = where.record_bytes < SMALL_RECORD_BYTES
         self.threads: int | None = None if small else tf.data.AUTOTUNE
+        self.cuts = True  # slices share the memory
         self._offsets = [(field, offsets[field.name]) for field in form.fields]
         self._form = form
 
@@ -103,6 +106,7 @@ class _Examples:
 
     def __init__(self, form: Form) -> None:
         self.threads: int | None = tf.data.AUTOTUNE
+        self.cuts = False
         self._form = form
         self._features = {}
         for field in form.fields:
