@@ -213,6 +213,7 @@ class ShardStream:
         next_pass: gives the number of each pass.
         checked: what is known about shards; shared by the iterations of one dataset.
         endless: go on with another pass after the first.
+        tokens: gives shards their names, so that streams which share it have no name twice.
     """
 
     def __init__(
@@ -222,6 +223,7 @@ class ShardStream:
         checked: Checked,
         *,
         endless: bool,
+        tokens: Iterator[int],
     ) -> None:
         self._options = options
         self._next_pass = next_pass
@@ -232,7 +234,7 @@ class ShardStream:
         self._holding = False  # the next pass waits for samples
         self._wake = threading.Event()
         self._given: dict[int, Shard] = {}
-        self._tokens = 0
+        self._tokens = tokens
         self._passes: list[Pass] = []  # those that hold a lease
         self._ahead: Ahead[Pass] | None = None
         self._ahead_ready = threading.Event()
@@ -350,8 +352,7 @@ class ShardStream:
             if not whole or self._closed:
                 running.lease.drop([row.number])
                 return None
-            token = self._tokens
-            self._tokens += 1
+            token = next(self._tokens)
             self._given[token] = Shard(running, row, row.samples)
             running.given.add(token)
             return token

@@ -7,6 +7,7 @@ block of batches that are decoded at once. Every record goes with a number that 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,7 @@ import tensorflow as tf
 
 from growcache.errors import CacheError
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import Checked, Pass, ShardStream
-from growcache.schema import Array
+from growcache.loading.streams import NOTHING, Checked, Pass, ShardStream
 from growcache.seeding import derive
 from growcache.tensorflow.feeds import Dataset, Feed
 from growcache.tensorflow.generated import Generated
@@ -28,9 +28,35 @@ from growcache.tensorflow.tensors import Tensor, spec
 
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
-CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
-MOST_SHARDS = 1 << 62  # of an iteration
+MOST_SHARDS = 1 << 62  # of an iteration without end
+
+
+class Iteration:
+    """One that is under way.
+
+    Args:
+        stream: of its shards.
+        cached: when it began.
+    """
+
+    def __init__(self, stream: ShardStream, cached: Cached) -> None:
+        self.stream = stream
+        self.cached = cached
+        self._shards = stream.shards()
+        self._turns = itertools.count()
+        self._waiting: dict[int, tuple[str, int, int] | None] = {}
+        self._lock = threading.Lock()
+
+    def shard(self, turn: int) -> tuple[str, int, int] | None:
+        """Return the (path, token, samples) that come in this turn; None behind the last.
+
+        Threads ask in any order.
+        """
+        with self._lock:
+            while turn not in self._waiting:
+                self._waiting[next(self._turns)] = next(self._shards, None)
+            return self._waiting.pop(turn)
 
 
 class NativeFeed(Feed):
@@ -49,10 +75,9 @@ class NativeFeed(Feed):
         super().__init__(options, runs_on=runs_on)
         self._records = records
         self._checked = Checked()
-        self._passes = itertools.count()
+        self._passes, self._tokens = itertools.count(), itertools.count()
         self._names = itertools.count()
-        self._streams: dict[int, ShardStream] = {}
-        self._shards: dict[int, Iterator[tuple[str, int, int]]] = {}
+        self._iterations: dict[int, Iteration] = {}
         self._numbers: frozenset[int] | None = None
 
     def close(self) -> None:
@@ -63,90 +88,76 @@ class NativeFeed(Feed):
 
         An iteration is one element of the outermost dataset, whose generator stands still
         while the inner pipeline runs: TensorFlow closes it with the iterator.
+
+        TensorFlow prepares each function of a pipeline for each iterator anew, which takes
+        milliseconds, and twice as long where one makes the dataset in which another one is.
+        So there are few, as far outside as can be, and Python computes what it can.
         """
-        iterations = Generated(self._iterate, [spec(tf.int64)] * 6).dataset
-        made = iterations.flat_map(self._batches).prefetch(PREFETCH_BATCHES)
+        iterations = Generated(self._iterate, [spec(tf.int64)] * 5).dataset
+        sizes, full = self._epoch_sizes(), self._full_batches
+        made = iterations.flat_map(self._groups)
+        if not self._records.cuts:
+            made = made if sizes is None else made.rebatch(sizes)
+        made = made.map(self._delivered, num_parallel_calls=tf.data.AUTOTUNE)
+        if self._records.cuts:
+            made = made.rebatch(sizes or self._options.batch_size, drop_remainder=full)
         options = tf.data.Options()
         # The order is the same for the same seed and cache, unless the cache is waited for.
         options.deterministic = True
-        return made.with_options(options)
-
-    def _batches(
-        self,
-        name: Tensor,
-        seed: Tensor,
-        read_bytes: Tensor,
-        chunk_samples: Tensor,
-        buffer_samples: Tensor,
-        block_samples: Tensor,
-    ) -> Dataset:
-        """Return the batches of one iteration (this is traced once)."""
-        samples = self._in_order(name, read_bytes, chunk_samples)
-        if self._options.shuffles:
-            samples = samples.shuffle(buffer_samples, seed=seed)
-        sizes, full = self._epoch_sizes(), self._full_batches
-        if self._records.cuts:
-            blocks = self._decoded(name, samples.batch(block_samples))
-            return blocks.rebatch(sizes or self._options.batch_size, drop_remainder=full)
-        batches = samples.batch(self._options.batch_size, drop_remainder=full)
-        return self._decoded(name, batches if sizes is None else batches.rebatch(sizes))
-
-    def _decoded(self, name: Tensor, samples: Dataset) -> Dataset:
-        return samples.map(
-            lambda numbers, records: self._delivered(name, numbers, records),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
-
-    def _in_order(self, name: Tensor, read_bytes: Tensor, chunk_samples: Tensor) -> Dataset:
-        """Return (number, record) of each sample, as shards come and threads read them."""
-        # Not from a generator: TensorFlow prepares each function of a pipeline for each
-        # iterator anew, and a generator has four.
-        shards = _until_stopped(
-            tf.data.Dataset.range(MOST_SHARDS), lambda turn: self._shard(name)
-        )
-        threads = self._records.threads
-
-        def samples(paths: Tensor, token: Tensor, count: Tensor) -> Dataset:
-            found = self._samples(name, read_bytes, paths, token, count)
-            if threads is None:
-                return found
-            return found.batch(tf.clip_by_value(count // CHUNKS_PER_SHARD, 1, chunk_samples))
-
-        cycle = CYCLE_SHARDS if self._options.shuffles else 1
-        read = shards.interleave(samples, cycle_length=cycle, num_parallel_calls=threads)
-        return read if threads is None else read.unbatch()
+        return made.prefetch(PREFETCH_BATCHES).with_options(options)
 
     @property
     def _full_batches(self) -> bool:
         return self._runs_on or not self._options.keeps_last
 
-    def _shard(self, name: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (paths, token, samples) of the next shard: one path, or none."""
-        found = tf.numpy_function(self._next_shard, [name], [tf.string, tf.int64, tf.int64])
-        for value, shape in zip(found, ([None], [], []), strict=True):
-            value.set_shape(shape)
-        return tuple(found)
+    # What TensorFlow runs
 
-    def _samples(
-        self, name: Tensor, read_bytes: Tensor, paths: Tensor, token: Tensor, count: Tensor
+    def _groups(
+        self,
+        name: Tensor,
+        shards: Tensor,
+        seed: Tensor,
+        buffer_samples: Tensor,
+        block_samples: Tensor,
     ) -> Dataset:
+        """Return (numbers, records) of one iteration, by batch or by block of batches."""
+        threads, shuffles = self._records.threads, self._options.shuffles
+        samples = tf.data.Dataset.range(shards).interleave(
+            lambda turn: self._samples(name, turn),
+            cycle_length=CYCLE_SHARDS if shuffles else 1,
+            num_parallel_calls=threads,
+        )
+        if threads is not None:
+            samples = samples.unbatch()
+        if shuffles:
+            samples = samples.shuffle(buffer_samples, seed=seed)
+        if self._records.cuts:
+            return samples.batch(block_samples)
+        return samples.batch(self._options.batch_size, drop_remainder=self._full_batches)
+
+    def _samples(self, name: Tensor, turn: Tensor) -> Dataset:
         """Return (number, record) of each sample of a shard, and note when it was read.
 
         The numbers come first, so that they are asked once more behind the last record.
         """
-        first = tf.bitwise.left_shift(token, ROW_BITS)
-        numbers = tf.data.Dataset.range(first, first + count)
-        end = tf.data.Dataset.from_tensors(token).filter(
-            lambda token: tf.ensure_shape(
-                tf.numpy_function(self._was_read, [name, token], tf.bool), []
-            )
-        )
-        return tf.data.Dataset.zip(
-            (numbers.concatenate(end), self._records.read(paths, read_bytes))
-        )
+        types = [tf.string, *[tf.int64] * 4]
+        found = tf.numpy_function(self._shard, [name, turn], types)
+        for value, shape in zip(found, ([None], [], [], [], []), strict=True):
+            value.set_shape(shape)
+        paths, first, stop, chunk, read_bytes = found
+        numbers = tf.data.Dataset.range(first, stop)
+        end = tf.data.Dataset.from_tensors(first).filter(self._is_read)
+        records = self._records.read(paths, read_bytes)
+        samples = tf.data.Dataset.zip((numbers.concatenate(end), records))
+        return samples if self._records.threads is None else samples.batch(chunk)
 
-    def _delivered(self, name: Tensor, numbers: Tensor, records: Tensor) -> Any:
-        counted = tf.numpy_function(self._count, [name, numbers], tf.bool)
+    def _is_read(self, first: Tensor) -> Tensor:
+        noted = tf.numpy_function(self._was_read, [first], tf.bool)
+        noted.set_shape([])
+        return noted
+
+    def _delivered(self, numbers: Tensor, records: Tensor) -> Any:
+        counted = tf.numpy_function(self._count, [numbers], tf.bool)
         with tf.control_dependencies([counted]):
             return self._records.decode(records)
 
@@ -159,49 +170,57 @@ class NativeFeed(Feed):
             lambda: next(self._passes),
             self._checked,
             endless=self._runs_on,
+            tokens=self._tokens,
         )
-        name, complete = next(self._names), False
-        self._streams[name], self._shards[name] = stream, stream.shards()
         end_with_the_interpreter(stream)
+        name, complete = next(self._names), False
         try:
             first = stream.begin(self._least_samples)
             self._begun = True
             if self._options.fixed:
                 self._refuse_change(first)
-            seed = derive(self._options.seed, "tensorflow", first.number) % 2**31
-            yield name, seed, *self._sizes(first)
+            shards = (
+                len(first.rows) + 1
+            )  # the last turn tells the stream that it is asked no more
+            samples = sum(row.samples for row in first.rows)
+            cached = Cached(samples, first.snapshot.sample_bytes, self._runs_on)
+            self._iterations[name] = Iteration(stream, cached)
+            yield (
+                name,
+                MOST_SHARDS if self._runs_on else shards,
+                derive(self._options.seed, "tensorflow", first.number) % 2**31,
+                cached.buffer_samples(),
+                cached.block_samples(self._options.batch_size),
+            )
             complete = True
         finally:
-            del self._streams[name], self._shards[name]
+            self._iterations.pop(name, None)
             stream.close(complete=complete)
 
-    def _sizes(self, first: Pass) -> tuple[int, int, int, int]:
-        """Return (read bytes, chunk, buffer, block), the latter in samples."""
-        sample_bytes = first.snapshot.sample_bytes
-        samples = sum(row.samples for row in first.rows)
-        cached = Cached(samples, sample_bytes, self._runs_on)
-        return (
-            self._records.read_bytes(sample_bytes),
-            cached.chunk_samples(),
-            cached.buffer_samples(),
-            cached.block_samples(self._options.batch_size),
-        )
+    def _shard(self, name: np.int64, turn: np.int64) -> tuple[Any, ...]:
+        """Return (paths, first number, the one behind the last, chunk, read bytes).
 
-    def _next_shard(self, name: np.int64) -> tuple[Array, np.int64, np.int64]:
-        shards = self._shards.get(int(name), iter(()))
-        path, token, samples = next(shards)  # StopIteration is the dataset's end
-        return np.array([path] if path else [], object), np.int64(token), np.int64(samples)
+        There is one path, or none.
+        """
+        iteration = self._iterations.get(int(name))
+        found = iteration.shard(int(turn)) if iteration else None
+        if iteration is None or (found is None and self._runs_on):
+            raise StopIteration  # it was closed meanwhile
+        path, token, samples = found or ("", NOTHING, 0)
+        first = token << ROW_BITS
+        chunk = iteration.cached.chunk_samples(samples)
+        read_bytes = self._records.read_bytes(iteration.cached.sample_bytes)
+        numbers = map(np.int64, (first, first + samples, chunk, read_bytes))
+        return np.array([path] if path else [], object), *numbers
 
-    def _was_read(self, name: np.int64, token: np.int64) -> np.bool_:
-        stream = self._streams.get(int(name))
-        if stream is not None:
-            stream.read(int(token))
+    def _was_read(self, first: np.int64) -> np.bool_:
+        for iteration in list(self._iterations.values()):
+            iteration.stream.read(int(first) >> ROW_BITS)
         return np.False_
 
-    def _count(self, name: np.int64, numbers: Any) -> np.bool_:
-        stream = self._streams.get(int(name))
-        if stream is not None:
-            stream.delivered(numbers >> ROW_BITS)
+    def _count(self, numbers: Any) -> np.bool_:
+        for iteration in list(self._iterations.values()):
+            iteration.stream.delivered(numbers >> ROW_BITS)
         return np.True_
 
     def _refuse_change(self, first: Pass) -> None:
@@ -212,19 +231,3 @@ class NativeFeed(Feed):
                 "cache with eviction: none"
             )
         self._numbers = numbers
-
-
-def _until_stopped(dataset: Dataset, function: Any) -> Dataset:
-    """Return a map that ends where the function does: `Dataset.map` would take that for an error."""
-    made = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
-    specs = tuple(spec(each.dtype, each.shape) for each in made.structured_outputs)
-    variant = tf.raw_ops.MapDataset(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        other_arguments=made.captured_inputs,
-        f=made,
-        output_types=[each.dtype for each in specs],
-        output_shapes=[each.shape for each in specs],
-        use_inter_op_parallelism=True,
-        preserve_cardinality=False,
-    )
-    return tf.data.experimental.from_variant(variant, specs)

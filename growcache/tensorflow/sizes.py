@@ -11,6 +11,7 @@ BUFFERS_PER_PASS = 4
 # To hand a record from thread to thread takes TensorFlow 15 us, and a core that has to wake up.
 CHUNK_BYTES = 4_000_000
 CHUNK_SAMPLES = 64
+CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
 
 # To call a function for a batch takes it 20 us, to call Python 100.
 BLOCK_BYTES = 2_000_000
@@ -42,9 +43,10 @@ class Cached:
         most = self.samples // BUFFERS_PER_PASS if self.runs_on else self.samples
         return max(1, min(wanted, most))
 
-    def chunk_samples(self) -> int:
+    def chunk_samples(self, shard_samples: int) -> int:
         """Return how many records of a shard are handed from thread to thread at once."""
-        return max(1, min(CHUNK_SAMPLES, self._fit(CHUNK_BYTES)))
+        most = min(CHUNK_SAMPLES, self._fit(CHUNK_BYTES))
+        return max(1, min(most, shard_samples // CHUNKS_PER_SHARD))
 
     def block_samples(self, batch_size: int) -> int:
         """Return how many samples are decoded at once, which are whole batches.
