@@ -9,7 +9,7 @@ SHUFFLE_SAMPLES = 16_384
 BUFFERS_PER_PASS = 4
 
 # To hand a record from thread to thread takes TensorFlow 15 us, and a core that has to wake up.
-CHUNK_BYTES = 4_000_000
+CHUNK_BYTES = 2_000_000
 CHUNK_SAMPLES = 64
 CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
 
