@@ -52,6 +52,7 @@ class Engine:
         self._missing: Missing = "refetch"
         self._bookmark = Bookmark(options, LoaderState())
         self._finalizer: weakref.finalize[..., Engine] | None = None
+        self._coming: weakref.finalize[..., Engine] | None = None  # of what will go on
         self._tally = Tally(options.root)
         self._counted_pass: int | None = None  # the one begun last, and
         self._delivered_pass: int | None = None  # that of the latest batch
@@ -148,6 +149,8 @@ class Engine:
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._coming is not None:
+            self._coming()
         self._chooser.close()
         self._leave()
         finalizer, self._finalizer, self._source = self._finalizer, None, None
@@ -170,8 +173,9 @@ class Engine:
     def _forked(self) -> None:
         self._source, self._leaving, self._pid = None, None, os.getpid()
         self._chooser = self._new_chooser()
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        for finalizer in (self._finalizer, self._coming):
+            if finalizer is not None:
+                finalizer.detach()
 
     def _new_chooser(self) -> Chooser:
         return Chooser(self._options.gather, possible=self._starter.may_choose)
@@ -270,7 +274,9 @@ class Engine:
             self._chooser.look(source, now, self._cross)
 
     def _cross(self, child: Child, state: LoaderState) -> Source:
-        return self._starter.process(child, state, self._missing, self._next_epoch - 1)
+        source = self._starter.process(child, state, self._missing, self._next_epoch - 1)
+        self._coming = weakref.finalize(self, source.close)
+        return source
 
     def _go_on(self, state: LoaderState, wanted: int) -> None:
         """Go on elsewhere; what comes is what would have come here."""
@@ -279,6 +285,8 @@ class Engine:
         )
         self._leaving = self._finalizer
         self._adopt(following)
+        if self._coming is not None:
+            self._coming.detach()
 
     def _leave(self) -> None:
         leaving, self._leaving = self._leaving, None

@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from growcache.loading import choice, gather
 from growcache.loading.choice import Totals, keeps_process, wants_process
 from growcache.loading.chooser import Chooser
+from growcache.loading.epochs import Engine
 from growcache.loading.options import Gather
+from growcache.loading.sources import Source
 from growcache.numpy import EpochLoader
+from tests.conftest import loading_threads
 from tests.filled import Filled
 from tests.loading.loaders import as_bytes
 from tests.loading.test_process import gatherers
@@ -293,6 +296,37 @@ def test_a_loader_that_is_closed_while_it_crosses_leaves_nothing(
                 next(batches)
                 time.sleep(0.01)
         assert gatherers() == []
+
+
+@pytest.mark.parametrize("end", ["close", "collect"])
+def test_a_thread_that_waits_for_its_turn_to_go_on_ends_with_the_loader(
+    make_cache: Callable[..., Filled], eager: pytest.MonkeyPatch, end: str
+) -> None:
+    """It passes on what the process makes; there is room for a few blocks, and nobody takes them."""
+    cache = make_cache()
+    cache.add(*range(12))
+    crossed, cross = list[bool](), Engine._cross
+
+    def note(engine: Engine, *of: Any) -> Source:
+        crossed.append(True)
+        return cross(engine, *of)
+
+    eager.setattr(Engine, "_cross", note)
+    loader = EpochLoader(
+        cache.root, batch_size=2, min_samples=1, batch_transform=lambda batch: batch
+    )
+    while not crossed:
+        for _ in loader:
+            time.sleep(0.003)
+            if crossed:
+                break
+    time.sleep(0.3)
+    if end == "close":
+        loader.close()
+    del loader
+    gc.collect()
+    assert gatherers() == []
+    assert loading_threads() == set()
 
 
 @pytest.mark.slow
