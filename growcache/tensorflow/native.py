@@ -29,7 +29,7 @@ from growcache.tensorflow.tensors import Tensor, spec
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
-MOST_SHARDS = 1 << 62  # of an iteration without end
+MOST_TURNS = 1 << 62  # of an iteration without end
 
 
 class Iteration:
@@ -115,14 +115,14 @@ class NativeFeed(Feed):
     def _groups(
         self,
         name: Tensor,
-        shards: Tensor,
+        turns: Tensor,
         seed: Tensor,
         buffer_samples: Tensor,
         block_samples: Tensor,
     ) -> Dataset:
         """Return (numbers, records) of one iteration, by batch or by block of batches."""
         threads, shuffles = self._records.threads, self._options.shuffles
-        samples = tf.data.Dataset.range(shards).interleave(
+        samples = tf.data.Dataset.range(turns).interleave(
             lambda turn: self._samples(name, turn),
             cycle_length=CYCLE_SHARDS if shuffles else 1,
             num_parallel_calls=threads,
@@ -179,15 +179,14 @@ class NativeFeed(Feed):
             self._begun = True
             if self._options.fixed:
                 self._refuse_change(first)
-            shards = (
-                len(first.rows) + 1
-            )  # the last turn tells the stream that it is asked no more
+            # One turn more, in which the stream hears that it is asked no more.
+            turns = MOST_TURNS if self._runs_on else len(first.rows) + 1
             samples = sum(row.samples for row in first.rows)
             cached = Cached(samples, first.snapshot.sample_bytes, self._runs_on)
             self._iterations[name] = Iteration(stream, cached)
             yield (
                 name,
-                MOST_SHARDS if self._runs_on else shards,
+                turns,
                 derive(self._options.seed, "tensorflow", first.number) % 2**31,
                 cached.buffer_samples(),
                 cached.block_samples(self._options.batch_size),
