@@ -149,7 +149,7 @@ class Link:
         """Return when the consumer has begun the epoch, or the link is closed."""
         with self._begun:
             self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
-        self.give_way()
+        self._give_way()
 
     def token(self) -> bool:
         """Return the next of the tokens, once there is one, and the consumer in its step."""
@@ -158,17 +158,21 @@ class Link:
         except queue.Empty:
             token = self.tokens.get()
         if not self.by_block:  # else the consumer has a process to itself
-            self.give_way()
+            self._give_way()
         return token
 
-    def give_way(self) -> None:
+    def _give_way(self) -> None:
         """Wait until the consumer that woke this thread has its batch, and is in its step.
 
         It is on its way there at this moment, and lets go of the GIL where it drops the batch
         before. A thread that goes to work now takes the GIL, or the core, away from it: for
         milliseconds, where there are as many busy threads as cores.
         """
-        self.stop.wait(head_start(self.step_seconds))
+        self.stop.wait(self.head_start())
+
+    def head_start(self) -> float:
+        """Return for how many seconds the consumer that woke a thread is not in its step yet."""
+        return head_start(self.step_seconds)
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """Have what the producer waits for ended as well, by who closes the link."""

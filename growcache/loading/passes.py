@@ -54,7 +54,7 @@ class Walk:
         passed_over: whether the rows that are taken now are not read.
         position: where the consumer stands, or further on.
         heard: where it stands, or not so far.
-        give_way: waits until it is not about to begin an epoch, which ends another.
+        head_start: how many seconds it has, once it has ended a pass.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Walk:
         self.passed_over: Callable[[], bool] = _never
         self.position: Callable[[], Mark] = _beyond
         self.heard: Callable[[], Mark] = _nowhere
-        self.give_way: Callable[[], None] = _at_once
+        self.head_start: Callable[[], float] = float
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
         if resume is None:
@@ -131,11 +131,11 @@ class Walk:
 
     def _wait_for_turn(self) -> None:
         """Wait for the next pass, which may be an hour; what is over by then holds no lease."""
-        while not self._turn:
+        while not self._has_turn():
             self._news.wait()
             self._news.clear()
-            if not self._turn:
-                self.give_way()
+            # It may be about to begin an epoch, and this thread to be in its way.
+            if not (self._has_turn() or self._news.wait(self.head_start())):
                 self.let_go()
 
     def take(self, rows: int) -> list[Piece]:
@@ -307,6 +307,9 @@ class Walk:
         """Have the pass ended as soon as its rows are through."""
         self._holding = True
         self._take_turn()
+
+    def _has_turn(self) -> bool:
+        return self._turn  # which another thread sets
 
     def _take_turn(self) -> None:
         self._turn = True

@@ -115,7 +115,7 @@ class Producer:
             self._framework.prepare()
         walk = opened.enter_context(closing(self._walk()))
         walk.position, walk.heard = self._position, lambda: self._link.delivered
-        walk.give_way = self._link.give_way
+        walk.head_start = self._link.head_start
         for epoch in itertools.count(self._start.epoch):
             walk.ready = functools.partial(self._link.wait_begun, epoch)
             walk.passed_over = functools.partial(self._abandoned, epoch)
