@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,10 +60,20 @@ def no_thread_stays() -> Iterator[None]:
     yield
     if loading_threads() - before:
         gc.collect()  # an error's traceback may hold its loader
-    frames = sys._current_frames()
-    for thread in loading_threads() - before:
-        stack = traceback.format_stack(frames[thread.ident]) if thread.ident in frames else []
-        pytest.fail(f"A loader was left behind, with its thread at\n{''.join(stack)}")
+    deadline = time.monotonic() + 2  # who is collected by its own thread ends a little later
+    while loading_threads() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if loading_threads() - before:
+        pytest.fail(f"A loader was left behind:\n{stacks()}")
+
+
+def stacks() -> str:
+    """Return where growcache's threads are."""
+    frames, found = sys._current_frames(), list[str]()
+    for thread in threading.enumerate():
+        if thread.name.startswith("growcache") and thread.ident in frames:
+            found += [f"{thread.name}\n", *traceback.format_stack(frames[thread.ident])]
+    return "".join(found)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ class Walk:
         return begun.plan
 
     def _wait_for_turn(self) -> None:
-        """Wait for the next pass, which may be an hour; what is over by then holds no lease."""
+        """Wait for the next pass, which may be an hour; one that is over meanwhile is let go."""
         while not self._has_turn():
             self._news.wait()
             self._news.clear()

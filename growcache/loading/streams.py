@@ -240,6 +240,11 @@ class ShardStream:
         self._ahead_ready = threading.Event()
         self._news = threading.Event()  # something was read, or the next pass is ready
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def begin(self, min_samples: int) -> Pass:
         """Return the first pass, as soon as there is enough for it.
 

@@ -203,8 +203,8 @@ class NativeFeed(Feed):
         """
         iteration = self._iterations.get(int(name))
         found = iteration.shard(int(turn)) if iteration else None
-        if iteration is None or (found is None and self._runs_on):
-            raise StopIteration  # it was closed meanwhile
+        if iteration is None or iteration.stream.closed:
+            raise StopIteration  # which ends the iteration: nobody wants more of it
         path, token, samples = found or ("", NOTHING, 0)
         first = token << ROW_BITS
         chunk = iteration.cached.chunk_samples(samples)
