@@ -13,7 +13,7 @@ CHUNK_BYTES = 2_000_000
 CHUNK_SAMPLES = 64
 CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
 
-# To call a function for a batch takes it 20 us, to call Python 100.
+# To have Python count where a batch came from takes 0.14 ms of CPU time.
 BLOCK_BYTES = 2_000_000
 BLOCK_BATCHES = 8
 BLOCKS_PER_PASS = 4
