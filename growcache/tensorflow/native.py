@@ -28,6 +28,9 @@ from growcache.tensorflow.tensors import Tensor, spec
 
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
+# What runs ahead counts as used, so not a block for each of many cores; decoding is copying,
+# and a few threads copy as fast as memory can.
+MOST_DECODED = 4  # blocks of batches, at a time
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
 MOST_TURNS = 1 << 62  # of an iteration without end
 
@@ -98,7 +101,7 @@ class NativeFeed(Feed):
         made = iterations.flat_map(self._groups)
         if not self._records.cuts:
             made = made if sizes is None else made.rebatch(sizes)
-        made = made.map(self._delivered, num_parallel_calls=tf.data.AUTOTUNE)
+        made = made.map(self._delivered, num_parallel_calls=MOST_DECODED)
         if self._records.cuts:
             made = made.rebatch(sizes or self._options.batch_size, drop_remainder=full)
         options = tf.data.Options()
