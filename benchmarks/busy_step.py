@@ -1,9 +1,10 @@
 """Batches beside a training loop that is busy in Python: by thread, by process, and by auto.
 
 The main thread takes a batch, looks at one element of it, and computes in pure Python for as
-long as a step lasts. Measured are the wait for each batch, and the whole step against the
-bare one without a loader: a wait alone says little, for what slows the step down by holding
-the interpreter's lock is no wait. Loaders live through all rounds, which are interleaved;
+long as a step lasts. Measured are the wait for each batch, the look at it (four operations of
+torch's: they say whether its memory is really there), and the whole step against the bare one
+without a loader: a wait alone says little, for what slows the step down by holding the
+interpreter's lock is no wait. Loaders live through all rounds, which are interleaved;
 before the first one each runs for some seconds, in which `auto` decides.
 
 ``GIL left``: how far a second thread counts in Python while the main thread takes batches and
@@ -43,6 +44,7 @@ class Steps:
     """What a round of steps took, in seconds each."""
 
     waits: list[float]
+    looks: list[float]
     whole: list[float]
 
 
@@ -75,16 +77,19 @@ def busy(turns: int) -> int:
 
 def steps(batches: Iterator[Any] | None, step: Callable[[], object], seconds: float) -> Steps:
     """Take batches and make steps for so long; without batches, steps alone."""
-    found, clock = Steps([], []), time.perf_counter
+    found, clock = Steps([], [], []), time.perf_counter
     end = clock() + seconds
     batch = None
     while (began := clock()) < end:
         if batches is not None:
             batch = next(batches)
-            batch["x"][-1].view(-1)[-1].item()
         got = clock()
+        if batch is not None:
+            batch["x"][-1].view(-1)[-1].item()
+        looked = clock()
         step()
         found.waits.append(got - began)
+        found.looks.append(looked - got)
         found.whole.append(clock() - began)
     return found
 
@@ -154,6 +159,7 @@ def measure(
                 "used": loaders[mode].report.gather,
                 "mean wait ms": mean,
                 "median wait ms": median(waits),
+                "look ms": median([fmean(one.looks) * 1e3 for one in taken[mode]]),
                 "step / bare": median(ratios[mode]),
                 "GIL left": median(left[mode]),
                 "wait goal": verdict(mean, GOAL_WAIT_MS[case.name], at_most=True)

@@ -31,6 +31,8 @@ class Plan:
         seconds: that are timed in a round.
         trial_seconds: the same, of a trial.
         lead_seconds: of each lead-in but the first, which is a whole epoch.
+        steps: how many times as long is timed where there are steps, which are far fewer
+            than the batches that come without, and wait but for some of them.
     """
 
     rounds: int
@@ -38,6 +40,20 @@ class Plan:
     trial_seconds: float = 0.25
     trials: int = 3
     lead_seconds: float = 2.0
+    steps: float = 3.0
+
+    def limits(self, loop: str, lead_seconds: float | None) -> dict[str, Any]:
+        """Return those of a round."""
+        longer = self.steps if loop == "steps" else 1.0
+        return {"seconds": longer * self.seconds, "lead_seconds": lead_seconds}
+
+    def trial_limits(self, loop: str) -> dict[str, Any]:
+        """Return those of a trial."""
+        longer = self.steps if loop == "steps" else 1.0
+        return {
+            "seconds": longer * self.trial_seconds,
+            "lead_seconds": min(1.0, self.lead_seconds),
+        }
 
 
 @contextmanager
@@ -118,14 +134,11 @@ class Match:
 
     def try_settings(self, plan: Plan) -> None:
         """Try every setting of every contestant in both loops, those that are near again."""
-        limits = {
-            "seconds": plan.trial_seconds,
-            "lead_seconds": min(1.0, plan.lead_seconds),
-        }
         for trial, loop in itertools.product(range(plan.trials), ("idle", "steps")):
             for name, child in list(self.children.items()):
                 for setting in child.contestant.settings:
                     if self.results.undecided(name, setting, loop, trial):
+                        limits = plan.trial_limits(loop)
                         self._play(self.results.trials, name, setting, loop, limits, trial)
 
     def play(self, plan: Plan) -> None:
@@ -134,7 +147,7 @@ class Match:
         for number in range(begin, begin + plan.rounds):
             for loop in LOOPS:
                 lead = None if loop == "idle" and number == begin else plan.lead_seconds
-                limits = {"seconds": plan.seconds, "lead_seconds": lead}
+                limits = plan.limits(loop, lead)
                 for name in rotated(list(self.children), number):
                     setting = self.results.best(name, loop)
                     if setting is not None:

@@ -16,7 +16,7 @@ from growcache.loading.framework import BLOCK_BYTES, Bytes, Framework
 from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
 from growcache.schema import Array, Field, Schema
 
-BLOCK_BATCHES = 64
+BLOCK_BATCHES = 128
 
 # Nothing of a block is delivered before all of it is transformed. Samples from here on are
 # transformed a batch at a time; of smaller ones it takes several to be worth it.
@@ -37,7 +37,7 @@ def batches_per_block(
     """Return how many batches are gathered at once.
 
     >>> batches_per_block(256 * 1024, 64), batches_per_block(3072, 64)
-    (4, 64)
+    (4, 128)
     >>> batches_per_block(256 * 1024, 64, transformed=True)
     1
     """
