@@ -18,6 +18,7 @@ import tensorflow as tf
 import growcache.tensorflow as gtf
 from growcache.errors import ConfigError
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
+from growcache.loading.gather import BLOCK_BATCHES
 from growcache.schema import Sample
 from growcache.tensorflow import engines
 from growcache.tensorflow import gathered as gathering
@@ -242,8 +243,8 @@ def large_cache(make_cache: Callable[..., Filled]) -> Filled:
 
 def test_memory_goes_round_but_never_under_a_tensor_that_is_kept(large_cache: Filled) -> None:
     dataset = gathered(large_cache, batch_size=4, endless=True)
-    places = Counter(address(batch["x"]) for batch in dataset.take(400))
-    # It is recycled, and not copied on the way: else each of 400 had a place of its own.
+    places = Counter(address(batch["x"]) for batch in dataset.take(12 * BLOCK_BATCHES))
+    # It is recycled, and not copied on the way: else each batch had a place of its own.
     assert max(places.values()) > 2
     kept = [batch for step, batch in enumerate(dataset.take(100)) if step % 3 == 0]
     assert len({address(batch["x"]) for batch in kept}) == len(kept)
