@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +21,8 @@ from tests.cache.making import add, opened
 @pytest.mark.mutant(
     15,
     "growcache/cache/index/reader.py",
-    '        with closing(connect_read_only(layout)) as connection:\n            connection.execute("BEGIN")',
-    '        for connection in [connect_read_only(layout)]:\n            connection.execute("BEGIN")',
+    "    with _turn, closing(connect_read_only(layout)) as connection:\n        yield connection",
+    "    for connection in [connect_read_only(layout)]:\n        yield connection",
 )
 def test_every_look_has_a_connection_of_its_own_that_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,3 +72,41 @@ def test_the_oldest_is_who_was_committed_first_whatever_the_clock_says(
         assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
     with opened(tmp_path / "cache") as cache:
         assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
+
+
+def ended(child: int, seconds: float = 10.0) -> bool:
+    """Whether a process ended well in time; it is killed where it did not."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status == 0
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def test_a_child_that_is_forked_beside_a_read_can_read(tmp_path: Path) -> None:
+    """SQLite's own locks are copied as they are: without turns every second child hung."""
+    stop = threading.Event()
+
+    def reads() -> None:
+        while not stop.is_set():
+            read_index(tmp_path / "cache")
+
+    with opened(tmp_path / "cache") as cache:
+        add(cache, 0)
+        threads = [threading.Thread(target=reads) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(20):
+                child = os.fork()
+                if child == 0:
+                    os._exit(len(read_index(tmp_path / "cache").shards) != 1)
+                assert ended(child)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()

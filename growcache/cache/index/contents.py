@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from growcache.cache.files import Layout
-from growcache.cache.index.reader import connect_read_only
+from growcache.cache.index.reader import reading
 from growcache.cache.index.rows import Edition, ShardState, StockRow
 from growcache.cache.index.seals import STOCK_COLUMNS, read_account, split_rows
 from growcache.cache.index.structure import OTHER_TABLES, REFUSALS, State, state_of
@@ -76,7 +75,7 @@ def read_contents(layout: Layout) -> Contents:
         raise CacheMissingError(f"{layout.index} is missing")
     found = Contents()
     try:
-        with closing(connect_read_only(layout)) as connection:
+        with reading(layout) as connection:
             connection.text_factory = _text
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             found.problems += _integrity(connection)

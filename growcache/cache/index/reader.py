@@ -6,8 +6,9 @@ import json
 import operator
 import os
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing, suppress
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +34,13 @@ _NUMBERS = ("number", "seq", "group_number", "edition", "samples", "shard_bytes"
 _TEXTS = (*_NUMBERS, "'\"' || digest || '\"'", "printf('%!.17g', drawn_at)")
 _PACKED = ", ".join(f"group_concat({text})" for text in _TEXTS)
 _new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Python per row
+
+# SQLite has locks of its own, which a fork copies as they are: where another thread held one, the
+# child waits for it for good. So a fork waits for what is being read, and readers take turns.
+_turn = threading.RLock()
+os.register_at_fork(
+    before=_turn.acquire, after_in_parent=_turn.release, after_in_child=_turn.release
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ def read_index(
     layout = Layout(root)
     layout.require()
     try:
-        with closing(connect_read_only(layout)) as connection:
+        with reading(layout) as connection:
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
             live, meta, editions, totals = _read(connection)
             going = _rows(connection, ShardState.RETIRED) if retired else []
@@ -177,7 +185,7 @@ def live_numbers(root: str | os.PathLike[str]) -> frozenset[int]:
     layout.require()
     query = "SELECT group_concat(number) FROM shards WHERE state = ?"
     try:
-        with closing(connect_read_only(layout)) as connection:
+        with reading(layout) as connection:
             (packed,) = connection.execute(query, [ShardState.LIVE]).fetchone()
         return frozenset(orjson.loads(f"[{packed or ''}]"))
     except (sqlite3.Error, ValueError, TypeError) as error:
@@ -208,8 +216,15 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
     return [Edition(*row) for row in connection.execute(query).fetchall()]
 
 
+@contextmanager
+def reading(layout: Layout) -> Iterator[sqlite3.Connection]:
+    """Lend a connection that cannot write, for one read."""
+    with _turn, closing(connect_read_only(layout)) as connection:
+        yield connection
+
+
 def connect_read_only(layout: Layout) -> sqlite3.Connection:
-    """Return a connection that cannot write; close it after one read."""
+    """Return a connection that cannot write."""
     if layout.index.with_name(layout.index.name + "-journal").exists():
         _roll_back(layout)
     try:
