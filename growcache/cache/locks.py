@@ -22,10 +22,24 @@ from growcache.errors import CacheError
 
 POLL_SECONDS = 0.02
 
+
+def held_over_forks() -> threading.RLock:
+    """Return a re-entrant lock that a fork waits for and that is free in the child.
+
+    A fork takes the newest first. So whoever holds one may take any that is older, which a
+    finalizer does at any time, and may not wait for one that is newer.
+    """
+    lock = threading.RLock()
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
+    return lock
+
+
 # Descriptors that a forked child must not keep alive. The gate is held over a fork, so
 # that the set and the open descriptors agree at that moment; a finalizer may run while
 # its own thread holds the gate, hence re-entrant.
-_gate = threading.RLock()
+_gate = held_over_forks()
 _owned: set[int] = set()
 
 
@@ -49,12 +63,9 @@ def _close_in_child() -> None:
     for descriptor in _owned:
         os.close(descriptor)
     _owned.clear()
-    _gate.release()
 
 
-os.register_at_fork(
-    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_close_in_child
-)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -72,6 +74,40 @@ def test_the_oldest_is_who_was_committed_first_whatever_the_clock_says(
         assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
     with opened(tmp_path / "cache") as cache:
         assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
+
+
+FORK_BESIDE_A_READ = """
+import os, sys, threading, time
+from pathlib import Path
+from growcache.cache.index import reader
+from growcache.cache import locks
+from growcache.cache.files import Layout
+
+begun = threading.Event()
+
+def reads():
+    with reader.reading(Layout(sys.argv[1])):
+        begun.set()
+        time.sleep(0.3)  # the fork waits by now
+        locks.close_owned(locks.open_owned(Path(sys.argv[1]), os.O_RDONLY))
+
+thread = threading.Thread(target=reads, daemon=True)
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+thread.join()
+"""
+
+
+def test_a_lock_is_let_go_in_a_read_that_a_fork_waits_for(tmp_path: Path) -> None:
+    """A finalizer runs in any thread at any time, and may let go of a lease."""
+    with opened(tmp_path / "cache") as cache:
+        add(cache, 0)
+    command = [sys.executable, "-c", FORK_BESIDE_A_READ, str(tmp_path / "cache")]
+    assert subprocess.run(command, timeout=60).returncode == 0
 
 
 def ended(child: int, seconds: float = 10.0) -> bool:

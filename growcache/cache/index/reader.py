@@ -6,7 +6,6 @@ import json
 import operator
 import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
 from growcache.cache.index.seals import SEAL
+from growcache.cache.locks import held_over_forks
 from growcache.errors import CacheError, CacheMissingError
 from growcache.schema import Schema
 
@@ -37,10 +37,7 @@ _new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Pytho
 
 # SQLite has locks of its own, which a fork copies as they are: where another thread held one, the
 # child waits for it for good. So a fork waits for what is being read, and readers take turns.
-_turn = threading.RLock()
-os.register_at_fork(
-    before=_turn.acquire, after_in_parent=_turn.release, after_in_child=_turn.release
-)
+_turn = held_over_forks()
 
 
 @dataclass(frozen=True, slots=True)
