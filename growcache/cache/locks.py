@@ -12,40 +12,24 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from growcache.cache.command import readable_command
+from growcache.cache.undivided import undivided
 from growcache.errors import CacheError
 
 POLL_SECONDS = 0.02
 
-
-def held_over_forks() -> threading.RLock:
-    """Return a re-entrant lock that a fork waits for and that is free in the child.
-
-    A fork takes the newest first. So whoever holds one may take any that is older, which a
-    finalizer does at any time, and may not wait for one that is newer.
-    """
-    lock = threading.RLock()
-    os.register_at_fork(
-        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-    )
-    return lock
-
-
-# Descriptors that a forked child must not keep alive. The gate is held over a fork, so
-# that the set and the open descriptors agree at that moment; a finalizer may run while
-# its own thread holds the gate, hence re-entrant.
-_gate = held_over_forks()
+# Descriptors that a forked child must not keep alive.
 _owned: set[int] = set()
 
 
 def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
     """Return a descriptor that children of this process will not inherit, even by fork."""
-    with _gate:
+    with undivided:
         descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
         _owned.add(descriptor)
         return descriptor
@@ -53,10 +37,9 @@ def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
 
 def close_owned(descriptor: int) -> None:
     """Close a descriptor of `open_owned`, and so release its lock."""
-    with _gate:
-        if descriptor in _owned:  # not so in a forked child, where it is closed already
-            _owned.remove(descriptor)
-            os.close(descriptor)
+    with undivided, suppress(KeyError):  # in a forked child it is closed already
+        _owned.remove(descriptor)
+        os.close(descriptor)
 
 
 def _close_in_child() -> None:

@@ -25,6 +25,7 @@ from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.formats.mapping import FAR_BYTES, forget, read_ahead_bytes
 from growcache.cache.index import ShardRow
+from growcache.cache.undivided import UndividedLock
 from growcache.errors import CorruptShardError
 from growcache.loading.residency import is_kept
 from growcache.loading.stamps import Stamp, stamp_of
@@ -55,7 +56,7 @@ class MapPool:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         # Reentrant, for the collector may let go of a snapshot wherever this thread is.
-        self._lock = threading.RLock()
+        self._lock = UndividedLock()
         self._holds: Counter[Key] = Counter()
         self._maps: dict[Key, MappedShard] = {}
         self._stamps: dict[Key, Stamp | None] = {}  # of the files as they were mapped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import weakref
@@ -48,6 +47,7 @@ class Snapshot:
         schema: of every sample.
         shards: rows of the index, those with samples, oldest first.
         view: the index when the snapshot was taken.
+        shard_bytes: of all shards.
         lease: what keeps the shards; whoever reads the files itself sets their states there.
     """
 
@@ -65,6 +65,7 @@ class Snapshot:
             raise CacheMissingError(f"the cache at {layout.root} has no samples yet")
         self.schema: Schema = view.schema
         self.shards = tuple(shards)
+        self.shard_bytes = sum(row.shard_bytes for row in self.shards)
         self.view = view
         self._layout = layout
         self.lease = lease
@@ -210,11 +211,6 @@ class Snapshot:
     def sample_bytes(self) -> int:
         """Bytes of a sample; where they differ the mean, with what a format adds."""
         return mean_bytes(self.schema, self.shards)
-
-    @functools.cached_property
-    def shard_bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(row.shard_bytes for row in self.shards)
 
     def origin(self, i: int) -> Origin:
         """Return where sample ``i`` came from."""

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +14,13 @@ from growcache.cache import commits
 from growcache.cache.files import Layout
 from growcache.cache.index import read_index, reader
 from tests.cache.making import add, opened
+from tests.forked import ended, exits_with
 
 
 @pytest.mark.mutant(
     15,
     "growcache/cache/index/reader.py",
-    "    with _turn, closing(connect_read_only(layout)) as connection:\n        yield connection",
+    "    with undivided, closing(connect_read_only(layout)) as connection:\n        yield connection",
     "    for connection in [connect_read_only(layout)]:\n        yield connection",
 )
 def test_every_look_has_a_connection_of_its_own_that_is_closed(
@@ -76,53 +73,6 @@ def test_the_oldest_is_who_was_committed_first_whatever_the_clock_says(
         assert [candidate.number for candidate in cache.candidates()] == [4, 2, 3]
 
 
-FORK_BESIDE_A_READ = """
-import os, sys, threading, time
-from pathlib import Path
-from growcache.cache.index import reader
-from growcache.cache import locks
-from growcache.cache.files import Layout
-
-begun = threading.Event()
-
-def reads():
-    with reader.reading(Layout(sys.argv[1])):
-        begun.set()
-        time.sleep(0.3)  # the fork waits by now
-        locks.close_owned(locks.open_owned(Path(sys.argv[1]), os.O_RDONLY))
-
-thread = threading.Thread(target=reads, daemon=True)
-thread.start()
-begun.wait()
-child = os.fork()
-if child == 0:
-    os._exit(0)
-os.waitpid(child, 0)
-thread.join()
-"""
-
-
-def test_a_lock_is_let_go_in_a_read_that_a_fork_waits_for(tmp_path: Path) -> None:
-    """A finalizer runs in any thread at any time, and may let go of a lease."""
-    with opened(tmp_path / "cache") as cache:
-        add(cache, 0)
-    command = [sys.executable, "-c", FORK_BESIDE_A_READ, str(tmp_path / "cache")]
-    assert subprocess.run(command, timeout=60).returncode == 0
-
-
-def ended(child: int, seconds: float = 10.0) -> bool:
-    """Whether a process ended well in time; it is killed where it did not."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return status == 0
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
-
-
 def test_a_child_that_is_forked_beside_a_read_can_read(tmp_path: Path) -> None:
     """SQLite's own locks are copied as they are: without turns every second child hung."""
     stop = threading.Event()
@@ -140,7 +90,7 @@ def test_a_child_that_is_forked_beside_a_read_can_read(tmp_path: Path) -> None:
             for _ in range(20):
                 child = os.fork()
                 if child == 0:
-                    os._exit(len(read_index(tmp_path / "cache").shards) != 1)
+                    exits_with(lambda: len(read_index(tmp_path / "cache").shards) != 1)
                 assert ended(child)
         finally:
             stop.set()

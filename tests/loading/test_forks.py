@@ -8,7 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import pytest
 
 from growcache.loading.arena import Arena
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
+from growcache.loading.maps import Key, MapPool
+from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
+from tests.forked import ended, exits_with
 from tests.loading import functions
 
 
@@ -205,3 +209,25 @@ def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
         over.set()
         taker.join()
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_child_reads_the_snapshot_of_its_parent(make_cache: Callable[..., Filled]) -> None:
+    """What a thread of the parent held while it opened another would be shut in the child."""
+    cache: Filled = make_cache(shape=(4,))
+    cache.add(0)
+    inside = threading.Event()
+
+    def slowly() -> Iterator[Key]:
+        inside.set()
+        time.sleep(0.3)
+        yield from ()
+
+    thread = threading.Thread(target=lambda: MapPool.of(cache.root).hold(slowly()))
+    with Snapshot.take(cache.root) as snapshot:
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if child == 0:
+            exits_with(lambda: len(snapshot[0]) == 0)
+        thread.join()
+        assert ended(child)

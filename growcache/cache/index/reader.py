@@ -19,7 +19,7 @@ from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
 from growcache.cache.index.seals import SEAL
-from growcache.cache.locks import held_over_forks
+from growcache.cache.undivided import undivided
 from growcache.errors import CacheError, CacheMissingError
 from growcache.schema import Schema
 
@@ -34,10 +34,6 @@ _NUMBERS = ("number", "seq", "group_number", "edition", "samples", "shard_bytes"
 _TEXTS = (*_NUMBERS, "'\"' || digest || '\"'", "printf('%!.17g', drawn_at)")
 _PACKED = ", ".join(f"group_concat({text})" for text in _TEXTS)
 _new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Python per row
-
-# SQLite has locks of its own, which a fork copies as they are: where another thread held one, the
-# child waits for it for good. So a fork waits for what is being read, and readers take turns.
-_turn = held_over_forks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +212,8 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
 @contextmanager
 def reading(layout: Layout) -> Iterator[sqlite3.Connection]:
     """Lend a connection that cannot write, for one read."""
-    with _turn, closing(connect_read_only(layout)) as connection:
+    # Undivided, for SQLite has locks that all its connections in a process share.
+    with undivided, closing(connect_read_only(layout)) as connection:
         yield connection
 
 
