@@ -22,6 +22,7 @@ BLOCK_BATCHES = 128
 # transformed a batch at a time; of smaller ones it takes several to be worth it.
 LARGE_ROW_BYTES = 64 * 1024
 TRANSFORMED_BYTES = 8_000_000
+TRANSFORMED_BATCHES = 64
 
 # [rows, *shape], or values of different shapes.
 Column: TypeAlias = Array | Ragged
@@ -38,13 +39,15 @@ def batches_per_block(
 
     >>> batches_per_block(256 * 1024, 64), batches_per_block(3072, 64)
     (4, 128)
-    >>> batches_per_block(256 * 1024, 64, transformed=True)
-    1
+    >>> [batches_per_block(nbytes, 64, transformed=True) for nbytes in (256 * 1024, 64)]
+    [1, 64]
     """
     if transformed and sample_bytes >= LARGE_ROW_BYTES:
         return 1
-    block = TRANSFORMED_BYTES if transformed else block_bytes
-    return max(1, min(BLOCK_BATCHES, block // max(1, sample_bytes * batch_size)))
+    batches, nbytes = BLOCK_BATCHES, block_bytes
+    if transformed:
+        batches, nbytes = TRANSFORMED_BATCHES, TRANSFORMED_BYTES
+    return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))
 
 
 class Gatherer:

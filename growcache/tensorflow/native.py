@@ -49,16 +49,23 @@ class Iteration:
         self._shards = stream.shards()
         self._turns = itertools.count()
         self._waiting: dict[int, tuple[str, int, int] | None] = {}
+        self._error: Exception | None = None
         self._lock = threading.Lock()
 
     def shard(self, turn: int) -> tuple[str, int, int] | None:
         """Return the (path, token, samples) that come in this turn; None behind the last.
 
-        Threads ask in any order.
+        Threads ask in any order. TensorFlow asks on after an error, which is told each time.
         """
         with self._lock:
-            while turn not in self._waiting:
-                self._waiting[next(self._turns)] = next(self._shards, None)
+            if self._error is not None:
+                raise self._error
+            try:
+                while turn not in self._waiting:
+                    self._waiting[next(self._turns)] = next(self._shards, None)
+            except Exception as error:
+                self._error = error
+                raise
             return self._waiting.pop(turn)
 
 
