@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.goals import SUBJECT, goals
+from benchmarks.peers.goals import SPEED, SUBJECT, SUSTAINED, goals
 from benchmarks.peers.results import Results, Round, gaps, lost_seconds
 from benchmarks.peers.roster import CONTESTANTS, contestants
 
@@ -22,6 +22,7 @@ IDLE = (
     "contestant",
     "setting",
     "MB/s",
+    "with gaps",
     "samples/s",
     "× memcpy",
     "growcache ×",
@@ -31,7 +32,15 @@ IDLE = (
     "epoch gap, ms",
 )
 TRIED = ("contestant", "setting", "MB/s, idle", "lost per step, ms")
-STEPS = ("contestant", "setting", "wait, ms", "p99 wait, ms", "stall, ms", "steps/s")
+STEPS = (
+    "contestant",
+    "setting",
+    "wait, ms",
+    "with gaps",
+    "p99 wait, ms",
+    "stall, ms",
+    "steps/s",
+)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -57,7 +66,12 @@ def in_order(found: Results) -> list[str]:
 
 def speed_of(found: Results, name: str) -> float | None:
     """Return bytes per second, main thread idle."""
-    return found.median(name, "idle", lambda r: r.get("bytes_per_second"))
+    return found.median(name, "idle", lambda r: r.get(SPEED))
+
+
+def counted(name: str) -> str:
+    """Return the figure by which a contestant is compared with others."""
+    return SUSTAINED if name == SUBJECT else SPEED
 
 
 def idle_rows(found: Results) -> Iterator[list[str]]:
@@ -74,9 +88,10 @@ def idle_rows(found: Results) -> Iterator[list[str]]:
             _title(name),
             found.best(name, "idle") or "",
             number(speed and speed / 1e6),
+            number((sustained := of(SUSTAINED)) and sustained / 1e6),
             number(of("samples_per_second")),
-            number(found.ratio(name, "memcpy", "idle", "bytes_per_second"), 2),
-            number(found.ratio(SUBJECT, name, "idle", "bytes_per_second"), 2),
+            number(found.ratio(name, "memcpy", "idle", counted(name), SPEED), 2),
+            number(found.ratio(SUBJECT, name, "idle", SUSTAINED, counted(name)), 2),
             number(per_cpu),
             _percent(of("gil_share", "gil")),
             number(of("first_seconds"), 2),
@@ -94,7 +109,12 @@ def step_rows(found: Results, step_seconds: float) -> Iterator[list[str]]:
     for name in sorted(lost, key=lambda name: lost[name]):
         figures = [
             found.median(name, "steps", partial(_figure, key))
-            for key in ("wait_seconds", "wait_p99_seconds", "stall_seconds")
+            for key in (
+                "wait_seconds",
+                "sustained_wait_seconds",
+                "wait_p99_seconds",
+                "stall_seconds",
+            )
         ]
         cells = [number(value and max(0.0, value) * 1e3, 2) for value in figures]
         rate = number(1 / (step_seconds + lost[name]))

@@ -91,9 +91,19 @@ class Results:
         found = [value for value in values if value is not None]
         return statistics.median(found) if found else None
 
-    def ratio(self, contestant: str, other: str, loop: str, name: str) -> float | None:
-        """Return the median of the quotients of a figure within the same rounds."""
-        theirs = {r["round"]: r.get(name) for r in self.rounds_of(other, loop)}
+    def ratio(
+        self, contestant: str, other: str, loop: str, name: str, over: str = ""
+    ) -> float | None:
+        """Return the median of the quotients of a figure within the same rounds.
+
+        Args:
+            contestant: whose figure is divided
+            other: by that of this one.
+            loop: of the rounds.
+            name: of the figure.
+            over: that of the other, where it is another one.
+        """
+        theirs = {r["round"]: r.get(over or name) for r in self.rounds_of(other, loop)}
         pairs = [
             (r.get(name), theirs.get(r["round"])) for r in self.rounds_of(contestant, loop)
         ]
@@ -109,8 +119,8 @@ def rank(trial: Round) -> float:
 
 
 def lost_seconds(round_: Round) -> float:
-    """Return what a step waited, and what it was held up by besides."""
-    waited = round_.get("wait_seconds", float("inf"))
+    """Return what a step waited, gaps between epochs included, and was held up by besides."""
+    waited = round_.get("sustained_wait_seconds", float("inf"))
     return float(waited + max(0.0, round_.get("stall_seconds", 0.0)))
 
 
