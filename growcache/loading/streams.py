@@ -297,8 +297,10 @@ class ShardStream:
     def read(self, token: int) -> None:
         """Say that the reader has all samples of a shard in memory, or delivered."""
         with self._lock:
-            if shard := self._given.get(token):
-                shard.read = True
+            shard = self._given.get(token)
+            if shard is None:
+                return  # it is `NOTHING`, or its pass was let go
+            shard.read = True
         self._news.set()
 
     def delivered(self, tokens: Integers) -> None:
