@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 Round = dict[str, Any]
-NEAR = 0.3
+# Steps lose little, and a moment in which others use the machine may double that.
+NEAR = {"idle": 0.3, "steps": 2.0}
 
 
 @dataclass(slots=True)
@@ -62,8 +63,8 @@ class Results:
     def undecided(self, contestant: str, setting: str, loop: str, trials: int) -> bool:
         """Whether a setting that had so many trials may yet turn out to be the best.
 
-        It may if it was never tried, or lost no more than `NEAR` of the best, and there is
-        another that may as well.
+        It may if it was never tried, or is behind the best by no more than `NEAR` of that, and
+        there is another that may as well.
         """
         tried = [t for t in self.trials if (t["contestant"], t["loop"]) == (contestant, loop)]
         ranks: dict[str, list[float]] = {}
@@ -73,7 +74,9 @@ class Results:
             return True
         medians = {name: statistics.median(found) for name, found in ranks.items()}
         best = max(medians.values())
-        near = {name for name, found in medians.items() if found >= best - NEAR * abs(best)}
+        near = {
+            name for name, found in medians.items() if found >= best - NEAR[loop] * abs(best)
+        }
         return len(ranks[setting]) <= trials and setting in near and len(near) > 1
 
     def rounds_of(self, contestant: str, loop: str) -> list[Round]:
