@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, suppress
 import numpy as np
 
 from growcache.errors import GrowcacheError
-from growcache.loading.ahead import Ahead
+from growcache.loading.ahead import Ahead, Hand
 from growcache.loading.following import Company
 from growcache.loading.opening import Opener, OpenPass
 from growcache.loading.options import LoaderOptions
@@ -94,6 +94,7 @@ class Walk:
         self.position: Callable[[], Mark] = _beyond
         self.heard: Callable[[], Mark] = _nowhere
         self.head_start: Callable[[], float] = float
+        self._hands = {name: Hand(name) for name in ("window", "let-go", "snapshot")}
         self._next_window: Ahead[OpenWindow] | None = None
         self._next_pass: Ahead[OpenPass] | None = None
         if resume is None:
@@ -191,6 +192,8 @@ class Walk:
     def close(self) -> None:
         """Free the leases."""
         with ExitStack() as steps:  # the last one first; each, whatever becomes of the others
+            for hand in self._hands.values():
+                steps.callback(hand.close)
             steps.callback(self._drop_next)
             steps.callback(self._close_left)
             steps.callback(self._join_letting_go)
@@ -217,7 +220,8 @@ class Walk:
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
             plan = begun.windows[index]
-            self._next_window = Ahead(lambda: self._opener.window(begun, plan), "window")
+            opened = self._hands["window"].ahead(lambda: self._opener.window(begun, plan))
+            self._next_window = opened
         else:
             self._begin_pass_ahead(begun.number + 1, 1)
 
@@ -247,7 +251,7 @@ class Walk:
         self._join_letting_go()
         for window in through:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
-        self._letting_go = Ahead(lambda: _close_all(through), "let-go")
+        self._letting_go = self._hands["let-go"].ahead(lambda: _close_all(through))
 
     def _join_letting_go(self) -> None:
         if self._letting_go is not None:
@@ -301,7 +305,7 @@ class Walk:
             finally:
                 self._take_turn()
 
-        self._next_pass = Ahead(prepare, "snapshot")
+        self._next_pass = self._hands["snapshot"].ahead(prepare)
 
     def _hold(self) -> None:
         """Have the pass ended as soon as its rows are through."""

@@ -23,7 +23,7 @@ import numpy as np
 from growcache.cache.index import ShardRow
 from growcache.cache.leases import Lease
 from growcache.errors import ConfigError, CorruptShardError, GrowcacheError
-from growcache.loading.ahead import Ahead
+from growcache.loading.ahead import Ahead, Hand
 from growcache.loading.framework import Integers
 from growcache.loading.maps import Key, key_of
 from growcache.loading.options import LoaderOptions
@@ -377,7 +377,9 @@ class ShardStream:
                 self._end(old, used=True)
             self._ahead_ready.clear()
             self._holding = False
-            self._ahead = Ahead(self._open_ahead, "snapshot")
+            hand = Hand("snapshot")
+            self._ahead = hand.ahead(self._open_ahead)
+            hand.close(wait=False)
 
     def _open_ahead(self) -> Pass:
         try:

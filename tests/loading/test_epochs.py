@@ -19,7 +19,8 @@ import pytest
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.leases import read_leases
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import gather, passes, plan
+from growcache.loading import gather, plan
+from growcache.loading.ahead import Hand
 from growcache.loading.blocks import Batch
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Framework
@@ -280,7 +281,7 @@ def test_an_error_before_the_first_block_reaches_the_loop(
 
     cache.add(0)
     framework = Framework(prepare=fail) if where == "before the walk" else NUMPY
-    monkeypatch.setattr(passes, "Ahead", fail)
+    monkeypatch.setattr(Hand, "ahead", fail)
     loader = Engine(LoaderOptions(cache.root, batch_size=8, min_samples=1), framework)
     with pytest.raises(RuntimeError, match="new thread"):
         next(loader.epoch())

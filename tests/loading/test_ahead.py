@@ -1,0 +1,79 @@
+"""Calls that another thread makes ahead."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from growcache.loading.ahead import Hand
+
+
+class Thing:
+    """What a call returns."""
+
+
+@pytest.fixture
+def hand() -> Iterator[Hand]:
+    hand = Hand("test")
+    yield hand
+    hand.close()
+    assert "growcache-test" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_calls_are_made_in_order_by_one_thread(hand: Hand) -> None:
+    calls = [hand.ahead(threading.get_ident) for _ in range(5)]
+    assert len({call.result() for call in calls}) == 1
+    made: list[int] = []
+    for call in [hand.ahead(lambda n=n: made.append(n)) for n in range(5)]:  # type: ignore[misc]
+        call.result()
+    assert made == list(range(5))
+
+
+def test_nothing_waits_for_the_call_but_who_wants_its_result(hand: Hand) -> None:
+    begin, end = threading.Event(), threading.Event()
+
+    def call() -> str:
+        begin.set()
+        assert end.wait(10)
+        return "done"
+
+    ahead = hand.ahead(call)
+    assert begin.wait(10)
+    end.set()
+    assert [ahead.result(), ahead.result()] == ["done", "done"]
+
+
+def test_an_error_is_raised_where_the_result_is_asked_for(hand: Hand) -> None:
+    failed = hand.ahead(lambda: "".index("x"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not found"):
+            failed.result()
+    assert hand.ahead(lambda: 1).result() == 1
+
+
+def test_nothing_is_kept_of_a_call_that_is_over(hand: Hand) -> None:
+    given = Thing()
+    kept = hand.ahead(lambda given=given: (given, Thing()))  # type: ignore[misc]
+    seen = [weakref.ref(thing) for thing in kept.result()]
+    del given, kept
+    hand.ahead(lambda: None).result()  # the hand is behind the call before
+    gc.collect()
+    assert [thing() for thing in seen] == [None, None]
+
+
+def test_a_thread_that_cannot_start_is_an_error_each_time(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="new thread"):
+                hand.ahead(int)
+    assert hand.ahead(int).result() == 0
