@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import subprocess
@@ -73,6 +74,29 @@ def test_both_ways_of_encoding_give_the_same_bytes(batch: tuple[Schema, list[Sam
     assert direct == block
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.integers(0, 80))
+def test_the_largest_array_begins_with_a_line_of_the_cache(
+    sizes: list[int], name_bytes: int
+) -> None:
+    """Wherever it stands, and whatever stands beside it; protobuf reads on over what fills up."""
+    names = [chr(ord("a") + i) * (name_bytes + 1) for i in range(len(sizes) + 1)]
+    nbytes = dict(zip(names, [*sizes, 4096], strict=True))
+    sample = {name: np.full(n, n % 251, np.uint8) for name, n in nbytes.items()}
+    schema = Schema.of(sample)
+    where = tfrecord.layout(schema)
+    (start,) = [start for field, start in where.fields if field.nbytes == 4096]
+    assert start % 64 == where.record_bytes % 64 == 0
+    record = encoded(schema, [sample])
+    example = _example_class().FromString(record[12:-4])
+    found = {name: f.bytes_list.value[0] for name, f in example.features.feature.items()}
+    assert found == {name: array.tobytes() for name, array in sample.items()}
+
+
+def test_records_of_small_samples_are_not_filled_up() -> None:
+    where = tfrecord.layout(Schema((Field("x", "|u1", (64,)), Field("y", "<i8", ()))))
+    assert where.record_bytes == 64 + 8 + 40
+
+
 def test_large_arrays_are_not_copied() -> None:
     sample = {"x": np.arange(70_000, dtype="<i4")}
     (file,) = tfrecord.encode(Schema.of(sample), [sample])
@@ -142,14 +166,15 @@ def test_what_no_protobuf_can_hold_is_refused() -> None:
 def test_records_are_those_of_protobuf() -> None:
     """The wire bytes, told apart from ours by building them with protobuf itself."""
     example_class = _example_class()
-    sample = samples_of(3, 1)[0]
+    sample = {"x": np.arange(480, dtype="<f4").reshape(16, 30), "y": np.array(7)}
     example = example_class()
     for name, array in sample.items():
         example.features.feature[name].bytes_list.value.append(array.tobytes())
-    data = encoded(SCHEMA, [sample])
+    data = encoded(Schema.of(sample), [sample])
     assert data[12:-4] == example.SerializeToString(deterministic=True)
 
 
+@functools.cache
 def _example_class() -> Any:
     pytest.importorskip("google.protobuf")
     names = ("descriptor_pb2", "descriptor_pool", "message_factory")
