@@ -29,7 +29,7 @@ _owned: set[int] = set()
 
 def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
     """Return a descriptor that children of this process will not inherit, even by fork."""
-    with undivided:
+    with undivided():
         descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
         _owned.add(descriptor)
         return descriptor
@@ -37,7 +37,7 @@ def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
 
 def close_owned(descriptor: int) -> None:
     """Close a descriptor of `open_owned`, and so release its lock."""
-    with undivided, suppress(KeyError):  # in a forked child it is closed already
+    with undivided(), suppress(KeyError):  # in a forked child it is closed already
         _owned.remove(descriptor)
         os.close(descriptor)
 

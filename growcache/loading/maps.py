@@ -25,7 +25,7 @@ from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.formats.mapping import FAR_BYTES, forget, read_ahead_bytes
 from growcache.cache.index import ShardRow
-from growcache.cache.undivided import UndividedLock
+from growcache.cache.undivided import undivided
 from growcache.errors import CorruptShardError
 from growcache.loading.residency import is_kept
 from growcache.loading.stamps import Stamp, stamp_of
@@ -55,8 +55,9 @@ class MapPool:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        # Reentrant, for the collector may let go of a snapshot wherever this thread is.
-        self._lock = UndividedLock()
+        # Reentrant, for the collector may let go of a snapshot wherever this thread is; and taken
+        # where no fork divides it, for a child goes on with the pools of its snapshots.
+        self._lock = threading.RLock()
         self._holds: Counter[Key] = Counter()
         self._maps: dict[Key, MappedShard] = {}
         self._stamps: dict[Key, Stamp | None] = {}  # of the files as they were mapped
@@ -81,13 +82,13 @@ class MapPool:
 
     def hold(self, keys: Iterable[Key]) -> None:
         """Keep the maps of these shards, those that are there and those to come."""
-        with self._lock:
+        with undivided(), self._lock:
             self._holds.update(keys)
             self._known = {key: s for key, s in self._known.items() if key in self._holds}
 
     def release(self, keys: Iterable[Key]) -> None:
         """Undo one `hold`; maps that nobody holds are closed."""
-        with self._lock:
+        with undivided(), self._lock:
             for key in keys:
                 self._holds[key] -= 1
                 if self._holds[key] <= 0:
@@ -132,7 +133,7 @@ class MapPool:
             self._bad[key] = str(error)
             _log.warning("skipping a corrupt shard: %s", error)
             raise
-        with self._lock:
+        with undivided(), self._lock:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
 
@@ -141,7 +142,7 @@ class MapPool:
         mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
         # Only what had it before and after is sure to be what was mapped.
         stamp = before if before == self._stamp(row, cache_format) else None
-        with self._lock:
+        with undivided(), self._lock:
             first = self._stamps.setdefault(key, stamp)  # of the map that will be kept
             if stamp is not None and stamp == first == self._known.get(key):
                 self._verified.add(key)
@@ -160,7 +161,7 @@ class MapPool:
             )
         stamp = self._stamps.get(key_of(row))
         if stamp is not None and stamp == self._stamp(row, cache_format):
-            with self._lock:
+            with undivided(), self._lock:
                 self._known[key_of(row)] = stamp
 
     def _bring(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
@@ -178,7 +179,7 @@ class MapPool:
 
     def enter(self, keys: Iterable[Key]) -> None:
         """Say that a window is about to read these shards: from here on their pages stay."""
-        with self._leaving, self._lock:
+        with self._leaving, undivided(), self._lock:
             self._users.update(keys)
 
     def leave(self, keys: Iterable[Key], cache_format: str, share: float) -> None:
@@ -189,7 +190,7 @@ class MapPool:
             cache_format: of the cache.
             share: of the shards that stay, see `kept_share`.
         """
-        with self._lock:
+        with undivided(), self._lock:
             self._users.subtract(keys)
             unused = [key for key in keys if self._users[key] <= 0]
             for key in unused:

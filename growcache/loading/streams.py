@@ -231,6 +231,7 @@ class ShardStream:
         self._endless = endless
         self._lock = threading.RLock()
         self._closed = False
+        self._pid = os.getpid()
         self._holding = False  # the next pass waits for samples
         self._wake = threading.Event()
         self._given: dict[int, Shard] = {}
@@ -326,6 +327,8 @@ class ShardStream:
         Args:
             complete: whether all was delivered but samples that make no whole batch.
         """
+        if self._pid != os.getpid():  # a forked child has no leases, and none of the threads
+            return
         self._closed = True
         self._wake.set()
         self._news.set()

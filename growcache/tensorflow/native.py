@@ -58,15 +58,18 @@ class Iteration:
         Threads ask in any order. TensorFlow asks on after an error, which is told each time.
         """
         with self._lock:
-            if self._error is not None:
-                raise self._error
-            try:
-                while turn not in self._waiting:
-                    self._waiting[next(self._turns)] = next(self._shards, None)
-            except Exception as error:
-                self._error = error
-                raise
+            while turn not in self._waiting:
+                self._waiting[next(self._turns)] = self._next()
             return self._waiting.pop(turn)
+
+    def _next(self) -> tuple[str, int, int] | None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        try:
+            return next(self._shards, None)
+        except Exception as error:
+            self._error = error
+            raise
 
 
 class NativeFeed(Feed):

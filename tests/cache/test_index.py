@@ -20,7 +20,7 @@ from tests.forked import ended, exits_with
 @pytest.mark.mutant(
     15,
     "growcache/cache/index/reader.py",
-    "    with undivided, closing(connect_read_only(layout)) as connection:\n        yield connection",
+    "    with undivided(), closing(connect_read_only(layout)) as connection:\n        yield connection",
     "    for connection in [connect_read_only(layout)]:\n        yield connection",
 )
 def test_every_look_has_a_connection_of_its_own_that_is_closed(

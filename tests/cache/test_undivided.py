@@ -13,7 +13,7 @@ import os, signal, threading, time
 hooks = {"last": lambda: None}
 os.register_at_fork(before=lambda: hooks["last"]())  # the first one runs last
 
-from growcache.cache.undivided import UndividedLock, undivided
+from growcache.cache.undivided import undivided
 
 def forked(act):
     child = os.fork()
@@ -54,7 +54,7 @@ def test_a_fork_waits_for_the_blocks_of_other_threads() -> None:
         run("""
 state = []
 def divided(inside):
-    with undivided:
+    with undivided():
         state.append("half")
         inside.set()
         time.sleep(0.3)
@@ -72,10 +72,10 @@ def test_a_block_may_wait_for_a_thread_that_enters_one_while_a_fork_waits() -> N
     assert (
         run("""
 def other():
-    with undivided:
+    with undivided():
         pass
 def outer(inside):
-    with undivided:
+    with undivided():
         inside.set()
         time.sleep(0.3)  # the fork waits by now
         thread = threading.Thread(target=other)
@@ -95,7 +95,7 @@ def test_a_block_waits_for_a_fork_that_has_begun() -> None:
         run("""
 entered = threading.Event()
 def enters():
-    with undivided:
+    with undivided():
         entered.set()
 def last():
     threading.Thread(target=enters).start()
@@ -110,12 +110,10 @@ print(forked(entered.is_set), entered.wait(10))
 def test_a_thread_may_fork_within_a_block_of_its_own() -> None:
     assert (
         run("""
-with undivided:
-    with undivided:
+with undivided():
+    with undivided():
         def act():
-            undivided.__exit__()
-            undivided.__exit__()
-            with undivided:
+            with undivided():
                 return 0
         print(forked(act))
 print(forked(lambda: 0))
@@ -127,14 +125,14 @@ print(forked(lambda: 0))
 def test_a_lock_is_free_in_the_child() -> None:
     assert (
         run("""
-lock = UndividedLock()
+lock = threading.RLock()
 stop = threading.Event()
 def holds(inside):
     while not stop.is_set():
-        with lock, lock:
+        with undivided(), lock:
             inside.set()
 def takes():
-    with lock:
+    with undivided(), lock:
         return 0
 threads = [begun(holds) for _ in range(2)]
 print({forked(takes) for _ in range(20)})
@@ -150,7 +148,7 @@ def test_an_interrupt_does_not_end_the_wait_of_a_fork() -> None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 state = []
 def divided(inside):
-    with undivided:
+    with undivided():
         inside.set()
         time.sleep(0.2)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -159,7 +157,62 @@ def divided(inside):
 thread = begun(divided)
 print(forked(lambda: len(state)))
 thread.join()
-with undivided:
+with undivided():
     print("free")
 """
     assert run(program, "Exception ignored") == "1\nfree"
+
+
+def test_interrupts_leave_no_thread_in_a_block() -> None:
+    assert (
+        run("""
+class Interrupt(Exception):
+    pass
+def interrupt(*_):
+    raise Interrupt
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(300):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2e-4)
+        while True:
+            with undivided():
+                pass
+    except Interrupt:
+        pass
+def forks():
+    began = time.monotonic()
+    print(forked(lambda: 0), time.monotonic() - began < 2)
+thread = threading.Thread(target=forks)
+thread.start()
+thread.join()
+""")
+        == "0 True"
+    )
+
+
+def test_two_threads_may_fork_at_once() -> None:
+    assert (
+        run("""
+stop = threading.Event()
+def enters(inside):
+    while not stop.is_set():
+        with undivided():
+            inside.set()
+entering = begun(enters)
+def enter():
+    with undivided():
+        return 0
+found = []
+threads = [
+    threading.Thread(target=lambda: found.extend(forked(enter) for _ in range(20)))
+    for _ in range(3)
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+stop.set()
+print(set(found), len(found))
+""")
+        == "{0} 60"
+    )

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,9 +24,9 @@ import tensorflow as tf
 import growcache.tensorflow as gtf
 from growcache.cache.leases import read_leases
 from growcache.cache.status import read_status
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import ConfigError, CorruptShardError, FormatError
 from growcache.schema import Sample
-from growcache.tensorflow.native import MOST_DECODED, PREFETCH_BATCHES
+from growcache.tensorflow.native import MOST_DECODED, PREFETCH_BATCHES, Iteration
 from growcache.tensorflow.sizes import BLOCK_BATCHES
 from tests.filled import Filled, open_leases
 from tests.sampling.services import (
@@ -482,6 +483,23 @@ def test_a_cache_with_nothing_whole_is_an_error(cache: Filled) -> None:
         for _ in range(2):  # who asks once more is told once more
             with pytest.raises(tf.errors.OpError, match=r"every shard of .* is damaged"):
                 next(batches)
+
+
+def test_an_error_is_told_in_its_turn_and_to_whoever_asks_on() -> None:
+    """Threads ask in any order; what was there before the error is delivered."""
+
+    def shards() -> Iterator[tuple[str, int, int]]:
+        yield "a", 1, 10
+        yield "b", 2, 10
+        raise CorruptShardError("damaged")
+
+    iteration = Iteration(cast("Any", SimpleNamespace(shards=shards)), cast("Any", None))
+    with pytest.raises(CorruptShardError):
+        iteration.shard(2)
+    assert [iteration.shard(turn) for turn in (1, 0)] == [("b", 2, 10), ("a", 1, 10)]
+    for turn in (2, 3):
+        with pytest.raises(CorruptShardError, match="damaged"):
+            iteration.shard(turn)
 
 
 # Keras

@@ -213,7 +213,7 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
 def reading(layout: Layout) -> Iterator[sqlite3.Connection]:
     """Lend a connection that cannot write, for one read."""
     # Undivided, for SQLite has locks that all its connections in a process share.
-    with undivided, closing(connect_read_only(layout)) as connection:
+    with undivided(), closing(connect_read_only(layout)) as connection:
         yield connection
 
 
