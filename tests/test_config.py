@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from growcache.cache.formats import CACHE_FORMATS
 from growcache.config import Config, load_config
 from growcache.errors import ConfigError
 from growcache.remote.formats import open_format
@@ -122,6 +123,15 @@ def test_the_server_is_part_of_the_source_and_secrets_are_not(
     found = wishes(config(source=source))
     assert found["source.storage_options"] == {"endpoint_url": kept}
     assert "secret" not in str(found)
+
+
+def test_shards_laid_out_otherwise_are_another_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [config(cache={"format": name}) for name in CACHE_FORMATS]
+    before = [wishes(one) for one in made]
+    monkeypatch.setattr(CACHE_FORMATS["tfrecord"], "LAYOUT_VERSION", 10**6)
+    after = dict(zip(CACHE_FORMATS, map(wishes, made), strict=True))
+    assert after["npy"] in before
+    assert after["tfrecord"] not in before
 
 
 def test_another_server_is_another_source() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import pickle
 import threading
 import weakref
@@ -34,6 +35,7 @@ from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch.devices import Sender, mapped, tensors_of  # noqa: E402
 from growcache.torch.lanes import Mark  # noqa: E402
 from tests.filled import Filled  # noqa: E402
+from tests.forked import ended, exits_with  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -147,6 +149,31 @@ def test_no_buffer_is_used_again_before_it_was_copied(cache: Filled, late: Late)
     addresses = {source.data_ptr() for source, _ in late.lane.begun if source.ndim == 2}
     assert len(addresses) < 240  # of 480 batches: they did go round
     assert 0 < len(late.lane.locked) == len(set(late.lane.locked)) <= 12
+
+
+def test_a_child_has_one_way_of_its_own() -> None:
+    lanes: list[LateLane] = []
+
+    def make() -> LateLane:
+        lanes.append(LateLane())
+        return lanes[-1]
+
+    sender = Sender(make)
+    sender.begin()
+    sender.send({"x": torch.zeros(3)})
+
+    def twice() -> int:
+        for _ in range(2):
+            sender.begin()
+        sent = sender.receive(sender.send({"x": torch.ones(3)}))
+        return 0 if len(lanes) == 2 and bool((sent["x"] == 1).all()) else 1
+
+    child = os.fork()
+    if child == 0:
+        exits_with(twice)
+    assert ended(child)
+    sender.begin()
+    assert len(lanes) == 1
 
 
 @pytest.mark.parametrize("gather", ["thread", "process"])

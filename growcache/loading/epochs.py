@@ -236,7 +236,7 @@ class Engine:
         """
         while True:
             source = self._source
-            if turn is not self._turn or source is None:
+            if turn is not self._turn or source is None or self._pid != os.getpid():
                 raise RuntimeError(CLOSED)
             began = time.perf_counter()
             item = source.receive(pause_seconds)

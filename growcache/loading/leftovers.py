@@ -24,7 +24,7 @@ class Leftovers:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may close these in the middle of a call
         self._bases: dict[str, list[Bytes]] = {}
         self._timer: threading.Timer | None = None
         self._closed = False
@@ -43,7 +43,10 @@ class Leftovers:
             self._stop_timer()
             self._timer = threading.Timer(self._seconds, self._clear)
             self._timer.daemon = True
-            self._timer.start()
+            try:
+                self._timer.start()
+            except RuntimeError:  # at the end Python 3.12.0 starts none
+                self._bases.clear()
 
     def close(self) -> None:
         """Let go of everything, now and later."""

@@ -251,7 +251,10 @@ class Walk:
         self._join_letting_go()
         for window in through:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
-        self._letting_go = self._hands["let-go"].ahead(lambda: _close_all(through))
+        try:
+            self._letting_go = self._hands["let-go"].ahead(lambda: _close_all(through))
+        except RuntimeError:  # at the interpreter's end Python 3.12.0 starts no thread
+            _close_all(through)
 
     def _join_letting_go(self) -> None:
         if self._letting_go is not None:

@@ -1,7 +1,8 @@
 """A producer in a process of its own: what the trainer knows of it.
 
-No thread of the trainer takes part: the thread that asks for batches reads the socket, and
-says at the same time which buffers nobody refers to any more.
+No thread of the trainer takes part, unless batches are transformed there or sent to a device:
+the thread that asks for them reads the socket, and says at the same time which buffers nobody
+refers to any more.
 """
 
 from __future__ import annotations

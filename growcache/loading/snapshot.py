@@ -218,19 +218,20 @@ class Snapshot:
         return self.sidecar(row.number).origin(place)
 
     def sidecar(self, number: int) -> Sidecar:
-        """Return the shard's description of itself; read once.
+        """Return the shard's description of itself; kept until a window leaves the shard.
 
         Raises:
             CorruptShardError: missing or damaged.
         """
-        if number not in self._sidecars:
+        found = self._sidecars.get(number)  # which a window may drop meanwhile
+        if found is None:
             path = self._layout.sidecar(number)
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
                 raise CorruptShardError(f"{path} is missing; run growcache check") from None
-            self._sidecars[number] = Sidecar.from_bytes(data, str(path))
-        return self._sidecars[number]
+            found = self._sidecars[number] = Sidecar.from_bytes(data, str(path))
+        return found
 
     def mapped(self, number: int) -> MappedShard:
         """Return a shard of this snapshot in memory, its content checked.
@@ -239,7 +240,9 @@ class Snapshot:
 
         Raises:
             CorruptShardError: its bytes are not what was written.
+            CacheError: the snapshot is closed.
         """
+        self._refuse_closed()
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
 
@@ -250,6 +253,8 @@ class Snapshot:
     def leave(self, numbers: Iterable[int]) -> None:
         """Undo one `enter`: of a cache beyond memory most shards leave it with that."""
         left = [number for number in numbers if number in self._rows]
+        for number in left:  # of millions of samples they would take gigabytes
+            self._sidecars.pop(number, None)
         window_bytes = sum(self._rows[number].shard_bytes for number in left)
         share = kept_share(self.shard_bytes, available_bytes(), window_bytes)
         self._maps.leave(self._keys(left), self.view.cache_format, share)
@@ -262,9 +267,18 @@ class Snapshot:
 
         Raises:
             CorruptShardError: its files are missing or not those of so many samples.
+            CacheError: the snapshot is closed.
         """
+        self._refuse_closed()
         samples, view = self._rows[number].samples, self.view
         return open_shard(self._layout, number, samples, self.schema, view.cache_format)
+
+    def _refuse_closed(self) -> None:
+        if self.closed:
+            raise CacheError(
+                "this snapshot is closed, and its shards may be gone; read samples before its "
+                "`with` block ends, or take another snapshot"
+            )
 
     def file(self, number: int) -> Path:
         """Return where a shard's samples lie: a file, or a directory of files."""

@@ -289,7 +289,8 @@ def rest_of(state: LoaderState, options: LoaderOptions) -> Rest | None:
     if state.plan is None or state.mark is None:
         return None
     left = len(state.plan) - state.mark.position
-    if options.samples_per_epoch is None and not options.usable(left):
+    step = options.batch_size * options.ranks.local_world_size
+    if options.samples_per_epoch is None and not options.keeps_last and left < step:
         return None  # drop_last leaves it out
     filled = options.ranks.share and bool(state.mark.corrupt)
     rest = Rest(state.plan, state.plan.windows(options), state.mark, filled)

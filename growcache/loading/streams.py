@@ -206,7 +206,7 @@ def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[Sh
 class ShardStream:
     """The shards of one iteration, pass after pass, with at most two leases.
 
-    `shards`, `read` and `delivered` are called by threads of the reader, one each.
+    `shards`, `read` and `delivered` are called by any of the reader's threads.
 
     Args:
         options: of the loader.

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 import growcache.sampling.draws as draws
+from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.config import Config, SourceConfig
 from growcache.sampling.draws import Sizing
@@ -72,6 +73,7 @@ def wishes(config: Config) -> dict[str, Any]:
             "sampling.node": sampling.node,
             "sampling.nodes": sampling.nodes,
             "cache.format": config.cache.format,
+            "layout version": CACHE_FORMATS[config.cache.format].LAYOUT_VERSION,
             "cache.max_samples": config.cache.max_samples,
             "draw version": draws.DRAW_VERSION,
         }

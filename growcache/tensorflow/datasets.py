@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -164,11 +164,15 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, once the cache holds enough for it."""
+        iterator: Any
         if tf.executing_eagerly():
             self._feed.wait()
-            return iter(self._alone)
-        iterator: Iterator[Any] = super().__iter__()
-        return iterator
+            iterator = iter(self._alone)
+            # In `for batch in dataset(...)` nobody else keeps what closes the feed as it goes.
+            iterator._keeps = self
+        else:
+            iterator = super().__iter__()
+        return cast("Iterator[Any]", iterator)
 
 
 def _as_it_is(*, tunes: bool) -> Any:

@@ -37,7 +37,8 @@ class Engines:
         self._leftovers = Leftovers(IDLE_SECONDS)
         self._framework = replace(framework, leftovers=self._leftovers)
         self._maps = MapPool.of(options.root)  # which knows what was found whole
-        self._lock = threading.Lock()
+        # One that its own thread passes: the collector may close these in the middle of a call.
+        self._lock = threading.RLock()
         self._idle: Engine | None = None
         self._ahead = False  # the idle one is in the next epoch already
         self._timer: threading.Timer | None = None
@@ -90,7 +91,7 @@ class Engines:
         self._pop()
         self._idle, self._ahead = engine, True
         # A fixed one may stay: nothing is evicted from under it, and it sees to that.
-        if not self._options.fixed:
+        if not self._options.fixed and not self._closed:
             self._begin_timer(engine)
 
     def _pop(self) -> Engine | None:

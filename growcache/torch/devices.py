@@ -58,6 +58,9 @@ class Sender:
     def __init__(self, lane: Callable[[], Lane]) -> None:
         self._make = lane
         self._lane: Lane | None = None
+        self._begin_here()
+
+    def _begin_here(self) -> None:
         self._pid = os.getpid()
         self._under_way: deque[Sent] = deque()
         self._turn = threading.Lock()  # one thread takes over from another one
@@ -65,7 +68,10 @@ class Sender:
 
     def begin(self) -> None:
         """Make the way, if there is none yet; that of the process that forked is none."""
-        if self._lane is None or self._pid != os.getpid():
+        forked = self._pid != os.getpid()
+        if forked:
+            self._begin_here()
+        if forked or self._lane is None:
             self._lane = self._make()
 
     def enter(self) -> None:

@@ -20,6 +20,7 @@ from growcache.loading.arena import Arena
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
 from growcache.loading.maps import Key, MapPool
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.sources import CLOSED
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.forked import ended, exits_with
@@ -231,3 +232,29 @@ def test_a_child_reads_the_snapshot_of_its_parent(make_cache: Callable[..., Fill
             exits_with(lambda: len(snapshot[0]) == 0)
         thread.join()
         assert ended(child)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_an_iterator_of_the_parent_is_refused_in_a_child(
+    make_cache: Callable[..., Filled], gather: Any
+) -> None:
+    cache = make_cache()
+    cache.add(*range(4))
+
+    def goes_on() -> int:
+        try:
+            for _ in range(1000):
+                next(iterator)
+        except RuntimeError as error:
+            return 0 if str(error) == CLOSED else 2
+        return 3
+
+    with EpochLoader(cache.root, batch_size=1, min_samples=1, gather=gather) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        child = os.fork()
+        if child == 0:
+            exits_with(goes_on)
+        assert ended(child)
+        next(iterator)

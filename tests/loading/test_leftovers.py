@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
 from growcache.loading.framework import Framework
 from growcache.loading.leftovers import KEPT_BYTES, Leftovers
@@ -69,3 +73,14 @@ def test_so_much_is_kept_and_so_long() -> None:
     leftovers.close()
     leftovers.leave("x", left)
     assert leftovers.take("x") == []
+
+
+def test_where_no_thread_can_start_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    leftovers = Leftovers(60)
+    leftovers.leave("x", [BufferPool().take(1000)])
+    assert leftovers.take("x") == []
+    leftovers.close()

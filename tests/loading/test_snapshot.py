@@ -12,7 +12,7 @@ import pytest
 from growcache.cache.formats import shard_files
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.leases import DROPPED, HELD, MAPPED, Lease, read_leases
-from growcache.errors import CacheMissingError, CorruptShardError
+from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading import snapshot as module
 from growcache.loading.maps import MapPool
 from growcache.loading.snapshot import Snapshot
@@ -46,6 +46,28 @@ def test_samples_are_copies(cache: Any) -> None:
         kept = snapshot[3]["x"]
     cache.layout.shard(0).unlink()
     np.testing.assert_array_equal(kept, np.full(4, 3))
+
+
+def test_closed_it_reads_nothing_more(cache: Any) -> None:
+    cache.add(0)
+    with Snapshot.take(cache.root) as snapshot:
+        snapshot[0]
+    for read in (lambda: snapshot[0], lambda: snapshot.map_anew(0)):
+        with pytest.raises(CacheError, match="closed"):
+            read()
+    assert not MapPool.of(cache.root)._maps
+
+
+def test_what_a_window_leaves_is_not_remembered(cache: Any) -> None:
+    cache.add(0, 1)
+    with Snapshot.take(cache.root) as snapshot:
+        snapshot.enter([0, 1])
+        origins = [snapshot.origin(i) for i in range(len(snapshot))]
+        assert set(snapshot._sidecars) == {0, 1}
+        snapshot.leave([0])
+        assert set(snapshot._sidecars) == {1}
+        assert [snapshot.origin(i) for i in range(len(snapshot))] == origins
+        snapshot.leave([1])
 
 
 def test_a_missing_cache_is_named(cache: Any) -> None:

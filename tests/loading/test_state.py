@@ -23,6 +23,7 @@ from growcache.loading import snapshot as snapshots
 from growcache.loading.loader import Loader
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
+from growcache.loading.ranks import Ranks
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import (
     LoaderState,
@@ -530,6 +531,20 @@ def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:
     rest = rest_of(state, options)
     assert rest is not None
     assert 4_990 < len(rest.needed()) < 5_010
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_behind_the_last_step_of_all_ranks_nothing_is_left(ranks: int) -> None:
+    here = Ranks(1, ranks, 1, ranks) if ranks > 1 else Ranks()
+    options = LoaderOptions("cache", batch_size=64, ranks=here)
+    step = 64 * ranks
+    plan_of_pass = PassPlan(0, (PlannedShard(0, 10 * step - 1, "0" * 32),), 10 * step)
+    states = [LoaderState(mark=Mark(0, steps * step), plan=plan_of_pass) for steps in (8, 9)]
+    last, over = (rest_of(state, options) for state in states)
+    assert last is not None
+    assert over is None
+    kept = rest_of(states[1], replace(options, drop_last=False))
+    assert kept is not None
 
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30)

@@ -74,6 +74,12 @@ def test_orders_differ_and_the_seed_repeats_them(cache: Filled) -> None:
     assert epochs(1)[0] not in found
 
 
+def test_a_dataset_that_only_a_loop_keeps_is_in_the_order_of_any_other(cache: Filled) -> None:
+    cache.add(*range(12))
+    named = gathered(cache, batch_size=10)
+    assert ids(gathered(cache, batch_size=10)) == ids(named)
+
+
 def test_static_shapes_and_tuples(cache: Filled) -> None:
     cache.add(0, 1)
     full = gathered(cache, batch_size=16, as_tuple=("x", "id"))

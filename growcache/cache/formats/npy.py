@@ -36,6 +36,7 @@ from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
 EXTENSION = ARRAYS
+LAYOUT_VERSION = 1  # part of the fingerprint: raise it when any byte of a shard would change
 
 VALUES, OFFSETS, SHAPES = ".npy", ".offsets.npy", ".shapes.npy"
 MOST_NAME_BYTES = 255 - len(OFFSETS)  # of a file name

@@ -38,6 +38,7 @@ from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
 EXTENSION = RECORDS
+LAYOUT_VERSION = 2  # part of the fingerprint: raise it when any byte of a shard would change
 
 LINE_BYTES = 64  # of the CPU's cache
 LEAST_ALIGNED_BYTES = 2048  # where filling up takes at most a few hundredths
