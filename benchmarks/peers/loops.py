@@ -124,7 +124,9 @@ def one_round(make: Make, case: Case, loop: str, limits: Limits) -> dict[str, An
         if loop == "gil":
             result |= ticked(walk, case, limits.seconds, alone)
         else:
-            result |= timed(walk, case, limits.seconds, loop == "steps", pace)
+            result |= timed(walk, case, limits.seconds, loop == "steps")
+    if loop == "steps":  # before or after: at one of them the machine was others' least
+        result |= stalls(case, result.pop("work"), max(pace, pace_alone()))
     return result
 
 
@@ -154,7 +156,7 @@ def prove(case: Case, labels: list[Array], *, whole: bool) -> None:
         raise RuntimeError(f"an epoch delivered {wrong}")
 
 
-def timed(walk: Walk, case: Case, seconds: float, steps: bool, pace: float) -> dict[str, Any]:
+def timed(walk: Walk, case: Case, seconds: float, steps: bool) -> dict[str, Any]:
     """Take batches for so long, and return what came, and at what cost."""
     record, cpu, began = Record(), cpu_seconds(), time.perf_counter()
     start, opened = began, walk.epochs
@@ -165,7 +167,8 @@ def timed(walk: Walk, case: Case, seconds: float, steps: bool, pace: float) -> d
             record.work += spin(case.step_seconds)
     cpu = cpu_seconds() - cpu
     prove_record(case, record, opened)
-    return figures(case, record, start, cpu) | stalls(case, record, steps, pace)
+    work = {"work": record.work / len(record.waits)} if steps else {}
+    return figures(case, record, start, cpu) | work
 
 
 def ticked(walk: Walk, case: Case, seconds: float, alone: float) -> dict[str, Any]:
@@ -218,9 +221,12 @@ def figures(case: Case, record: Record, start: float, cpu: float) -> dict[str, A
     }
 
 
-def stalls(case: Case, record: Record, steps: bool, pace: float) -> dict[str, Any]:
-    """Return how much longer a step took than alone, for the loader held the GIL or the core."""
-    if not steps:
-        return {}
-    lost = case.step_seconds - record.work / len(record.waits) / pace
-    return {"stall_seconds": lost}
+def stalls(case: Case, work: float, pace: float) -> dict[str, Any]:
+    """Return how much longer a step took than alone, for the loader held the GIL or the core.
+
+    Args:
+        case: how long a step is.
+        work: done in one, on the average.
+        pace: work per second of one that nobody disturbs.
+    """
+    return {"stall_seconds": case.step_seconds - work / pace}

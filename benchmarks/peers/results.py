@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 Round = dict[str, Any]
-# Steps lose little, and a moment in which others use the machine may double that.
+# How far behind the best a setting may be and still be the best in truth, as a share of that:
+# steps lose little, and a moment in which others use the machine may double it.
 NEAR = {"idle": 0.3, "steps": 2.0}
+STALL_NOISE_SECONDS = 3e-4  # of short trials, as trials of memcpy differ
 
 
 @dataclass(slots=True)
@@ -63,8 +65,8 @@ class Results:
     def undecided(self, contestant: str, setting: str, loop: str, trials: int) -> bool:
         """Whether a setting that had so many trials may yet turn out to be the best.
 
-        It may if it was never tried, or is behind the best by no more than `NEAR` of that, and
-        there is another that may as well.
+        It may if it was never tried, or is behind the best by no more than `NEAR` of that, or
+        than stalls are known to, and there is another that may as well.
         """
         tried = [t for t in self.trials if (t["contestant"], t["loop"]) == (contestant, loop)]
         ranks: dict[str, list[float]] = {}
@@ -74,9 +76,8 @@ class Results:
             return True
         medians = {name: statistics.median(found) for name, found in ranks.items()}
         best = max(medians.values())
-        near = {
-            name for name, found in medians.items() if found >= best - NEAR[loop] * abs(best)
-        }
+        slack = max(NEAR[loop] * abs(best), STALL_NOISE_SECONDS if loop == "steps" else 0.0)
+        near = {name for name, found in medians.items() if found >= best - slack}
         return len(ranks[setting]) <= trials and setting in near and len(near) > 1
 
     def rounds_of(self, contestant: str, loop: str) -> list[Round]:

@@ -38,7 +38,7 @@ class Plan:
     rounds: int
     seconds: float = 0.8
     trial_seconds: float = 0.25
-    trials: int = 3
+    trials: int = 5
     lead_seconds: float = 2.0
     steps: float = 3.0
 
