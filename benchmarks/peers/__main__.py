@@ -1,11 +1,11 @@
 """growcache beside its peers, each in its best setting; writes docs/benchmarks.md.
 
 `python -m benchmarks.peers` installs what it needs (about 5 GB), writes one kind of samples
-at a time in every format (about 7 GB; removed again), and measures for half an hour on two
-cores. In parts: `--only 256KiB --keep --directory D --results R`, as often as you like, with
-`--stages write`, `--stages try` (of settings) or `--stages play`; rounds of the same --results
-add up, and `--page` writes the page from them. `--quick` takes small data and leaves the page
-alone.
+at a time in every format (about 7 GB; removed again), and measures for three quarters of an
+hour on two cores. In parts: `--only 256KiB --keep --directory D --results R`, as often as you
+like, with `--stages write`, `--stages try` (of settings) or `--stages play`; rounds of the
+same --results add up, and `--page` writes the page from them. `--quick` takes small data and
+leaves the page alone.
 """
 
 from __future__ import annotations
