@@ -271,14 +271,16 @@ def test_an_iterator_fills_what_the_one_before_it_left(
     monkeypatch.setattr(BufferPool, "_made", noting)
     others, counts = loader_threads(), []
     dataset = gathered(large_cache, batch_size=4, endless=True)
-    for _ in range(5):
+    for _ in range(9):
         made.clear()
         assert_whole(dataset.take(150))
         wait_until(lambda: loader_threads() <= others, 10)
         counts.append(len(made))
-    # How much is in use at once is a matter of time, so one may need more than the one before.
-    assert counts[0] > 1
-    assert min(counts) == 0
+    # How much is in use at once is a matter of time, so one may need more than the one before,
+    # whose last batches TensorFlow may still have.
+    first, *later = counts
+    assert first > 1
+    assert sum(later) < 2 / 3 * first * len(later)
 
 
 def test_what_a_pipeline_of_the_user_keeps_is_not_overwritten(large_cache: Filled) -> None:
