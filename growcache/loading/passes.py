@@ -86,6 +86,7 @@ class Walk:
         # What a process that dies now, and comes back, would need once more.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
         self._left: deque[OpenPass] = deque()
+        self._closing = threading.RLock()  # of passes that were left
         self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
         self._letting_go: Ahead[None] | None = None
         self.lost = 0
@@ -186,8 +187,13 @@ class Walk:
         while self._undelivered and _end(self._undelivered[0][0]) <= mark[:2]:
             window, snapshot = self._undelivered.popleft()
             snapshot.finish(window.numbers)
-        while self._left and self._left[0].number < mark.pass_number:
-            self._left.popleft().snapshot.close()
+        if not self._closing.acquire(blocking=False):
+            return  # all are being closed
+        try:
+            while self._left and self._left[0].number < mark.pass_number:
+                self._left.popleft().snapshot.close()
+        finally:
+            self._closing.release()
 
     def close(self) -> None:
         """Free the leases."""
@@ -261,7 +267,8 @@ class Walk:
             self._letting_go.result()
 
     def _close_left(self) -> None:
-        with ExitStack() as closed:
+        # Behind this none is open, nor just being closed by the walk's thread.
+        with self._closing, ExitStack() as closed:
             for begun in list(self._left):
                 closed.callback(begun.snapshot.close)
 
