@@ -165,12 +165,8 @@ class Lease:
         self._set(numbers, BEGUN)
 
     def mark_read(self, *numbers: int, mapped: bool) -> None:
-        """Count a use of the shards; they stay protected while they are mapped."""
+        """Count a use of the shards, once; they are protected for as long as they are mapped."""
         self._set(numbers, MAPPED if mapped else READ)
-
-    def released(self, number: int) -> None:
-        """Say that a shard marked as read is no longer mapped."""
-        self._set([number], READ)
 
     def settle(self) -> None:
         """Say that all it still holds is there, and stays: others may rely on that."""

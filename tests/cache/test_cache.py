@@ -337,7 +337,7 @@ def test_no_shard_disappears_under_a_reader(root: Path) -> None:
             lease.mark_read(0, mapped=True)
             cache.poll_leases(1.0)
             assert cache.layout.shard(0).exists(), "it is mapped still"
-            lease.released(0)
+            lease.mark_read(0, mapped=False)
             cache.poll_leases(2.0)
             assert not cache.layout.shard(0).exists()
 

@@ -63,7 +63,7 @@ def test_a_lease_is_seen_as_its_reader_moves_on(layout: Layout) -> None:
         view = only(layout)
         assert list(view.states) == [READ, MAPPED, HELD, DROPPED]
         assert (view.holding(), view.used(), view.unread()) == ((4, 5), (3, 4), (5,))
-        lease.released(4)
+        lease.mark_read(4, mapped=False)
         assert only(layout).holding() == (5,)
     view = only(layout)
     assert (view.open, view.closed, view.used()) == (False, True, (3, 4))

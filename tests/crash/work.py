@@ -124,7 +124,7 @@ def reader(root: Path, kind: str) -> None:
         live = {row.number for row in read_index(root).shards}
         lease.drop(set(numbers) - live)
         lease.mark_read(numbers[0], mapped=True)
-        lease.released(numbers[0])
+        lease.mark_read(numbers[0], mapped=False)
         with Lease.create(root, "reader", numbers[1:]) as following:
             following.mark_read(numbers[1], mapped=False)
 
