@@ -12,7 +12,9 @@ Epochs are all that is cached, or (`fixed`) of a length that fits no pass. Sampl
 
 How far the machine itself can keep such a goal says an empty loop, which makes the same steps
 beside the same writer before there is a loader: by how much its sleeps end late. The same is
-told of the steps beside the loader.
+told of the steps beside the loader. For a loop without steps there are two others, beside that
+writer, too: a plain copy of the rows of one batch, and a snapshot that is taken and closed, which
+an epoch cannot begin without.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from benchmarks.measure import parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
 from growcache.cache.index import read_index
 from growcache.errors import CacheMissingError
+from growcache.loading.snapshot import Snapshot
 from growcache.torch import EpochLoader
 
 BATCH = 32
@@ -120,6 +123,30 @@ def asleep(step: float) -> float:
     return (time.perf_counter() - began - step) * 1e3
 
 
+def copies(kind: Kind, times: int) -> list[float]:
+    """Copy the rows of a batch so often, into eight buffers in turns; return milliseconds."""
+    rng = np.random.default_rng(2)
+    source = random_samples(rng, kind.dtype, (LIVE[0] * kind.samples, *kind.shape))
+    buffers = [np.zeros((BATCH, *kind.shape), kind.dtype) for _ in range(8)]
+    found = []
+    for turn in range(times):
+        rows = rng.integers(len(source), size=BATCH)
+        began = time.perf_counter()
+        np.take(source, rows, axis=0, out=buffers[turn % 8], mode="clip")
+        found.append((time.perf_counter() - began) * 1e3)
+    return found
+
+
+def snapshots(root: Path, times: int) -> list[float]:
+    """Take and close so many snapshots; return milliseconds."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        Snapshot.take(root).close()
+        found.append((time.perf_counter() - began) * 1e3)
+    return found
+
+
 def gaps(loader: EpochLoader, switches: int, step: float) -> Gaps:
     """Go through so many switches."""
     found = Gaps([], [], [])
@@ -170,6 +197,16 @@ def wait_filled(root: Path, shards: int) -> None:
         time.sleep(0.05)
 
 
+def limits(root: Path, kind: Kind, times: int, step: float) -> dict[str, list[float]]:
+    """Return what the machine takes for it without a loader."""
+    if step:
+        return {"without a loader": [asleep(step) for _ in range(times)]}
+    return {
+        "without a loader: copy of a batch": copies(kind, times),
+        "without a loader: snapshot": snapshots(root, times),
+    }
+
+
 def measure(
     place: Path, case: tuple[str, str, str], switches: int, step: float, interval: float
 ) -> Iterator[dict[str, Any]]:
@@ -180,7 +217,7 @@ def measure(
     step, name = step if stepping == "sleeping" else 0.0, " ".join(case)
     with writer(root, kind, interval):
         wait_filled(root, LIVE[0])
-        empty = [asleep(step) for _ in range(EMPTY_STEPS * switches if step else 0)]
+        alone = limits(root, KINDS[kind], EMPTY_STEPS * switches, step)
         with EpochLoader(
             root, batch_size=BATCH, min_samples=samples, samples_per_epoch=epoch
         ) as loader:
@@ -188,8 +225,8 @@ def measure(
             done = loader.report
     print(f"{name}: {done.passes} passes, at last over {done.cache_samples} samples")
     measured = {SWITCHES: found.across, "batch to batch": found.within}
-    measured |= {"a step's sleep, late by": found.late, "without a loader": empty}
-    yield from lines(name, measured)
+    measured |= {"a step's sleep, late by": found.late}
+    yield from lines(name, measured | alone)
 
 
 def main() -> int:
