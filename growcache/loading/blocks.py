@@ -17,7 +17,7 @@ from growcache.loading.calls import blamed
 from growcache.loading.columns import Places
 from growcache.loading.crews import Crew, arguments_of
 from growcache.loading.framework import Booleans, Bytes, Carrier, Framework
-from growcache.loading.gather import Column, Gatherer, batches_per_block
+from growcache.loading.gather import FIRST_BYTES, Column, Gatherer, Ramp, batches_per_block
 from growcache.loading.losses import Losses
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ragged import Ragged, Styler
@@ -125,7 +125,7 @@ class Assembler:
         arena: whose memory the framework lends, if it is shared.
 
     Attributes:
-        rows: of a full block.
+        most_rows: of a block.
         losses: tells what was lost.
 
     Raises:
@@ -143,17 +143,20 @@ class Assembler:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
         batch, transformed = options.batch_size, options.transform is not None
-        self.rows = batch * batches_per_block(
+        most = batches_per_block(
             nbytes, batch, transformed=transformed, block_bytes=framework.block_bytes
         )
+        few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
+        self._ramp = Ramp(batch, max(1, few), most)
+        self.most_rows = batch * most
         self._at_once = framework.at_once
         crew, readable, writable = _crew(options, framework, arena)
-        self._gatherer = Gatherer(schema, self.rows, replace(framework, allocate=readable))
+        self._gatherer = Gatherer(schema, self.most_rows, replace(framework, allocate=readable))
         self._options = options
         self._styler = Styler(options.ragged, framework)
         self._transform = (
             Transform(
-                *(options.transform, options.seed, self.rows, schema, _decided(form), crew),
+                *(options.transform, options.seed, batch * most, schema, _decided(form), crew),
                 allocate=writable,
                 allocate_ragged=framework.allocate,
             )
@@ -168,9 +171,20 @@ class Assembler:
         self._origins: list[Origin] = []
 
     @property
+    def rows(self) -> int:
+        """Rows of the current block."""
+        return self._ramp.rows
+
+    @property
     def room(self) -> int:
         """Rows that the current block still takes."""
         return self.rows - self._gatherer.filled
+
+    def begin_small(self) -> None:
+        """Have the current block, and the next ones, be small."""
+        # The results for the first block decide about the fields, and should be many.
+        if self._transform is None or self._transform.schema is not None:
+            self._ramp.begin(self._gatherer.filled)
 
     def add(self, pieces: list[Piece], walked: list[Piece]) -> None:
         """Append rows of one pass; its snapshot may be closed afterwards.
@@ -217,6 +231,7 @@ class Assembler:
         lost = self.losses.before(last, size)
         valid = self._valid
         self._begin()
+        self._ramp.climb()
         if self._transform is not None:
             columns = self._transform.run(columns, places, origins or None)
         if valid:

@@ -20,12 +20,12 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from growcache.cache.files import Layout
-from growcache.cache.index import read_index
+from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import Lease, LeaseView, RankNote, read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ranks import run_of
-from growcache.loading.reuse import Watch, left_out
+from growcache.loading.reuse import Watch, choose, take
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import Pause, when_room, woken
 
@@ -44,8 +44,14 @@ class Company(Protocol):
     def offers(self, pass_number: int) -> bool:
         """Whether another rank offers the snapshot of a pass, whatever the cache holds now."""
 
-    def take(self, pass_number: int, watch: Watch) -> Snapshot | None:
-        """Return the snapshot of a pass; None where ``watch`` stopped it."""
+    def take(self, pass_number: int, watch: Watch, view: IndexView) -> Snapshot | None:
+        """Return the snapshot of a pass; None where ``watch`` stopped it.
+
+        Args:
+            pass_number: of the pass.
+            watch: ends waits.
+            view: the index, as it was read just now.
+        """
 
     def settle(self, snapshot: Snapshot, watch: Watch) -> None:
         """Return when the pass may be entered; its snapshot is final."""
@@ -93,8 +99,8 @@ class _Alone:
     def offers(self, pass_number: int) -> bool:
         return False
 
-    def take(self, pass_number: int, watch: Watch) -> Snapshot | None:
-        return _taken(self._options, watch)
+    def take(self, pass_number: int, watch: Watch, view: IndexView) -> Snapshot | None:
+        return _taken(self._options, watch, view)
 
     def settle(self, snapshot: Snapshot, watch: Watch) -> None:
         pass
@@ -113,7 +119,7 @@ class _Leader:
     def offers(self, pass_number: int) -> bool:
         return False
 
-    def take(self, pass_number: int, watch: Watch) -> Snapshot | None:
+    def take(self, pass_number: int, watch: Watch, view: IndexView) -> Snapshot | None:
         note = replace(self._note, pass_number=pass_number)
 
         def hold() -> None:
@@ -124,7 +130,7 @@ class _Leader:
             watch.hold()
 
         try:
-            snapshot = _taken(self._options, replace(watch, hold=hold), note)
+            snapshot = _taken(self._options, replace(watch, hold=hold), view, note)
         except BaseException:
             self._leave()
             raise
@@ -192,7 +198,7 @@ class _Follower:
     def offers(self, pass_number: int) -> bool:
         return _of_pass(self._leader(), pass_number) is not None
 
-    def take(self, pass_number: int, watch: Watch) -> Snapshot | None:
+    def take(self, pass_number: int, watch: Watch, view: IndexView) -> Snapshot | None:
         present: list[Lease] = []
         try:
             return self._take(pass_number, watch, present)
@@ -309,16 +315,9 @@ class _Follower:
 
 
 def _taken(
-    options: LoaderOptions, watch: Watch, note: RankNote | None = None
+    options: LoaderOptions, watch: Watch, view: IndexView, note: RankNote | None = None
 ) -> Snapshot | None:
-    without = left_out(options, watch)
-    return when_room(
-        lambda: Snapshot.take(
-            options.root, job=options.job, verify=options.verify, ranks=note, without=without
-        ),
-        watch.wake,
-        watch.stopped,
-    )
+    return take(options, watch, choose(options, watch, view), note)
 
 
 def _present(options: LoaderOptions, note: RankNote, watch: Watch) -> Lease | None:

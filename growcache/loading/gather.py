@@ -24,6 +24,10 @@ LARGE_ROW_BYTES = 64 * 1024
 TRANSFORMED_BYTES = 8_000_000
 TRANSFORMED_BATCHES = 64
 
+# Of the first block for a consumer that waits, if batches are not larger: as much as is copied
+# in the time that a block takes besides.
+FIRST_BYTES = 2_000_000
+
 # [rows, *shape], or values of different shapes.
 Column: TypeAlias = Array | Ragged
 
@@ -48,6 +52,40 @@ def batches_per_block(
     if transformed:
         batches, nbytes = TRANSFORMED_BATCHES, TRANSFORMED_BYTES
     return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))
+
+
+class Ramp:
+    """How many rows the next block holds: few where the consumer waits, and then ever more.
+
+    Nothing of a block is delivered before all of it is there. So who waits for the first batch
+    of an epoch gets a small block, and who then copies quicker than that is consumed comes to
+    the large ones after some.
+
+    Args:
+        batch_size: rows of a batch.
+        least: batches of the smallest block.
+        most: of a full one.
+
+    """
+
+    def __init__(self, batch_size: int, least: int, most: int) -> None:
+        self._batch_size = batch_size
+        self._least = min(least, most)
+        self._most = most
+        self._batches = most
+
+    @property
+    def rows(self) -> int:
+        """Of the block."""
+        return self._batches * self._batch_size
+
+    def begin(self, filled: int) -> None:
+        """Have the block be as small as it can be, where so many of its rows are there."""
+        self._batches = min(self._most, filled // self._batch_size + self._least)
+
+    def climb(self) -> None:
+        """Have the next block be twice as large, if there are such."""
+        self._batches = min(self._most, 2 * self._batches)
 
 
 class Gatherer:

@@ -126,9 +126,9 @@ class _Outlet:
 def _follow(wire: Wire, arena: Arena, link: Link, order: Order) -> None:
     while True:
         match wire.receive().head:
-            case More(delivered, free, spoiled):
+            case More(delivered, waited, free, spoiled):
                 arena.returned(free, spoiled)
-                link.more(delivered)
+                link.more(delivered, waited=waited)
             case Begin(epoch):
                 link.begin(epoch)
             case EndPass(pass_number):

@@ -96,6 +96,7 @@ class Link:
             made any more.
         delivered: where the consumer stands.
         by_block: whether that is told with each block only, when it begins.
+        waited: whether the consumer had to wait for the latest block that it received.
         step_seconds: of the consumer, the latest one, where that is known.
         making: (seconds, CPU seconds) that blocks took, without any wait for others.
     """
@@ -105,6 +106,7 @@ class Link:
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = Mark(-1, 0)
         self.by_block = False
+        self.waited = True  # for what comes first
         self.step_seconds = math.inf
         self.stop = threading.Event()
         self.wake = threading.Event()
@@ -121,12 +123,12 @@ class Link:
         for _ in range(blocks):
             self.tokens.put(True)
 
-    def more(self, delivered: Mark) -> None:
+    def more(self, delivered: Mark, *, waited: bool) -> None:
         """Say, for the consumer, that a block was received, and how far the loop was then.
 
         That its pass is over is said at once, so the two may come in either order.
         """
-        self.delivered = max(self.delivered, delivered)
+        self.delivered, self.waited = max(self.delivered, delivered), waited
         self.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
@@ -150,6 +152,14 @@ class Link:
         with self._begun:
             self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
         self._give_way()
+
+    def pause(self, epoch: int, seconds: float) -> bool:
+        """Wait so long, or until the consumer is through with an epoch; return whether to end."""
+        with self._begun:
+            self._begun.wait_for(
+                lambda: self.wanted > epoch or self.stop.is_set(), timeout=seconds
+            )
+        return self.stop.is_set()
 
     def token(self) -> bool:
         """Return the next of the tokens, once there is one, and the consumer in its step."""

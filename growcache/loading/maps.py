@@ -12,8 +12,10 @@ that are the same ones still (see `stamps`).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +27,7 @@ from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.formats.mapping import FAR_BYTES, forget, read_ahead_bytes
 from growcache.cache.index import ShardRow
+from growcache.cache.memory import available_bytes
 from growcache.cache.undivided import undivided
 from growcache.errors import CorruptShardError
 from growcache.loading.residency import is_kept
@@ -35,6 +38,9 @@ Verify: TypeAlias = Literal["first", "always"]
 
 # A cache that was cleared and filled anew has the same numbers with other content.
 Key: TypeAlias = tuple[int, str]
+
+# Epochs that are over sooner need not look at memory anew.
+RECENT_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 _pools: WeakValueDictionary[Path, MapPool] = WeakValueDictionary()
@@ -69,6 +75,8 @@ class MapPool:
         # the lock above: whoever takes or closes a snapshot would wait for the kernel.
         self._leaving = threading.RLock()
         self._asking: bool | None = None  # known when there is a cache
+        self._seen: dict[Key, float] = {}  # in memory, and when
+        self._available = (-math.inf, 0)  # when it was asked for, and bytes
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> MapPool:
@@ -99,6 +107,7 @@ class MapPool:
                     self._stamps.pop(key, None)
                     self._verified.discard(key)
                     self._bad.pop(key, None)
+                    self._seen.pop(key, None)
 
     def open(
         self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"
@@ -166,16 +175,28 @@ class MapPool:
 
     def _bring(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         """Have a shard that was seen before in memory: it may have gone cold since."""
+        key, now = key_of(row), time.monotonic()
+        if now - self._seen.get(key, -math.inf) < RECENT_SECONDS:
+            return
         # Of files that a user may not write the kernel does not tell what is in memory.
         known = os.access(shard_path(self._layout, row.number, cache_format), os.W_OK)
         if not (known and mapped.in_memory):
             mapped.bring(asking=self._asks())
+        self._seen[key] = now
 
     def _asks(self) -> bool:
         """Whether the kernel must be asked to read ahead, for it reads less by itself."""
         if self._asking is None:
             self._asking = read_ahead_bytes(self._layout.shards) < FAR_BYTES
         return self._asking
+
+    def available_bytes(self) -> int:
+        """Return the memory that could be had, as of lately: to ask takes milliseconds."""
+        when, nbytes = self._available
+        if (now := time.monotonic()) - when >= RECENT_SECONDS:
+            nbytes = available_bytes()
+            self._available = now, nbytes
+        return nbytes
 
     def enter(self, keys: Iterable[Key]) -> None:
         """Say that a window is about to read these shards: from here on their pages stay."""
@@ -204,6 +225,7 @@ class MapPool:
             if key in self._users:  # another window has entered since
                 return
             # The pages of a map are its process's own: only without them can the files' go.
+            self._seen.pop(key, None)
             if (mapped := self._maps.get(key)) is not None:
                 mapped.let_go()
             for path in shard_files(self._layout, key[0], cache_format):

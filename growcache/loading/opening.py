@@ -153,7 +153,7 @@ class Opener:
                 f"all {view.totals.samples} samples of {options.root} are less than one batch "
                 f"of {options.least_samples}; use a smaller batch_size or drop_last=False"
             )
-        snapshot = ranks.take(number, self._watch)
+        snapshot = ranks.take(number, self._watch, view)
         if snapshot is None:
             raise StoppedError
         return self._pinned(snapshot) if options.fixed else snapshot

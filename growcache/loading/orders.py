@@ -49,11 +49,13 @@ class More:
 
     Attributes:
         delivered: where it stands.
+        waited: whether it had to wait for it.
         free: buffers that nobody refers to any more.
         spoiled: likewise, but they may not be filled again.
     """
 
     delivered: Mark
+    waited: bool
     free: list[int]
     spoiled: list[int]
 

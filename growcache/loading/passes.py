@@ -51,6 +51,7 @@ class Walk:
     Attributes:
         lost: planned rows before where it stands that could not be read.
         ready: waits until the next snapshot may be taken; earlier it would only be older.
+        pause: waits so many seconds, or until the consumer wants the next pass; True ends it all.
         passed_over: whether the rows that are taken now are not read.
         position: where the consumer stands, or further on.
         heard: where it stands, or not so far.
@@ -91,6 +92,7 @@ class Walk:
         self._letting_go: Ahead[None] | None = None
         self.lost = 0
         self.ready: Callable[[], None] = _at_once
+        self.pause: Callable[[float], bool] = stop.wait
         self.passed_over: Callable[[], bool] = _never
         self.position: Callable[[], Mark] = _beyond
         self.heard: Callable[[], Mark] = _nowhere
@@ -273,12 +275,12 @@ class Walk:
                 closed.callback(begun.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
-        ready, left = self.ready, self._left_rows()
+        ready, pause, left = self.ready, self.pause, self._left_rows()
 
         def prepare() -> OpenPass:
             ready()
             self._close_left()  # or there were three leases
-            self._timing.wait(left, self._stop.wait, time.monotonic)
+            self._timing.wait(left, pause, time.monotonic)
             before, began = left(), time.monotonic()
             begun = self._opener.open(number, min_samples)
             seconds = time.monotonic() - began

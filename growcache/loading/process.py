@@ -61,6 +61,7 @@ class ProcessSource:
         self._borrowed = Borrowed(lock)
         self._root = order.options.root.resolve()
         self.delivered = Mark(-1, 0)
+        self.waited = False
         self.broken = False
         child.send(order)
         services.listeners.add(self)  # the order comes first
@@ -73,6 +74,7 @@ class ProcessSource:
 
     def receive(self, seconds: float | None = None) -> Item | None:
         """Return what comes next, None where nothing comes for so long."""
+        self.waited |= not self._child.wire.has_come(0)
         if seconds is not None and not self._child.wire.has_come(seconds):
             return None
         try:
@@ -95,7 +97,8 @@ class ProcessSource:
 
     def more(self) -> None:
         """Say that a block was received."""
-        self._child.send(More(self.delivered, *self._borrowed.take_back()))
+        waited, self.waited = self.waited, False
+        self._child.send(More(self.delivered, waited, *self._borrowed.take_back()))
 
     def end_pass(self, pass_number: int) -> None:
         """Say that a pass is over."""

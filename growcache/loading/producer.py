@@ -118,6 +118,7 @@ class Producer:
         walk.head_start = self._link.head_start
         for epoch in itertools.count(self._start.epoch):
             walk.ready = functools.partial(self._link.wait_begun, epoch)
+            walk.pause = functools.partial(self._link.pause, epoch)
             walk.passed_over = functools.partial(self._abandoned, epoch)
             self._book.begin_epoch(epoch)
             self._epoch(epoch, walk)
@@ -143,7 +144,7 @@ class Producer:
         at, assembler = self._link.delivered, self._assembler
         if not self._link.by_block or assembler is None:
             return at
-        return at._replace(position=at.position + assembler.rows)
+        return at._replace(position=at.position + assembler.most_rows)
 
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
@@ -185,30 +186,37 @@ class Producer:
         Where each epoch is a pass it does not, and is left as well.
         """
         done, empty_passes = min(steps * deal.step_rows, deal.rows), 0
+        begun = done  # where the block did
+        self._hurry()
         while done < deal.rows and not (whole_pass and self._abandoned(epoch)):
             # A block is whole steps, so that all ranks make theirs of the same rows.
-            span = self._assembler.rows * deal.ranks if self._assembler else 1
-            rows = span - done % span if not self._abandoned(epoch) else deal.rows
+            end = begun + (self._assembler.rows * deal.ranks if self._assembler else 1)
+            rows = end - done if not self._abandoned(epoch) else deal.rows
             pieces = walk.take(min(deal.rows - done, rows))
             if not pieces:
                 if empty_passes > 1:
                     raise self._unreadable()
                 walk.next_pass()
+                if done == begun:
+                    self._hurry()
                 empty_passes += 1
                 continue
             first, done, empty_passes = done, done + count_rows(pieces), 0
             if not self._abandoned(epoch):
                 padding = _padding(pieces[-1], deal) if done == deal.rows else []
                 self._add(walk, pieces, _mine(pieces, first, deal), padding)
-            if done == deal.rows or done % span == 0:
+            if done == deal.rows or done == end:
                 self._put(epoch, walk)
+                begun = done
 
     def _whole_pass(self, epoch: int, walk: Walk, done: int) -> None:
         walk.next_pass(hurry=False)
+        self._hurry()
         assert self._assembler is not None
-        block_rows, found, delivered = self._assembler.rows, -1, done
-        while found in (-1, block_rows) and not self._abandoned(epoch):
-            pieces = walk.take(block_rows)
+        wanted, found, delivered = 0, 0, done
+        while found == wanted and not self._abandoned(epoch):
+            wanted = self._assembler.rows
+            pieces = walk.take(wanted)
             found = count_rows(pieces)
             usable = self._options.usable(found)
             if usable:
@@ -226,6 +234,7 @@ class Producer:
         copying, so that what later epochs hold does not depend on how far this one ran.
         """
         empty_passes = 0
+        self._hurry()
         while left > 0:
             room = self._assembler.room if self._assembler else 1
             pieces = walk.take(left if self._abandoned(epoch) else min(left, room))
@@ -233,6 +242,7 @@ class Producer:
                 if empty_passes > 1:
                     raise self._unreadable()
                 walk.next_pass()
+                self._hurry()
                 empty_passes += 1
                 continue
             left, empty_passes = left - count_rows(pieces), 0
@@ -241,6 +251,11 @@ class Producer:
             assert self._assembler is not None
             if left <= 0 or not self._assembler.room:
                 self._put(epoch, walk)
+
+    def _hurry(self) -> None:
+        """Have the block that is made now be a small one, if the consumer will wait for it."""
+        if self._assembler is not None and self._link.waited:
+            self._assembler.begin_small()
 
     def _add(
         self, walk: Walk, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
@@ -268,7 +283,8 @@ class Producer:
         if not finished:
             return  # the consumer has left the epoch meanwhile
         if not self._ahead:
-            self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, block.nbytes)))
+            nbytes = block.nbytes * self._assembler.most_rows // max(1, block.rows)
+            self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, nbytes)))
             self._link.allow(self._ahead - LEAST_AHEAD)
         walk.let_go()
         while not self._link.token():

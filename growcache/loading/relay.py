@@ -71,5 +71,5 @@ class RelayedSource(Queued):
         self._cutter.cut_now(block, functools.partial(link.wants, block.epoch))
         link.token()
         link.put(block)
-        self._source.delivered = link.delivered
+        self._source.delivered, self._source.waited = link.delivered, link.waited
         self._source.more()

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
-from growcache.cache.leases import LeaseView, read_leases
+from growcache.cache.leases import LeaseView, RankNote, read_leases
 from growcache.cache.locks import is_held
 from growcache.errors import CacheError
 from growcache.loading.options import LoaderOptions
-from growcache.loading.waiting import looks, refuse_orphaned
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import looks, refuse_orphaned, when_room
 
 _log = logging.getLogger(__name__)
 _warned: set[tuple[Path, str]] = set()
@@ -50,6 +51,13 @@ class Watch:
     stopped: Callable[[], bool]
     hold: Callable[[], None] = _nothing
     own: Callable[[], Mapping[str, Iterable[int]]] = _nobody
+
+
+class Choice(NamedTuple):
+    """The index when a snapshot was decided on, and the shards that it leaves out."""
+
+    view: IndexView
+    without: frozenset[int] = frozenset()
 
 
 class Limit(NamedTuple):
@@ -88,29 +96,34 @@ def used_up(
     return frozenset(number for number, count in uses.items() if count >= most)
 
 
-def left_out(options: LoaderOptions, watch: Watch) -> frozenset[int]:
-    """Return the shards that the next snapshot of a job leaves out; it may wait for others.
+def choose(options: LoaderOptions, watch: Watch, view: IndexView) -> Choice:
+    """Return what the next snapshot of a job is taken of; it may wait for samples.
 
     A wait ends when enough samples are cached that were used less; it is logged once.
+
+    Args:
+        options: of the loader.
+        watch: ends the wait.
+        view: the index, as it was read just now: each look beside a busy loop takes a while.
 
     Raises:
         CacheError: it would wait for ever.
     """
-    if options.fixed:
-        return frozenset()
+    if options.fixed or limit_of(view) is None:
+        return Choice(view)
     told = False
     with closing(looks(options.root, watch.wake, watch.stopped)) as views:
         for seen in views:
             limit = limit_of(seen)
             if limit is None:
-                break
+                return Choice(seen)
             own = watch.own()  # before the leases, which tell of what was read meanwhile
             leases = read_leases(options.root)
             view = read_index(options.root, job=options.job)
             out = used_up(view, leases, options.job, limit.most, own)
             fresh = sum(row.samples for row in view.shards if row.number not in out)
             if fresh >= options.least_samples:
-                return out
+                return Choice(view, out)
             if not limit.waits:
                 _warn(options, limit)
                 break
@@ -121,7 +134,33 @@ def left_out(options: LoaderOptions, watch: Watch) -> frozenset[int]:
             if not told:
                 _log.warning("%s", _event(options, limit))
                 told = True
-    return frozenset()
+    return Choice(view)
+
+
+def take(
+    options: LoaderOptions, watch: Watch, choice: Choice, ranks: RankNote | None = None
+) -> Snapshot | None:
+    """Return the snapshot that was decided on, once there is room for its lease.
+
+    Args:
+        options: of the loader.
+        watch: ends the wait, and then it is None.
+        choice: of `choose`.
+        ranks: what the lease says to the other ranks of the job.
+    """
+    views = iter([choice.view])  # at the second attempt it is old
+
+    def attempt() -> Snapshot:
+        return Snapshot.take(
+            options.root,
+            job=options.job,
+            verify=options.verify,
+            ranks=ranks,
+            without=choice.without,
+            view=next(views, None),
+        )
+
+    return when_room(attempt, watch.wake, watch.stopped)
 
 
 def _warn(options: LoaderOptions, limit: Limit) -> None:

@@ -16,7 +16,6 @@ from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index import IndexView, ShardRow, live_numbers, read_index
 from growcache.cache.leases import Lease, LeaseView, RankNote
-from growcache.cache.memory import available_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading.maps import Key, MapPool, Verify, key_of
@@ -91,6 +90,7 @@ class Snapshot:
         only: Mapping[int, str] | None = None,
         ranks: RankNote | None = None,
         without: Container[int] = (),
+        view: IndexView | None = None,
     ) -> Snapshot:
         """Return what is cached now, leased.
 
@@ -102,13 +102,14 @@ class Snapshot:
                 row.digest for row in snapshot.shards}`` takes what another snapshot has.
             ranks: what the lease says to the other ranks of the job; it is not settled then.
             without: numbers of shards to leave out.
+            view: the index, as the caller read it just now; None: it is read.
 
         Raises:
             CacheMissingError: no cache there, or no sample in it yet.
             CacheError: a shard of ``only`` is not there, or has another digest.
         """
         layout = Layout(path)
-        view = read_index(layout.root)
+        view = view or read_index(layout.root)
         if view.schema is None:
             raise CacheMissingError(
                 f"the cache at {layout.root} has no samples yet; wait for them with "
@@ -256,7 +257,7 @@ class Snapshot:
         for number in left:  # of millions of samples they would take gigabytes
             self._sidecars.pop(number, None)
         window_bytes = sum(self._rows[number].shard_bytes for number in left)
-        share = kept_share(self.shard_bytes, available_bytes(), window_bytes)
+        share = kept_share(self.shard_bytes, self._maps.available_bytes(), window_bytes)
         self._maps.leave(self._keys(left), self.view.cache_format, share)
 
     def _keys(self, numbers: Iterable[int]) -> list[Key]:

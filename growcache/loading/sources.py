@@ -26,11 +26,13 @@ class Source(Protocol):
     Attributes:
         kind: where it runs.
         delivered: where the consumer stands.
+        waited: whether it had to wait for the latest block.
         broken: whether nothing more can be received from it.
     """
 
     kind: Kind
     delivered: Mark
+    waited: bool
 
     @property
     def broken(self) -> bool:
@@ -76,6 +78,7 @@ class Queued:
         self._thread: threading.Thread | None = None
         self._delivered_at = -math.inf
         self._pid = os.getpid()
+        self.waited = False
         self.broken = False  # only by what was received, for that may be far behind the thread
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
@@ -109,15 +112,20 @@ class Queued:
 
     def receive(self, seconds: float | None = None) -> Item | None:
         """Return what comes next, None where it takes longer."""
+        self.waited |= self._items.empty()
+        began = time.monotonic()
         try:
             item = self._items.get(timeout=seconds)
         except queue.Empty:
             return None
+        finally:
+            self._delivered_at += time.monotonic() - began  # which is no part of the step
         self.broken = isinstance(item, LAST)
         return item
 
     def more(self) -> None:
         """Say that a block was received."""
+        self._link.waited, self.waited = self.waited, False
         self._link.tokens.put(True)
 
 

@@ -10,7 +10,6 @@ shard may not be given yet, "nothing now" is.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -28,9 +27,9 @@ from growcache.loading.framework import Integers
 from growcache.loading.maps import Key, key_of
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import plan_pass, window_samples
-from growcache.loading.reuse import Watch, left_out
+from growcache.loading.reuse import Choice, Watch, choose, take
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import wait_for_samples, when_room
+from growcache.loading.waiting import wait_for_samples
 
 NOTHING = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
@@ -153,13 +152,11 @@ def open_pass(
         ConfigError: there will never be one batch.
     """
     watch = watch or Watch(threading.Event(), lambda: False)
-    stopped = watch.stopped
     while True:
-        without = wait(options, min_samples, watch)
-        if stopped():
+        choice = wait(options, min_samples, watch)
+        if watch.stopped():
             raise ClosedError
-        take = functools.partial(Snapshot.take, options.root, job=options.job, without=without)
-        snapshot = when_room(take, watch.wake, stopped)
+        snapshot = take(options, watch, choice)
         if snapshot is None:
             raise ClosedError
         if rows := _planned(options, snapshot, number):
@@ -167,10 +164,8 @@ def open_pass(
         snapshot.close()  # all of it was evicted between two looks
 
 
-def wait(
-    options: LoaderOptions, min_samples: int, watch: Watch | None = None
-) -> frozenset[int]:
-    """Wait until a pass can begin, see `open_pass`; return the shards that it leaves out."""
+def wait(options: LoaderOptions, min_samples: int, watch: Watch | None = None) -> Choice:
+    """Wait until a pass can begin, see `open_pass`; return what it is taken of."""
     watch, least = watch or Watch(threading.Event(), lambda: False), options.least_samples
     view = wait_for_samples(
         options.root,
@@ -180,13 +175,13 @@ def wait(
         stopped=watch.stopped,
     )
     if watch.stopped():
-        return frozenset()
+        return Choice(view)
     if view.totals.samples < least:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch of "
             f"{least}; use a smaller batch_size or drop_last=False"
         )
-    return left_out(options, watch)
+    return choose(options, watch, view)
 
 
 def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[ShardRow]:

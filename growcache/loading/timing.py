@@ -6,6 +6,7 @@ looked at now and then.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,10 +52,13 @@ class Timing:
     Attributes:
         prepared: seconds that the latest preparations took, without waits for samples.
         paces: rows per second of the consumer, at its fastest in the latest passes.
+        passed: the same, of what was left of the pass when its wait began, until the next one.
     """
 
     prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    passed: float = 0.0
+    _began: tuple[float, int] = (math.inf, 0)
 
     @property
     def prepare_seconds(self) -> float | None:
@@ -87,8 +91,10 @@ class Timing:
             pause: waits so many seconds; True ends all waiting.
             clock: seconds.
         """
-        rows, known, seen = left(), max(self.paces, default=0.0), 0.0
-        looks = deque([(clock(), rows)], maxlen=RECENT_LOOKS)
+        now, rows, seen = clock(), left(), 0.0
+        self._note_pass(now, rows)
+        known = max([self.passed, *self.paces])
+        looks = deque([(now, rows)], maxlen=RECENT_LOOKS)
         while rows and not is_due(rows, max(known, seen), self.prepare_seconds):
             if pause(LOOK_SECONDS):
                 return
@@ -100,3 +106,9 @@ class Timing:
             looks.append((now, rows))
         if seen:
             self.paces.append(seen)
+
+    def _note_pass(self, now: float, rows: int) -> None:
+        """Note how long the pass before took: a short one is over between two looks."""
+        began, before = self._began
+        self.passed = before / (now - began) if now > began else 0.0
+        self._began = now, rows

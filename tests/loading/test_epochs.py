@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -17,15 +18,16 @@ import numpy as np
 import pytest
 
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.leases import read_leases
+from growcache.cache.leases import Lease, read_leases
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import gather, plan
+from growcache.loading import blocks, gather, plan, producer, timing
 from growcache.loading.ahead import Hand
-from growcache.loading.blocks import Batch
+from growcache.loading.blocks import Assembler, Batch, Block
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.links import Failure
 from growcache.loading.options import LoaderOptions
+from growcache.loading.snapshot import Snapshot
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
 from tests.filled import open_leases
@@ -269,6 +271,96 @@ def test_a_pass_that_is_over_keeps_no_lease_where_all_of_the_next_one_is_made(
     time.sleep(0.2)  # by then the only block of the second epoch is made
     assert list(epoch) == []
     assert settled(lambda: len(open_leases(cache.root)) == 1)
+
+
+def items(loader: Engine) -> Any:
+    """What a thread has made, and the loop has not received."""
+    source: Any = loader._source
+    return source._items
+
+
+@pytest.mark.mutant(
+    25,
+    "growcache/loading/passes.py",
+    "        with self._closing, ExitStack() as closed:\n",
+    "        with ExitStack() as closed:\n",
+)
+def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
+    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So it is at blocks of the next epoch when the loop is through with one.
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(producer, "MOST_AHEAD", 2)
+    monkeypatch.setattr(
+        timing, "is_due", lambda *_: True
+    )  # the next snapshot, as an epoch begins
+    cache.add(*range(10))
+    closing, taken, most = threading.Event(), threading.Event(), [0]
+    close, create = Snapshot.close, Lease.create
+
+    def close_slowly(snapshot: Snapshot) -> None:
+        if threading.current_thread().name == "growcache-loader" and not snapshot.closed:
+            taken.clear()
+            closing.set()
+            taken.wait(0.3)  # whoever does not wait for this has its lease by then
+        close(snapshot)
+
+    def counted(*arguments: Any, **keywords: Any) -> Lease:
+        lease = create(*arguments, **keywords)
+        most[0] = max(most[0], len(open_leases(cache.root)))
+        taken.set()
+        return lease
+
+    monkeypatch.setattr(Snapshot, "close", close_slowly)
+    monkeypatch.setattr(Lease, "create", counted)
+    loader = engine(cache, gather="thread")
+    for _ in range(4):
+        epoch = loader.epoch()
+        assert len(list(itertools.islice(epoch, 12))) == 12
+        # Behind them wait the end, another pass, and two blocks; a third one is made.
+        assert settled(lambda: items(loader).qsize() == 4)
+        closing.clear()
+        assert list(epoch) == []
+        assert closing.wait(10)  # by the thread that walks
+    loader.close()
+    assert most[0] == 2
+
+
+def rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each block that is made from now on."""
+    found: list[int] = []
+    finish = Assembler.finish
+
+    def noted(assembler: Assembler, epoch: int) -> Block:
+        block = finish(assembler, epoch)
+        found.append(block.rows)
+        return block
+
+    monkeypatch.setattr(Assembler, "finish", noted)
+    return found
+
+
+def has_made(loader: Engine, least: int) -> bool:
+    return bool(items(loader).qsize() >= least)
+
+
+@pytest.mark.parametrize("length", [None, 200])
+def test_who_waits_for_an_epoch_gets_its_first_batches_in_small_blocks(
+    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, length: int | None
+) -> None:
+    monkeypatch.setattr(blocks, "FIRST_BYTES", 0)
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 12)
+    cache.add(*range(10), samples=20)
+    made = rows_of_blocks(monkeypatch)
+    loader = engine(cache, gather="thread", samples_per_epoch=length, drop_last=False)
+    for _ in range(3):
+        for batch, _ in enumerate(loader.epoch(), 1):
+            # What follows is there before it is asked for, so nobody waits for it; behind the
+            # last batch that is the end, another pass, and a block.
+            assert settled(functools.partial(has_made, loader, 1 if batch < 25 else 3))
+    assert made[:5] == [8, 16, 32, 64, 80]
+    if length is None:
+        assert made[-2:] == [96, 96] or made[-3:] == [96, 96, 8]
 
 
 @pytest.mark.timeout(20)

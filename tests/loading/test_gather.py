@@ -1,5 +1,6 @@
 """Gathered rows are the samples that were planned, whatever their size and field count."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError
 from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY, Framework, Take, take_rows
-from growcache.loading.gather import Gatherer, batches_per_block
+from growcache.loading.gather import Gatherer, Ramp, batches_per_block
 from growcache.loading.gathering import take_rows as take_rows_alone
 from growcache.schema import Sample, Schema
 
@@ -92,6 +93,28 @@ def test_blocks_are_bounded(sample_bytes: int, batch_size: int, transformed: boo
     most = 8_000_000 if transformed else 72_000_000
     assert batches == 1 or batches * batch_size * sample_bytes <= most
     assert 1 <= batches <= 128
+
+
+@given(st.integers(1, 100), st.integers(1, 40), st.integers(1, 200), st.integers(0, 4000))
+def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
+    batch_size: int, least: int, most: int, filled: int
+) -> None:
+    ramp = Ramp(batch_size, least, most)
+    full = batch_size * most
+    assert ramp.rows == full
+    filled = min(filled, full - 1)  # there is room, or the block were over
+    ramp.begin(filled)
+    assert filled < ramp.rows <= min(full, filled + least * batch_size)
+    ramp.begin(0)
+    rows = [ramp.rows]
+    while rows[-1] < full:
+        ramp.climb()
+        rows.append(ramp.rows)
+    assert rows[0] == batch_size * min(least, most)
+    assert all(one % batch_size == 0 for one in rows)
+    assert all(after in (full, 2 * one) for one, after in itertools.pairwise(rows))
+    ramp.climb()
+    assert ramp.rows == full
 
 
 @pytest.mark.parametrize(("place", "row"), [(0, 3), (1, 7), (0, -1), (2, 0)])

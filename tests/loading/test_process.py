@@ -464,9 +464,9 @@ def test_a_forked_child_reads_on_its_own(large: Filled) -> None:
 def test_that_a_pass_is_over_stands_whatever_is_told_of_it_later() -> None:
     link = Link(0, lambda item: None)
     link.end_pass(3)
-    link.more(Mark(3, 80))
+    link.more(Mark(3, 80), waited=False)
     assert link.delivered == Mark(4, 0)
-    link.more(Mark(4, 7))
+    link.more(Mark(4, 7), waited=True)
     assert link.delivered == Mark(4, 7)
 
 

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.cache.index import read_index
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import following
 from growcache.loading.following import company, next_walk
@@ -382,7 +383,7 @@ def watch() -> Watch:
 def test_a_follower_takes_what_rank_0_took_though_it_was_retired_since(cache: Filled) -> None:
     cache.add(0, 1, 2)
     leader, follower = rank_of(cache, 0), rank_of(cache, 1)
-    first = leader.take(0, watch())
+    first = leader.take(0, watch(), read_index(cache.root))
     assert first is not None
     assert not follower.offers(0)  # rank 0 may still drop shards
     with ThreadPoolExecutor(1) as pool:
@@ -391,7 +392,7 @@ def test_a_follower_takes_what_rank_0_took_though_it_was_retired_since(cache: Fi
         cache.add(3)
         cache.cache.evict([1])
         assert not settled.done()  # nobody follows yet
-        second = follower.take(0, watch())
+        second = follower.take(0, watch(), read_index(cache.root))
         assert second is not None
         settled.result(10)
     first.close()
@@ -405,14 +406,14 @@ def test_a_follower_takes_what_rank_0_took_though_it_was_retired_since(cache: Fi
 def test_a_follower_whose_rank_0_is_gone_ends(cache: Filled) -> None:
     cache.add(0, 1)
     leader, follower = rank_of(cache, 0), rank_of(cache, 1)
-    first = leader.take(0, watch())
+    first = leader.take(0, watch(), read_index(cache.root))
     assert first is not None
     first.lease.settle()
-    copied = follower.take(0, watch())
+    copied = follower.take(0, watch(), read_index(cache.root))
     assert copied is not None
     first.close()
     with copied, pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
-        follower.take(1, watch())
+        follower.take(1, watch(), read_index(cache.root))
 
 
 @pytest.mark.parametrize("evicted", [False, True])
@@ -421,7 +422,7 @@ def test_rank_0_may_be_over_when_its_list_is_copied(
 ) -> None:
     cache.add(0, 1)
     leader, follower = rank_of(cache, 0), rank_of(cache, 1)
-    first = leader.take(0, watch())
+    first = leader.take(0, watch(), read_index(cache.root))
     assert first is not None
     close = first.close
     first.lease.settle()
@@ -438,25 +439,25 @@ def test_rank_0_may_be_over_when_its_list_is_copied(
     monkeypatch.setattr(following, "Snapshot", Late)
     if evicted:
         with pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
-            follower.take(0, watch())
+            follower.take(0, watch(), read_index(cache.root))
         return
-    copied = follower.take(0, watch())
+    copied = follower.take(0, watch(), read_index(cache.root))
     assert copied is not None
     with copied, pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
-        follower.take(1, watch())
+        follower.take(1, watch(), read_index(cache.root))
 
 
 def test_rank_0_goes_on_where_a_follower_is_gone(cache: Filled) -> None:
     cache.add(0, 1)
     leader, follower = rank_of(cache, 0), rank_of(cache, 1)
-    first = leader.take(0, watch())
+    first = leader.take(0, watch(), read_index(cache.root))
     assert first is not None
     first.lease.settle()
-    copied = follower.take(0, watch())
+    copied = follower.take(0, watch(), read_index(cache.root))
     assert copied is not None
     leader.settle(first, watch())
     copied.close()
-    second = leader.take(1, watch())
+    second = leader.take(1, watch(), read_index(cache.root))
     assert second is not None
     leader.settle(second, watch())  # returns, or the test's time is over
     first.close()
@@ -473,8 +474,8 @@ def test_a_rank_that_never_comes_is_named_and_not_waited_for_for_ever(
     with pytest.raises(
         CacheError, match=r"waited .* for rank 0 to take the snapshot of pass 0"
     ):
-        follower.take(0, watch())
-    first = leader.take(0, watch())
+        follower.take(0, watch(), read_index(cache.root))
+    first = leader.take(0, watch(), read_index(cache.root))
     assert first is not None
     with first, pytest.raises(CacheError, match=r"waited .* for ranks 1, 2 to take the same"):
         leader.settle(first, watch())
@@ -485,11 +486,11 @@ def test_a_rank_that_never_comes_is_named_and_not_waited_for_for_ever(
 def test_a_rank_that_begins_elsewhere_is_refused(cache: Filled) -> None:
     cache.add(0)
     leader, follower = rank_of(cache, 0), rank_of(cache, 1)
-    first = leader.take(7, watch())
+    first = leader.take(7, watch(), read_index(cache.root))
     assert first is not None
     first.lease.settle()
     with first, pytest.raises(CacheError, match="begins with pass 0, but rank 0 with pass 7"):
-        follower.take(0, watch())
+        follower.take(0, watch(), read_index(cache.root))
 
 
 def test_a_walk_has_at_most_two_leases_per_rank(cache: Filled) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.formats import mapping
+from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.formats.mapping import (
     bring,
     forget,
@@ -22,7 +23,7 @@ from growcache.cache.formats.mapping import (
     read_ahead_bytes,
 )
 from growcache.errors import CorruptShardError
-from growcache.loading import gather, plan, snapshot
+from growcache.loading import gather, maps, plan, snapshot
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import Framework, take_rows
 from growcache.loading.options import LoaderOptions
@@ -88,7 +89,7 @@ def test_shards_leave_memory_where_it_cannot_hold_the_cache(
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
     monkeypatch.setattr(plan, "WINDOW_SHARDS", 1)
-    monkeypatch.setattr(snapshot, "available_bytes", lambda: available)
+    monkeypatch.setattr(maps, "available_bytes", lambda: available)
     options: Any = {"batch_size": 5, "min_samples": 1, "samples_per_epoch": 80}
     with LOADERS[kind](cache.root, gather="thread", **options) as loader:
         first, second = read_all(loader), read_all(loader)
@@ -114,7 +115,7 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(snapshot, "available_bytes", lambda: 0)
+    monkeypatch.setattr(maps, "available_bytes", lambda: 0)
     for path in (cache.root / "shards").rglob("*"):
         if path.is_file():
             forget(path)
@@ -134,8 +135,33 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
     assert not any(cold)  # those made ahead too, while the last shards are let go of
 
 
+def test_of_a_shard_that_was_in_memory_a_moment_ago_nobody_asks_again(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [100.0], list[float]()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    in_memory = vars(MappedShard)["in_memory"].fget
+
+    def ask(shard: MappedShard) -> Any:
+        asked.append(now[0])
+        return in_memory(shard)
+
+    monkeypatch.setattr(MappedShard, "in_memory", property(ask))
+    with snapshot.Snapshot.take(cache.root) as taken:
+        taken.mapped(3)  # which reads it through
+        assert asked == []
+        for now[0] in (100.0, 100.5, 101.25, 101.5, 103.5):
+            taken.mapped(3)
+        assert asked == [100.0, 101.25, 103.5]
+        monkeypatch.setattr(maps, "available_bytes", lambda: 0)
+        taken.enter([3])
+        taken.leave([3])
+        assert in_memory(taken.mapped(3))  # for what was let go of is looked at
+        assert asked[-2:] == [103.5, 103.5]
+
+
 def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
-    monkeypatch.setattr(snapshot, "available_bytes", lambda: 0)
+    monkeypatch.setattr(maps, "available_bytes", lambda: 0)
     with (
         snapshot.Snapshot.take(cache.root) as one,
         snapshot.Snapshot.take(cache.root) as other,

@@ -17,10 +17,12 @@ import pytest
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import MAPPED, READ, LeaseView, RankNote, read_leases
 from growcache.config import CacheConfig, load_config
-from growcache.errors import CacheError, ConfigError
-from growcache.loading import gather, plan, reuse
+from growcache.errors import CacheError, CacheFullError, ConfigError
+from growcache.loading import gather, plan, reuse, waiting
+from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Walk
-from growcache.loading.reuse import limit_of, used_up
+from growcache.loading.reuse import Watch, choose, limit_of, take, used_up
+from growcache.loading.snapshot import Snapshot
 from growcache.loading.windows import Piece
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -34,6 +36,32 @@ def unwarned() -> Iterator[None]:
     reuse._warned.clear()
     yield
     reuse._warned.clear()
+
+
+def test_who_waited_for_room_takes_what_the_index_says_then(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache()
+    cache.add(0)
+    options = LoaderOptions(path=cache.root, batch_size=1)
+    wake = threading.Event()
+    choice = choose(options, Watch(wake, wake.is_set), read_index(cache.root))
+    assert choice.without == frozenset()
+
+    class Full(Snapshot):
+        @classmethod
+        def take(cls, *arguments: Any, **keywords: Any) -> Snapshot:
+            if keywords["view"] is choice.view:
+                cache.add(1)
+                raise CacheFullError("no room")
+            return Snapshot.take(*arguments, **keywords)
+
+    monkeypatch.setattr(reuse, "Snapshot", Full)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
+    snapshot = take(options, Watch(wake, wake.is_set), choice)
+    assert snapshot is not None
+    with snapshot:
+        assert [row.number for row in snapshot.shards] == [0, 1]
 
 
 def ids(batches: Any) -> list[int]:

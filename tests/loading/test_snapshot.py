@@ -11,12 +11,14 @@ import pytest
 
 from growcache.cache.formats import shard_files
 from growcache.cache.formats.mapped import MappedShard
+from growcache.cache.index import read_index
 from growcache.cache.leases import DROPPED, HELD, MAPPED, Lease, read_leases
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading import snapshot as module
 from growcache.loading.maps import MapPool
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.stamps import stamp_of
+from tests.filled import open_leases
 from tests.sampling.services import wait_until
 
 
@@ -105,6 +107,17 @@ def test_what_retires_while_the_lease_is_made_is_not_served(
         assert [row.number for row in snapshot.shards] == [0, 2]
         (lease,) = read_leases(cache.root)
         assert list(lease.states) == [HELD, DROPPED, HELD]
+
+
+def test_what_retired_since_the_index_was_read_is_not_served(cache: Any) -> None:
+    cache.add(0, 1, 2)
+    view = read_index(cache.root)
+    cache.retire(1)
+    cache.add(3)
+    with Snapshot.take(cache.root, view=view) as snapshot:
+        assert [row.number for row in snapshot.shards] == [0, 2]
+        (lease,) = open_leases(cache.root)
+        assert lease.holding() == (0, 2)
 
 
 def test_a_corrupt_shard_is_refused_and_logged_once(

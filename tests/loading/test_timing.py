@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 import threading
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading.links import Link
+from growcache.loading.links import EpochEnd, Item, Link
 from growcache.loading.sources import Queued
 from growcache.loading.state import Mark
 from growcache.loading.timing import (
@@ -128,6 +129,32 @@ def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
     assert len(looks) == 1000
 
 
+@given(st.integers(1, 2000), st.floats(1e-6, SLACK_SECONDS / 4), st.floats(1e-4, 0.01))
+def test_of_epochs_that_are_over_between_two_looks_only_the_first_one_is_looked_at(
+    batches: int, lasts: float, prepare: float
+) -> None:
+    """Nothing is consumed while they are prepared, so no pace is known but that of whole ones."""
+    timing, consumer = Timing(), Consumer(batches * 8, 8, lasts / batches)
+    timing.learn(prepare, 0, prepare)
+    for epoch in range(5):
+        consumer.begin()
+        began = consumer.now
+        timing.wait(consumer.left, consumer.pause, consumer.clock)
+        if epoch:
+            assert consumer.now == began
+        timing.learn(prepare, 0, prepare)
+        consumer.pause(lasts)
+
+
+def test_a_pause_ends_where_the_consumer_wants_the_next_epoch() -> None:
+    link = Link(3, lambda _: None)
+    assert not link.pause(3, 0.001)
+    woken(link, lambda: link.pause(3, 60), lambda: link.begin(4))
+    assert not link.pause(3, 60)
+    woken(link, lambda: link.pause(4, 60), link.close)
+    assert link.pause(4, 60)
+
+
 @given(st.floats(0, allow_nan=False))
 def test_whoever_is_woken_works_neither_before_nor_after_the_step(step: float) -> None:
     assert 0 <= head_start(step) <= min(step, HEAD_START_SECONDS)
@@ -199,3 +226,36 @@ def test_the_step_is_from_one_delivery_to_the_next(monkeypatch: pytest.MonkeyPat
         now[0] += seconds
         queued.delivered = Mark(0, 2)
         assert queued._link.step_seconds == seconds
+
+
+def test_who_waits_for_a_block_is_in_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+
+    class Slow(queue.SimpleQueue[Item]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Item:
+            now[0] += 7.0
+            return super().get(timeout=0)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    queued = Queued(0)
+    queued._items = Slow()
+    queued.delivered = Mark(0, 1)
+    now[0] += 0.5
+    assert queued.receive(0) is None
+    queued._items.put(EpochEnd(0))
+    assert queued.receive() == EpochEnd(0)
+    queued.delivered = Mark(0, 2)
+    assert queued._link.step_seconds == 0.5
+
+
+def test_whether_a_block_was_waited_for_is_told_with_it() -> None:
+    queued = Queued(0)
+    told = []
+    for there in (True, False, True):
+        if not there:
+            assert queued.receive(0) is None  # the loop goes on to ask
+        queued._items.put(EpochEnd(0))  # as good as a block
+        queued.receive()
+        queued.more()
+        told.append(queued._link.waited)
+    assert told == [False, True, False]
