@@ -12,18 +12,24 @@ Epochs are all that is cached, or (`fixed`) of a length that fits no pass. Sampl
 
 How far the machine itself can keep such a goal says an empty loop, which makes the same steps
 beside the same writer before there is a loader: by how much its sleeps end late. The same is
-told of the steps beside the loader. For a loop without steps there are two others, beside that
-writer, too: a plain copy of the rows of one batch, and a snapshot that is taken and closed, which
-an epoch cannot begin without.
+told of the steps beside the loader. For a loop without steps there are others, beside that writer,
+too: a plain copy of the rows of one batch; a snapshot that is taken and closed, which an epoch
+cannot begin without; and the least that a loader of fresh epochs can be: a thread takes the next
+snapshot while the loop copies the batches of this epoch itself, or while another thread copies
+them, of which two wait, so that the loop has time for steps. Those have no order to plan, no shard
+to map or to check, and one array to copy from.
 """
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,18 +129,27 @@ def asleep(step: float) -> float:
     return (time.perf_counter() - began - step) * 1e3
 
 
-def copies(kind: Kind, times: int) -> list[float]:
-    """Copy the rows of a batch so often, into eight buffers in turns; return milliseconds."""
-    rng = np.random.default_rng(2)
-    source = random_samples(rng, kind.dtype, (LIVE[0] * kind.samples, *kind.shape))
-    buffers = [np.zeros((BATCH, *kind.shape), kind.dtype) for _ in range(8)]
-    found = []
-    for turn in range(times):
-        rows = rng.integers(len(source), size=BATCH)
+class Copier:
+    """Copies random rows of one array, a batch at a time, into eight buffers in turns."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._rng = np.random.default_rng(2)
+        shape = (LIVE[0] * kind.samples, *kind.shape)
+        self._source = random_samples(self._rng, kind.dtype, shape)
+        self._buffers = [np.zeros((BATCH, *kind.shape), kind.dtype) for _ in range(8)]
+
+    def copy(self, turn: int) -> float:
+        """Copy a batch; return milliseconds."""
+        rows = self._rng.integers(len(self._source), size=BATCH)
         began = time.perf_counter()
-        np.take(source, rows, axis=0, out=buffers[turn % 8], mode="clip")
-        found.append((time.perf_counter() - began) * 1e3)
-    return found
+        np.take(self._source, rows, axis=0, out=self._buffers[turn % 8], mode="clip")
+        return (time.perf_counter() - began) * 1e3
+
+
+def copies(kind: Kind, times: int) -> list[float]:
+    """Copy so many batches; return milliseconds."""
+    copier = Copier(kind)
+    return [copier.copy(turn) for turn in range(times)]
 
 
 def snapshots(root: Path, times: int) -> list[float]:
@@ -145,6 +160,57 @@ def snapshots(root: Path, times: int) -> list[float]:
         Snapshot.take(root).close()
         found.append((time.perf_counter() - began) * 1e3)
     return found
+
+
+def coming(root: Path, times: int) -> Iterator[Snapshot]:
+    """Yield so many snapshots, to be closed, each taken while the one before is used."""
+    with ThreadPoolExecutor(1) as hand:
+        ahead = hand.submit(Snapshot.take, root)
+        for _ in range(times):
+            snapshot = ahead.result()
+            ahead = hand.submit(Snapshot.take, root)
+            yield snapshot
+        ahead.result().close()
+
+
+def by_the_loop(root: Path, kind: Kind, times: int) -> list[float]:
+    """Go through so many epochs of which the loop copies the batches; return the gaps."""
+    copier, found = Copier(kind), []
+    asked = time.perf_counter()
+    for snapshot in coming(root, times):
+        copier.copy(0)
+        found.append((time.perf_counter() - asked) * 1e3)
+        for turn in range(1, len(snapshot) // BATCH):
+            copier.copy(turn)
+        snapshot.close()
+        asked = time.perf_counter()
+    return found[1:]
+
+
+def by_a_thread(root: Path, kind: Kind, times: int) -> list[float]:
+    """Go through so many epochs of which a thread copies the batches; return the gaps."""
+    copier, made = Copier(kind), queue.SimpleQueue[bool | None]()
+    room = threading.Semaphore(2)
+
+    def produce() -> None:
+        for snapshot in coming(root, times):
+            for turn in range(len(snapshot) // BATCH):
+                copier.copy(turn)
+                room.acquire()
+                made.put(turn == 0)
+            snapshot.close()
+        made.put(None)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    found, asked = [], time.perf_counter()
+    while (first := made.get()) is not None:
+        if first:
+            found.append((time.perf_counter() - asked) * 1e3)
+        room.release()
+        asked = time.perf_counter()
+    thread.join()
+    return found[1:]
 
 
 def gaps(loader: EpochLoader, switches: int, step: float) -> Gaps:
@@ -204,6 +270,8 @@ def limits(root: Path, kind: Kind, times: int, step: float) -> dict[str, list[fl
     return {
         "without a loader: copy of a batch": copies(kind, times),
         "without a loader: snapshot": snapshots(root, times),
+        "by hand: the loop copies": by_the_loop(root, kind, times),
+        "by hand: a thread copies": by_a_thread(root, kind, times),
     }
 
 
