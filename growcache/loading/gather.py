@@ -27,6 +27,8 @@ TRANSFORMED_BATCHES = 64
 # Of the first block for a consumer that waits, if batches are not larger: as much as is copied
 # in the time that a block takes besides.
 FIRST_BYTES = 2_000_000
+# From block to block; each takes a buffer for a full one, so they had better not be many.
+STEEPNESS = 4
 
 # [rows, *shape], or values of different shapes.
 Column: TypeAlias = Array | Ragged
@@ -81,11 +83,11 @@ class Ramp:
 
     def begin(self, filled: int) -> None:
         """Have the block be as small as it can be, where so many of its rows are there."""
-        self._batches = min(self._most, filled // self._batch_size + self._least)
+        self._batches = min(self._batches, filled // self._batch_size + self._least)
 
     def climb(self) -> None:
-        """Have the next block be twice as large, if there are such."""
-        self._batches = min(self._most, 2 * self._batches)
+        """Have the next block be larger, if there are such."""
+        self._batches = min(self._most, STEEPNESS * self._batches)
 
 
 class Gatherer:

@@ -97,6 +97,7 @@ class Link:
         delivered: where the consumer stands.
         by_block: whether that is told with each block only, when it begins.
         waited: whether the consumer had to wait for the latest block that it received.
+        waits: whether it waits for what comes next, where that is known.
         step_seconds: of the consumer, the latest one, where that is known.
         making: (seconds, CPU seconds) that blocks took, without any wait for others.
     """
@@ -107,6 +108,7 @@ class Link:
         self.delivered = Mark(-1, 0)
         self.by_block = False
         self.waited = True  # for what comes first
+        self.waits = False
         self.step_seconds = math.inf
         self.stop = threading.Event()
         self.wake = threading.Event()

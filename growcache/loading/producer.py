@@ -254,7 +254,8 @@ class Producer:
 
     def _hurry(self) -> None:
         """Have the block that is made now be a small one, if the consumer will wait for it."""
-        if self._assembler is not None and self._link.waited:
+        link = self._link
+        if self._assembler is not None and (link.waited or link.waits):
             self._assembler.begin_small()
 
     def _add(

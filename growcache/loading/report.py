@@ -116,7 +116,7 @@ class PassFacts:
             np.array([row.samples for row in rows], np.int64),
             np.array([row.drawn_at for row in rows], np.float64),
             np.array(others, np.int64),
-            replace(snapshot.view, shards=[], retired=[]),
+            replace(snapshot.view, shards=[], retired=[], uses={}, counted=frozenset()),
             waited_seconds,
         )
 

@@ -112,13 +112,15 @@ class Queued:
 
     def receive(self, seconds: float | None = None) -> Item | None:
         """Return what comes next, None where it takes longer."""
-        self.waited |= self._items.empty()
+        self._link.waits = self._items.empty()
+        self.waited |= self._link.waits
         began = time.monotonic()
         try:
             item = self._items.get(timeout=seconds)
         except queue.Empty:
             return None
         finally:
+            self._link.waits = False
             self._delivered_at += time.monotonic() - began  # which is no part of the step
         self.broken = isinstance(item, LAST)
         return item

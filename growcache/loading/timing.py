@@ -52,12 +52,13 @@ class Timing:
     Attributes:
         prepared: seconds that the latest preparations took, without waits for samples.
         paces: rows per second of the consumer, at its fastest in the latest passes.
-        passed: the same, of what was left of the pass when its wait began, until the next one.
+        passed: the same, of what was left of the two latest passes when their waits began,
+            until the next waits: the slower one, for either may have been left early.
     """
 
     prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    passed: float = 0.0
+    passed: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], maxlen=2))
     _began: tuple[float, int] = (math.inf, 0)
 
     @property
@@ -93,15 +94,16 @@ class Timing:
         """
         now, rows, seen = clock(), left(), 0.0
         self._note_pass(now, rows)
-        known = max([self.passed, *self.paces])
+        known = max([min(self.passed), *self.paces])
         looks = deque([(now, rows)], maxlen=RECENT_LOOKS)
         while rows and not is_due(rows, max(known, seen), self.prepare_seconds):
             if pause(LOOK_SECONDS):
                 return
             now, rows = clock(), left()
             began, before = looks[0]
-            # A batch that happens to come within a single look tells little.
-            if len(looks) >= FEW_LOOKS or not known:
+            # A batch that happens to come within a single look tells little; and that there is
+            # nothing left may also be said of an epoch that is left early.
+            if rows and (len(looks) >= FEW_LOOKS or not known):
                 seen = max(seen, (before - rows) / max(1e-9, now - began))
             looks.append((now, rows))
         if seen:
@@ -110,5 +112,5 @@ class Timing:
     def _note_pass(self, now: float, rows: int) -> None:
         """Note how long the pass before took: a short one is over between two looks."""
         began, before = self._began
-        self.passed = before / (now - began) if now > began else 0.0
+        self.passed.append(before / (now - began) if now > began else 0.0)
         self._began = now, rows

@@ -174,10 +174,11 @@ class Wire:
 
     def has_come(self, seconds: float) -> bool:
         """Wait for so long at most; return whether `receive` has something, if only the end."""
-        if self.fileno() < 0:
+        descriptor = self.fileno()
+        if descriptor < 0:
             return True
         waiting = select.poll()  # unlike select.select it takes any number of descriptors
-        waiting.register(self, select.POLLIN)
+        waiting.register(descriptor, select.POLLIN)
         return bool(waiting.poll(1000 * seconds))
 
     def fileno(self) -> int:

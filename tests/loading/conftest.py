@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache.loading import blocks
 from growcache.schema import Sample
 from tests.filled import Filled
 
@@ -16,6 +17,12 @@ from tests.filled import Filled
 def full_of(shape: tuple[int, ...]) -> Callable[[int], Sample]:
     """Make samples whose ``x`` is full of their ``id``."""
     return lambda name: {"id": np.array(name, "<i8"), "x": np.full(shape, name, "<f4")}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have who waits get blocks of one batch, of these small samples, too."""
+    monkeypatch.setattr(blocks, "FIRST_BYTES", 0)
 
 
 @pytest.fixture

@@ -348,7 +348,6 @@ def has_made(loader: Engine, least: int) -> bool:
 def test_who_waits_for_an_epoch_gets_its_first_batches_in_small_blocks(
     cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, length: int | None
 ) -> None:
-    monkeypatch.setattr(blocks, "FIRST_BYTES", 0)
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 12)
     cache.add(*range(10), samples=20)
     made = rows_of_blocks(monkeypatch)
@@ -358,9 +357,41 @@ def test_who_waits_for_an_epoch_gets_its_first_batches_in_small_blocks(
             # What follows is there before it is asked for, so nobody waits for it; behind the
             # last batch that is the end, another pass, and a block.
             assert settled(functools.partial(has_made, loader, 1 if batch < 25 else 3))
-    assert made[:5] == [8, 16, 32, 64, 80]
+    assert made[:4] == [8, 32, 96, 64]
     if length is None:
         assert made[-2:] == [96, 96] or made[-3:] == [96, 96, 8]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"samples_per_epoch": 130},
+        {"drop_last": False},
+        {"transform": lambda sample: {"id": sample["id"], "x": sample["x"] + 0}},
+    ],
+    ids=["passes", "fixed", "all", "transform"],
+)
+def test_what_comes_is_the_same_however_large_the_blocks_are(
+    cache: Any,
+    engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+) -> None:
+    cache.add(*range(5), samples=20)
+    found = []
+    for first_bytes, batches in ((0, 12), (1 << 40, 128), (600, 5)):
+        monkeypatch.setattr(blocks, "FIRST_BYTES", first_bytes)
+        monkeypatch.setattr(gather, "BLOCK_BATCHES", batches)
+        loader = engine(cache, gather="thread", **options)
+        epochs: list[Any] = []
+        for number in range(4):
+            # The second one is left early.
+            epochs.append(ids(itertools.islice(loader.epoch(), 3 if number == 1 else None)))
+            epochs.append(loader.state)
+        found.append(epochs)
+        loader.close()
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.timeout(20)
@@ -401,6 +432,7 @@ def test_a_framework_may_have_several_batches_in_one_piece(
 ) -> None:
     """It cuts them itself; a piece ends where a block does."""
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 7)
+    monkeypatch.setattr(blocks, "FIRST_BYTES", 1 << 40)
     cache = ragged_cache(tmp_path / "ragged", {"x": ["float32", None, 2]})
     cache.add(*range(10))
     options = LoaderOptions(cache.root, batch_size=4, min_samples=1, drop_last=False)

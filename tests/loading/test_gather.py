@@ -14,7 +14,7 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError
 from growcache.loading.columns import Shards
 from growcache.loading.framework import NUMPY, Framework, Take, take_rows
-from growcache.loading.gather import Gatherer, Ramp, batches_per_block
+from growcache.loading.gather import STEEPNESS, Gatherer, Ramp, batches_per_block
 from growcache.loading.gathering import take_rows as take_rows_alone
 from growcache.schema import Sample, Schema
 
@@ -105,6 +105,9 @@ def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
     filled = min(filled, full - 1)  # there is room, or the block were over
     ramp.begin(filled)
     assert filled < ramp.rows <= min(full, filled + least * batch_size)
+    begun = ramp.rows
+    ramp.begin(begun - 1)  # it is nearly full: that it is waited for makes it no larger
+    assert ramp.rows == begun
     ramp.begin(0)
     rows = [ramp.rows]
     while rows[-1] < full:
@@ -112,7 +115,7 @@ def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
         rows.append(ramp.rows)
     assert rows[0] == batch_size * min(least, most)
     assert all(one % batch_size == 0 for one in rows)
-    assert all(after in (full, 2 * one) for one, after in itertools.pairwise(rows))
+    assert all(after in (full, STEEPNESS * one) for one, after in itertools.pairwise(rows))
     ramp.climb()
     assert ramp.rows == full
 

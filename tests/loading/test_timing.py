@@ -117,6 +117,29 @@ def test_a_long_epoch_takes_its_snapshot_near_the_end() -> None:
         timing.learn(0.05, before - consumer.left(), 0.05)
 
 
+@pytest.mark.parametrize("looks", [0, 1, 20])
+def test_an_epoch_that_is_left_early_tells_nothing_of_the_pace(looks: int) -> None:
+    timing, consumer = Timing(), Consumer(64_000, 64, 0.01)  # ten seconds
+    timing.learn(1.0, 0, 0.05)
+    left_early = False
+    for epoch in range(5):
+        consumer.begin()
+        until = consumer.now + looks * LOOK_SECONDS if epoch == 3 else math.inf
+
+        def left(until: float = until) -> int:
+            return consumer.left() if consumer.now < until else 0
+
+        timing.wait(left, consumer.pause, consumer.clock)
+        left_early = consumer.left_seconds() > 9
+        assert left_early == (epoch == 3)
+        if not left_early:
+            assert 0.2 < consumer.left_seconds() < 0.6
+            before = consumer.left()
+            consumer.pause(0.05)
+            timing.learn(0.05, before - consumer.left(), 0.05)
+            consumer.pause(consumer.left_seconds())
+
+
 def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
     timing, looks = Timing(), []
     timing.learn(0.1, 0, 0.1)
@@ -130,7 +153,7 @@ def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
 
 
 @given(st.integers(1, 2000), st.floats(1e-6, SLACK_SECONDS / 4), st.floats(1e-4, 0.01))
-def test_of_epochs_that_are_over_between_two_looks_only_the_first_one_is_looked_at(
+def test_of_epochs_that_are_over_between_two_looks_only_the_first_ones_are_looked_at(
     batches: int, lasts: float, prepare: float
 ) -> None:
     """Nothing is consumed while they are prepared, so no pace is known but that of whole ones."""
@@ -140,7 +163,7 @@ def test_of_epochs_that_are_over_between_two_looks_only_the_first_one_is_looked_
         consumer.begin()
         began = consumer.now
         timing.wait(consumer.left, consumer.pause, consumer.clock)
-        if epoch:
+        if epoch > 1:
             assert consumer.now == began
         timing.learn(prepare, 0, prepare)
         consumer.pause(lasts)
