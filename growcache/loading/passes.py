@@ -276,11 +276,12 @@ class Walk:
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
         ready, pause, left = self.ready, self.pause, self._left_rows()
+        rows = 0 if self._pass is None else len(self._pass.plan)
 
         def prepare() -> OpenPass:
             ready()
             self._close_left()  # or there were three leases
-            self._timing.wait(left, pause, time.monotonic)
+            self._timing.wait(rows, left, pause, time.monotonic)
             before, began = left(), time.monotonic()
             begun = self._opener.open(number, min_samples)
             seconds = time.monotonic() - began

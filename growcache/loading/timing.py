@@ -52,8 +52,8 @@ class Timing:
     Attributes:
         prepared: seconds that the latest preparations took, without waits for samples.
         paces: rows per second of the consumer, at its fastest in the latest passes.
-        passed: the same, of what was left of the two latest passes when their waits began,
-            until the next waits: the slower one, for either may have been left early.
+        passed: the same, from the beginning of one wait to the next, for the two latest ones:
+            the slower one counts, for a pass may have been left early.
     """
 
     prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -80,6 +80,7 @@ class Timing:
 
     def wait(
         self,
+        pass_rows: int,
         left: Callable[[], int],
         pause: Callable[[float], bool],
         clock: Callable[[], float],
@@ -87,13 +88,14 @@ class Timing:
         """Return when the next pass is to be prepared.
 
         Args:
+            pass_rows: of this pass.
             left: rows of this pass that the consumer has not had yet; none of them where it
                 wants no more.
             pause: waits so many seconds; True ends all waiting.
             clock: seconds.
         """
         now, rows, seen = clock(), left(), 0.0
-        self._note_pass(now, rows)
+        self._note_pass(now, pass_rows, rows)
         known = max([min(self.passed), *self.paces])
         looks = deque([(now, rows)], maxlen=RECENT_LOOKS)
         while rows and not is_due(rows, max(known, seen), self.prepare_seconds):
@@ -109,8 +111,9 @@ class Timing:
         if seen:
             self.paces.append(seen)
 
-    def _note_pass(self, now: float, rows: int) -> None:
-        """Note how long the pass before took: a short one is over between two looks."""
+    def _note_pass(self, now: float, pass_rows: int, left: int) -> None:
+        """Note what was consumed since the wait before: a short pass is over between two looks."""
         began, before = self._began
-        self.passed.append(before / (now - began) if now > began else 0.0)
-        self._began = now, rows
+        consumed = before + pass_rows - left
+        self.passed.append(consumed / (now - began) if now > began else 0.0)
+        self._began = now, left

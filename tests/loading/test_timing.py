@@ -59,7 +59,7 @@ class Consumer:
     """
 
     def __init__(self, rows: int, batch: int, step_seconds: float) -> None:
-        self._rows, self._batch, self._step = rows, batch, step_seconds
+        self.rows, self._batch, self._step = rows, batch, step_seconds
         self.now = 0.0
 
     def begin(self) -> None:
@@ -67,10 +67,10 @@ class Consumer:
 
     def left(self) -> int:
         batches = 1 + int((self.now - self._began) / self._step)
-        return max(0, self._rows - batches * self._batch)
+        return max(0, self.rows - batches * self._batch)
 
     def left_seconds(self) -> float:
-        return self._rows // self._batch * self._step - (self.now - self._began)
+        return self.rows // self._batch * self._step - (self.now - self._began)
 
     def pause(self, duration: float) -> bool:
         self.now += duration
@@ -94,7 +94,7 @@ def test_a_steady_consumer_waits_for_no_snapshot_that_could_have_come_in_time(
     timing.learn(first_prepare, 0, first_prepare)
     for epoch in range(4):
         consumer.begin()
-        timing.wait(consumer.left, consumer.pause, consumer.clock)
+        timing.wait(consumer.rows, consumer.left, consumer.pause, consumer.clock)
         slack = consumer.left_seconds()
         before = consumer.left()
         consumer.pause(prepare)
@@ -110,7 +110,7 @@ def test_a_long_epoch_takes_its_snapshot_near_the_end() -> None:
     timing.learn(1.0, 0, 0.05)
     for _ in range(3):
         consumer.begin()
-        timing.wait(consumer.left, consumer.pause, consumer.clock)
+        timing.wait(consumer.rows, consumer.left, consumer.pause, consumer.clock)
         assert 0.2 < consumer.left_seconds() < 0.6
         before = consumer.left()
         consumer.pause(0.05)
@@ -129,7 +129,7 @@ def test_an_epoch_that_is_left_early_tells_nothing_of_the_pace(looks: int) -> No
         def left(until: float = until) -> int:
             return consumer.left() if consumer.now < until else 0
 
-        timing.wait(left, consumer.pause, consumer.clock)
+        timing.wait(consumer.rows, left, consumer.pause, consumer.clock)
         left_early = consumer.left_seconds() > 9
         assert left_early == (epoch == 3)
         if not left_early:
@@ -148,7 +148,7 @@ def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
         looks.append(duration)
         return len(looks) == 1000
 
-    timing.wait(lambda: 100, pause, lambda: LOOK_SECONDS * len(looks))
+    timing.wait(100, lambda: 100, pause, lambda: LOOK_SECONDS * len(looks))
     assert len(looks) == 1000
 
 
@@ -162,7 +162,7 @@ def test_of_epochs_that_are_over_between_two_looks_only_the_first_ones_are_looke
     for epoch in range(5):
         consumer.begin()
         began = consumer.now
-        timing.wait(consumer.left, consumer.pause, consumer.clock)
+        timing.wait(consumer.rows, consumer.left, consumer.pause, consumer.clock)
         if epoch > 1:
             assert consumer.now == began
         timing.learn(prepare, 0, prepare)
@@ -209,6 +209,14 @@ def test_a_thread_that_the_consumer_wakes_lets_it_go_first() -> None:
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.002]
+
+
+def test_a_consumer_in_another_process_needs_no_head_start() -> None:
+    link = Link(0, lambda _: None)
+    link.stop, link.by_block = waits, _ = Waits(), True
+    woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
+    assert waits.seconds == [0.0]
+    assert math.isinf(link.step_seconds)  # for nobody tells
 
 
 def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> None:
