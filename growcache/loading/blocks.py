@@ -16,7 +16,7 @@ from growcache.loading.buffers import Allocate
 from growcache.loading.calls import blamed
 from growcache.loading.columns import Places
 from growcache.loading.crews import Crew, arguments_of
-from growcache.loading.framework import Booleans, Bytes, Carrier, Framework
+from growcache.loading.framework import BLOCK_BYTES, Booleans, Bytes, Carrier, Framework
 from growcache.loading.gather import FIRST_BYTES, Column, Gatherer, Ramp, batches_per_block
 from growcache.loading.losses import Losses
 from growcache.loading.options import LoaderOptions
@@ -147,6 +147,8 @@ class Assembler:
             nbytes, batch, transformed=transformed, block_bytes=framework.block_bytes
         )
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
+        if framework.block_bytes < BLOCK_BYTES:  # then full ones are small
+            few = most
         self._ramp = Ramp(batch, max(1, few), most)
         self.most_rows = batch * most
         self._at_once = framework.at_once
