@@ -67,7 +67,6 @@ class Ramp:
         batch_size: rows of a batch.
         least: batches of the smallest block.
         most: of a full one.
-
     """
 
     def __init__(self, batch_size: int, least: int, most: int) -> None:
