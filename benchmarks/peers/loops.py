@@ -1,8 +1,10 @@
 """One round of a contestant: a new loader, its first batch, a lead-in, then what is timed.
 
 The lead-in ends with the first epoch (or after `Limits.lead_seconds`): until then threads
-and worker processes start, caches are looked through, and each batch is proven. Labels are
-proven in what is timed, too, but after it.
+and worker processes start, caches are looked through, and each batch is proven. Then batches
+are taken for `SETTLE_SECONDS` as they are in what is timed: who proves takes them so slowly
+that a loader is far ahead, and memory is touched for the first time in which batches come
+when nobody proves. Labels are proven in what is timed, too, but after it.
 
 MB/s, waits and their percentiles leave out the first batch of each epoch, which is the gap,
 a figure of its own. That favours whoever reads ahead in the gap, or delivers several batches
@@ -27,6 +29,7 @@ from benchmarks.peers.proof import Batch, digest, repeated, summed
 Source = Iterable[Any]  # each iteration is an epoch
 Make = Callable[[], AbstractContextManager[Source]]
 LOOPS = ("idle", "steps", "gil")
+SETTLE_SECONDS = 0.25
 LEAST_BATCHES = 16  # are timed; of fewer, those that were read ahead would be too many
 
 
@@ -121,6 +124,7 @@ def one_round(make: Make, case: Case, loop: str, limits: Limits) -> dict[str, An
         result: dict[str, Any] = {"first_seconds": time.perf_counter() - began}
         result |= lead_in(walk, batch, case, limits.lead_seconds)
         del batch
+        settle(walk)
         if loop == "gil":
             result |= ticked(walk, case, limits.seconds, alone)
         else:
@@ -148,6 +152,13 @@ def lead_in(walk: Walk, batch: Any, case: Case, most: float | None) -> dict[str,
         batch = walk.step()
     prove(case, labels, whole=True)
     return {"digest": summed(digests), "lead_gap_seconds": walk.waited}
+
+
+def settle(walk: Walk) -> None:
+    """Take batches for a while that nobody looks at."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < SETTLE_SECONDS:
+        walk.step()
 
 
 def prove(case: Case, labels: list[Array], *, whole: bool) -> None:
