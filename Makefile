@@ -53,7 +53,7 @@ chaos: venv  ## Kill, pause, fill, flip and rewrite for CHAOS_ARGS="--minutes 30
 fuzz: $(VENV)/fuzz.installed  ## Look for bytes that no reader of ours bears: FUZZ_ARGS="npy_rows --seconds 600"
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
-bench: $(VENV)/bench.installed  ## Measure the figures that the README quotes
+bench: $(VENV)/bench.installed  ## Measure what the README quotes, but for bench-peers
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-peers: $(VENV)/tests.installed  ## Measure growcache beside other loaders; write docs/benchmarks.md

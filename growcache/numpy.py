@@ -14,6 +14,6 @@ class EpochLoader(Loader):
     Arrays may be kept: their memory is reused only once nobody refers to it. A loader
     pickles as its arguments. Iterating anew ends the iteration before it.
 
-    It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) and
-    yields dicts of field name to array [batch, *shape] in the dtype of the schema.
+    It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) but
+    ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` where it is not told, and yields dicts of field name to array [batch, *shape] in the dtype of the schema.
     """

@@ -60,8 +60,9 @@ class Loader:
             batch_size: samples per batch.
             min_samples: wait until so many are cached, or the whole population is.
             samples_per_epoch: None makes an epoch of everything that is cached, so it
-                grows; a number makes every epoch of exactly so many samples, part of a
-                pass over the cache or several, with the cursor carried over.
+                grows; a number makes every epoch of so many samples over all ranks, in whole
+                batches unless ``drop_last`` is False: part of a pass over the cache or
+                several, with the cursor carried over.
             seed: of the order, and of the transform's generators.
             shuffle: False gives shards by number and samples as they were drawn.
             drop_last: leave a last, smaller batch out.
@@ -94,7 +95,7 @@ class Loader:
                 ``_valid`` bool [batch] tells samples from those that only fill a batch up.
             world_size: goes with ``rank``; 1 makes a loader for this process alone.
             job: in whose name uses are counted.
-            num_workers: processes that call ``transform``; 0: threads of this process do, which
+            num_workers: processes that call ``transform``, and do nothing else; 0: threads do, which
                 is as fast where the function lets go of the interpreter's lock. What is
                 delivered is the same. Functions of modules travel by name, those of scripts
                 and notebooks by value, so no ``__main__`` guard is needed.
@@ -107,8 +108,8 @@ class Loader:
             device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
                 loader alone has any. They are copied there beside the loop, after
                 ``batch_transform``; large columns that it hands on as they are come from
-                page-locked memory. Up to 220 MB, or three batches if those are more, wait
-                there.
+                page-locked memory. Up to 290 MB, or four batches if those are more, are there,
+                the loop's among them. Not yet run on a GPU.
                 ``"cuda"`` is the device that is current in the loop's thread when it first
                 iterates. None leaves them in memory.
 

@@ -54,14 +54,17 @@ def dataset(
     after 5 seconds. Keras keeps the length of the first epoch that it sees, so give it
     ``endless``, or ``samples_per_epoch``.
 
+    It knows no ranks: each process of a job gets all samples of its cache.
+
     Args:
         path: of the cache directory. It need not exist yet, but its samples must be known
             before there is a dataset: this waits for the first ones, and says so.
         batch_size: samples per batch.
         min_samples: wait until so many are cached, or the whole population is.
         samples_per_epoch: None makes an epoch of everything that is cached, so it grows; a
-            number makes every epoch of exactly so many samples, part of a pass over the
-            cache or several; the next iteration goes on where the last one ended.
+            number makes every epoch of so many samples, in whole batches unless ``drop_last``
+            is False: part of a pass over the cache or several; the next iteration goes on
+            where the last one ended.
         seed: of the order.
         shuffle: False gives shards by number and samples as they were drawn.
         drop_last: leave a last, smaller batch out.
@@ -80,8 +83,9 @@ def dataset(
         verify: check a shard before this process first reads it, or in every pass.
         reader: ``native``, TensorFlow's own code reads, shuffles and parses; or ``gather``,
             growcache's, whose memory becomes TensorFlow's tensors: faster, most so for
-            large samples, and for caches of any format. It needs Python once per batch, so
-            a training step in pure Python holds it up more.
+            large samples, and for caches of any format. It needs Python once for each large or
+            ragged batch, and once for several small ones, so a training step in pure Python
+            holds it up more.
 
     Returns:
         A `tf.data.Dataset` of dicts of field name to tensor [batch, *shape], in the dtype
