@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """One call that another thread makes; see `Hand.ahead`.
+    """One call that another thread makes, or who gets there first; see `Hand.ahead`.
 
     Args:
         function: called once.
@@ -21,11 +21,14 @@ class Ahead(Generic[T]):
         self._function: Callable[[], T] | None = function
         self._value: list[T] = []
         self._error: BaseException | None = None
+        self._begun = threading.Lock()  # by who makes the call, and never let go of
         self._running = threading.Lock()
         self._running.acquire()
 
     def run(self) -> None:
-        """Make the call, and keep nothing of it but its result."""
+        """Make the call, unless it was begun, and keep nothing of it but its result."""
+        if not self._begun.acquire(blocking=False):
+            return
         function, self._function = self._function, None
         assert function is not None
         try:

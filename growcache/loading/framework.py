@@ -148,6 +148,8 @@ class Framework:
         carrier: brings batches to where they are wanted; None: they stay in memory.
         block_bytes: about how much is gathered at once, if batches are not larger.
         at_once: how many batches it is handed in one piece, which it cuts itself.
+        frees_lock: whether its copies of long rows let go of the GIL, and so may be shared by
+            threads; each calls ``prepare`` first.
     """
 
     take: Take = take_rows
@@ -161,6 +163,7 @@ class Framework:
     carrier: Carrier | None = None
     block_bytes: int = BLOCK_BYTES
     at_once: int = 1
+    frees_lock: bool = False
 
     def pool(self, name: str, nbytes: int = 0) -> BufferPool:
         """Return a pool of buffers for what has that name.
@@ -178,4 +181,4 @@ class Framework:
             self.leftovers.leave(name, pool.leave())
 
 
-NUMPY = Framework()
+NUMPY = Framework(frees_lock=True)

@@ -38,6 +38,7 @@ from growcache.loading.passes import Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
+from growcache.loading.sharing import SharedCopies
 from growcache.loading.state import LoaderState, Mark, rest_of
 from growcache.loading.stopping import StoppedError
 from growcache.loading.windows import Piece, count_rows
@@ -87,7 +88,8 @@ class Producer:
         self._finish = finish
         self._arena = arena
         self._book = Bookmark(options, start)  # of what was put
-        self._framework = framework
+        self._copies = SharedCopies(framework, lambda: link.waited or link.waits)
+        self._framework = self._copies.lent()
         self._start = start
         self._rest = rest_of(start, options)
         self._missing = missing
@@ -110,6 +112,7 @@ class Producer:
                 link.put(Failure(error))
 
     def _produce(self, opened: ExitStack) -> None:
+        opened.callback(self._copies.close)
         opened.callback(self._close_assembler)
         if self._framework.prepare is not None:
             self._framework.prepare()

@@ -46,7 +46,8 @@ class EpochLoader(Loader):
     """
 
     framework = Framework(
-        take_rows, take_slices, join_parts, _tensor, copy_in_this_thread_alone, _distributed
+        *(take_rows, take_slices, join_parts, _tensor, copy_in_this_thread_alone, _distributed),
+        frees_lock=True,
     )
 
     def _carrier_to(self, device: Any) -> Carrier | None:

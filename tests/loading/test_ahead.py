@@ -77,3 +77,17 @@ def test_a_thread_that_cannot_start_is_an_error_each_time(
             with pytest.raises(RuntimeError, match="new thread"):
                 hand.ahead(int)
     assert hand.ahead(int).result() == 0
+
+
+def test_who_does_not_want_to_wait_makes_the_call(hand: Hand) -> None:
+    begin, made = threading.Event(), list[int]()
+    busy = hand.ahead(lambda: begin.wait(10))
+    ahead = hand.ahead(lambda: made.append(threading.get_ident()))
+    ahead.run()
+    assert made == [threading.get_ident()]
+    begin.set()
+    assert busy.result()
+    hand.ahead(lambda: None).result()  # the thread has passed it over
+    ahead.run()
+    ahead.result()
+    assert len(made) == 1

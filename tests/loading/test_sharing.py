@@ -1,0 +1,140 @@
+"""Copies of which another thread makes half."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from growcache.loading.framework import NUMPY, Bytes, Framework, Integers, take_rows
+from growcache.loading.sharing import LEAST_BYTES, SharedCopies
+from growcache.torch import EpochLoader
+
+ROW_BYTES = 64 * 1024
+ROWS = LEAST_BYTES // ROW_BYTES + 1
+MEMORY = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
+NAME = "growcache-copies"
+
+
+class Recorded:
+    """Copies as NumPy does, and knows which threads did."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.prepared: list[str] = []
+        self.bytes = 0
+
+    def framework(self) -> Framework:
+        return Framework(self.take, prepare=self.prepare, frees_lock=True)
+
+    def prepare(self) -> None:
+        self.prepared.append(threading.current_thread().name)
+
+    def take(self, memory: Bytes, starts: Integers, out: Bytes) -> None:
+        take_rows(memory, starts, out)
+        self.threads.append(threading.current_thread().name)
+        self.bytes += out.nbytes
+
+
+@contextmanager
+def shared(framework: Framework, *, waits: bool = True) -> Iterator[Framework]:
+    with closing(SharedCopies(framework, lambda: waits)) as copies:
+        yield copies.lent()
+    assert NAME not in {thread.name for thread in threading.enumerate()}
+
+
+def rows(count: int = ROWS) -> tuple[Integers, Bytes]:
+    starts = np.random.default_rng(1).integers(0, len(MEMORY) - ROW_BYTES, count)
+    return starts, np.zeros((count, ROW_BYTES), np.uint8)
+
+
+@pytest.mark.parametrize("framework", [NUMPY, EpochLoader.framework], ids=["numpy", "torch"])
+@settings(deadline=None, max_examples=20)
+@given(count=st.integers(1, 3 * ROWS), waits=st.booleans(), seed=st.integers(0, 99))
+def test_what_two_copy_is_what_one_copies(
+    framework: Framework, count: int, waits: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 2 * ROW_BYTES, count)
+    starts = rng.integers(0, len(MEMORY) - lengths)
+    memory = MEMORY.copy()  # torch warns about memory that may only be read
+    with shared(framework, waits=waits) as lent:
+        equal = np.zeros((count, ROW_BYTES), np.uint8)
+        begins = rng.integers(0, len(memory) - ROW_BYTES, count)
+        lent.take(memory, begins, equal)
+        varied = np.zeros(lengths.sum(), np.uint8)
+        if len(varied):
+            lent.take_slices(memory, starts, lengths, varied)
+    assert np.array_equal(equal, np.stack([memory[b : b + ROW_BYTES] for b in begins]))
+    each = [memory[b : b + n] for b, n in zip(starts, lengths, strict=True)]
+    assert np.array_equal(varied, np.concatenate(each))
+
+
+def test_values_of_any_size_are_cut_between_two() -> None:
+    huge = np.array([0, 0, LEAST_BYTES, 0, 1, ROW_BYTES])
+    memory = np.random.default_rng(2).integers(0, 256, LEAST_BYTES, np.uint8)
+    for lengths in (huge, huge[::-1].copy(), huge[2:4], huge[1:3]):
+        out = np.zeros(lengths.sum(), np.uint8)
+        with shared(NUMPY) as lent:
+            lent.take_slices(memory, np.zeros_like(lengths), lengths, out)
+        assert np.array_equal(out, np.concatenate([memory[:n] for n in lengths]))
+
+
+def test_two_threads_copy_where_the_loop_waits() -> None:
+    recorded = Recorded()
+    with shared(recorded.framework()) as lent:
+        for _ in range(20):
+            starts, out = rows(4 * ROWS)
+            lent.take(MEMORY, starts, out)
+    assert NAME in recorded.threads
+    assert recorded.bytes == 20 * out.nbytes
+    assert recorded.prepared == [NAME]
+
+
+@pytest.mark.parametrize(("waits", "count"), [(False, 4 * ROWS), (True, 1), (True, ROWS // 2)])
+def test_one_thread_copies_where_it_does_not_or_it_is_little(waits: bool, count: int) -> None:
+    recorded = Recorded()
+    with shared(recorded.framework(), waits=waits) as lent:
+        lent.take(MEMORY, *rows(count))
+        assert NAME not in {thread.name for thread in threading.enumerate()}
+    assert recorded.threads == [threading.current_thread().name]
+
+
+def test_copies_that_hold_the_lock_are_not_shared() -> None:
+    plain = Framework()
+    with shared(plain) as lent:
+        assert lent is plain
+
+
+def test_nobody_waits_for_a_thread_that_does_not_come() -> None:
+    recorded, free = Recorded(), threading.Event()
+
+    def late() -> None:
+        assert free.wait(30)
+
+    framework = Framework(recorded.take, prepare=late, frees_lock=True)
+    with closing(SharedCopies(framework, lambda: True)) as copies:
+        starts, out = rows()
+        copies.lent().take(MEMORY, starts, out)
+        assert recorded.threads == [threading.current_thread().name] * 2
+        assert np.array_equal(out[-1], MEMORY[starts[-1] : starts[-1] + ROW_BYTES])
+        free.set()
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_an_error_comes_when_nothing_is_copied_any_more(bad: int) -> None:
+    recorded = Recorded()
+    with shared(recorded.framework()) as lent:
+        starts, out = rows()
+        starts[bad] = len(MEMORY)
+        with pytest.raises(IndexError):
+            lent.take(MEMORY, starts, out)
+        assert len(recorded.threads) == 1  # the other half is there
+        starts[bad] = 0
+        lent.take(MEMORY, starts, out)  # and goes on
+        assert np.array_equal(out[bad], MEMORY[:ROW_BYTES])
