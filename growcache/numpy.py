@@ -15,5 +15,6 @@ class EpochLoader(Loader):
     pickles as its arguments. Iterating anew ends the iteration before it.
 
     It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) but
-    ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` where it is not told, and yields dicts of field name to array [batch, *shape] in the dtype of the schema.
+    ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` where it is not told, and yields
+    dicts of field name to array [batch, *shape] in the dtype of the schema.
     """

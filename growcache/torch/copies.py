@@ -85,8 +85,8 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
 def copy_in_this_thread_alone() -> None:
     """Keep torch's operations of the calling thread out of its pool of threads.
 
-    Copying is bound by memory, and waiting for a second thread that is preempted, or busy
-    with the user's step, costs a factor of ten. OpenMP keeps the number per thread, so
+    They wait for a second thread that is preempted, or busy with the user's step, which costs a
+    factor of ten; the one of `growcache.loading.sharing` nobody waits for that has not begun. OpenMP keeps the number per thread, so
     this changes nothing for others; `torch.set_num_threads` would.
     """
     torch.get_num_threads()  # torch sets the number when a thread first asks for it

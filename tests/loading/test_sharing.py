@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,6 +20,8 @@ ROW_BYTES = 64 * 1024
 ROWS = LEAST_BYTES // ROW_BYTES + 1
 MEMORY = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
 NAME = "growcache-copies"
+
+two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 
 class Recorded:
@@ -85,6 +88,7 @@ def test_values_of_any_size_are_cut_between_two() -> None:
         assert np.array_equal(out, np.concatenate([memory[:n] for n in lengths]))
 
 
+@two_cores
 def test_two_threads_copy_where_the_loop_waits() -> None:
     recorded = Recorded()
     with shared(recorded.framework()) as lent:
@@ -111,6 +115,7 @@ def test_copies_that_hold_the_lock_are_not_shared() -> None:
         assert lent is plain
 
 
+@two_cores
 def test_nobody_waits_for_a_thread_that_does_not_come() -> None:
     recorded, free = Recorded(), threading.Event()
 
@@ -126,6 +131,7 @@ def test_nobody_waits_for_a_thread_that_does_not_come() -> None:
         free.set()
 
 
+@two_cores
 @pytest.mark.parametrize("bad", [0, -1])
 def test_an_error_comes_when_nothing_is_copied_any_more(bad: int) -> None:
     recorded = Recorded()
