@@ -166,8 +166,14 @@ class Chooser:
         self._by_thread.clear()
 
     def crossed(self) -> Source | None:
-        """Return the source that goes on where the thread has halted."""
-        source, self.next, self._child = self.next, None, None
+        """Return the source that goes on where the thread has halted.
+
+        None where it halts in a process, or had not said so when its last block came.
+        """
+        source, self.next = self.next, None
+        if source is None:
+            self.close()
+        self._child = None
         return source
 
     def give_up(self) -> None:

@@ -16,6 +16,8 @@ from growcache.loading.state import LoaderState, Mark, PassPlan
 from growcache.loading.timing import head_start
 
 LEAST_AHEAD = 2
+# A loop that computes no longer for a batch, and had to wait, will wait again.
+SHORT_STEP_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,10 @@ class Link:
         One in another process loses nothing by what is done here.
         """
         return 0.0 if self.by_block else head_start(self.step_seconds)
+
+    def hurries(self) -> bool:
+        """Return whether the consumer waits, or will at once."""
+        return self.waits or (self.waited and self.step_seconds < SHORT_STEP_SECONDS)
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """Have what the producer waits for ended as well, by who closes the link."""

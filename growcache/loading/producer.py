@@ -88,7 +88,7 @@ class Producer:
         self._finish = finish
         self._arena = arena
         self._book = Bookmark(options, start)  # of what was put
-        self._copies = SharedCopies(framework, lambda: link.waited or link.waits)
+        self._copies = SharedCopies(framework, link.hurries)
         self._framework = self._copies.lent()
         self._start = start
         self._rest = rest_of(start, options)
@@ -304,9 +304,12 @@ class Producer:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        clock, cpu = time.perf_counter(), time.thread_time()
+        def clock() -> float:  # stands while the other thread copies its half
+            return time.perf_counter() - self._copies.waited_seconds
+
+        began, cpu = clock(), time.thread_time()
         yield
-        took, computed = time.perf_counter() - clock, time.thread_time() - cpu
+        took, computed = clock() - began, time.thread_time() - cpu
         before = self._link.making
         self._link.making = before[0] + took, before[1] + computed
 

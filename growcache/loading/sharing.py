@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +22,9 @@ from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Framework, Intege
 
 # To wake a thread takes as long as to copy some hundred kilobytes.
 LEAST_BYTES = 4_000_000
+
+Half: TypeAlias = tuple[Integers, Bytes]  # starts, out
+VariedHalf: TypeAlias = tuple[Integers, Integers, Bytes]  # starts, lengths, out
 
 
 class SharedCopies:
@@ -30,12 +36,16 @@ class SharedCopies:
     Args:
         framework: whose copies they are.
         waits: whether the loop waits for what is copied.
+
+    Attributes:
+        waited_seconds: for the other thread's halves.
     """
 
     def __init__(self, framework: Framework, waits: Callable[[], bool]) -> None:
         self._own = framework
         self._waits = waits
         self._hand: Hand | None = None
+        self.waited_seconds = 0.0
 
     def lent(self) -> Framework:
         """Return the framework, whose copies are these where that can help."""
@@ -49,43 +59,83 @@ class SharedCopies:
             self._hand.close()
 
     def _take(self, memory: Bytes, starts: Integers, out: Bytes) -> None:
-        copy, middle = self._own.take, len(starts) // 2
-        if not self._shares(out.nbytes, len(out)):
-            copy(memory, starts, out)
+        copy = functools.partial(self._own.take, memory)
+        if not self._shares(out, len(starts)):
+            copy(starts, out)
             return
-        self._both(
-            functools.partial(copy, memory, starts[:middle], out[:middle]),
-            functools.partial(copy, memory, starts[middle:], out[middle:]),
-        )
+        first, rest = _halves(starts, out)
+        self._both(functools.partial(copy, *first), functools.partial(copy, *rest))
 
     def _take_slices(
         self, memory: Bytes, starts: Integers, lengths: Integers, out: Bytes
     ) -> None:
-        copy = self._own.take_slices
-        if not self._shares(out.nbytes, len(lengths)):
-            copy(memory, starts, lengths, out)
+        copy = functools.partial(self._own.take_slices, memory)
+        if not self._shares(out, len(starts)):
+            copy(starts, lengths, out)
             return
-        ends = np.cumsum(lengths)
-        row = max(1, int(np.searchsorted(ends, len(out) // 2)))
-        cut = ends[row - 1]
-        self._both(
-            functools.partial(copy, memory, starts[:row], lengths[:row], out[:cut]),
-            functools.partial(copy, memory, starts[row:], lengths[row:], out[cut:]),
-        )
+        first, rest = _varied_halves(starts, lengths, out)
+        if not (_long(first) and _long(rest)):  # they would be copied in another way
+            copy(starts, lengths, out)
+            return
+        self._both(functools.partial(copy, *first), functools.partial(copy, *rest))
 
-    def _shares(self, nbytes: int, rows: int) -> bool:
+    def _shares(self, out: Bytes, rows: int) -> bool:
         # The loop is busy with batches of short rows, of which there are many.
-        long = rows > 1 and nbytes >= LONG_ROW_BYTES * rows
-        return long and nbytes >= LEAST_BYTES and self._waits()
+        least = max(LEAST_BYTES, LONG_ROW_BYTES * rows)
+        return out.nbytes >= least and self._waits()
 
     def _both(self, mine: Callable[[], object], other: Callable[[], object]) -> None:
-        if self._hand is None:
-            self._hand = Hand("copies")
-            if self._own.prepare is not None:
-                self._hand.ahead(self._own.prepare)
-        ahead = self._hand.ahead(other)
+        try:
+            ahead = self._other_thread().ahead(other)
+        except RuntimeError:  # no more threads can be started, as the user's have them all
+            mine()
+            other()
+            return
         try:
             mine()
         finally:
             ahead.run()
-            ahead.result()  # nothing is copied any more behind the caller's back
+            began = time.perf_counter()
+            try:
+                ahead.result()  # nothing is copied any more behind the caller's back
+            finally:
+                self.waited_seconds += time.perf_counter() - began
+
+    def _other_thread(self) -> Hand:
+        if self._hand is None:
+            hand = Hand("copies")
+            if self._own.prepare is not None:
+                hand.ahead(self._own.prepare)
+            self._hand = hand
+        return self._hand
+
+
+def _halves(starts: Integers, out: Bytes) -> tuple[Half, Half]:
+    """Cut rows of one length in the middle, and a single one in its own."""
+    rows, nbytes = out.shape
+    if rows == 1:
+        cut = nbytes // 2
+        return (starts, out[:, :cut]), (starts + cut, out[:, cut:])
+    middle = rows // 2
+    return (starts[:middle], out[:middle]), (starts[middle:], out[middle:])
+
+
+def _varied_halves(
+    starts: Integers, lengths: Integers, out: Bytes
+) -> tuple[VariedHalf, VariedHalf]:
+    """Cut rows of different lengths where one ends near the middle, and a single one in its own."""
+    ends = np.cumsum(lengths)
+    middle = len(out) // 2
+    if len(starts) == 1:
+        return (
+            (starts, lengths - (len(out) - middle), out[:middle]),
+            (starts + middle, lengths - middle, out[middle:]),
+        )
+    row = max(1, bisect_left(ends, middle))
+    cut = ends[row - 1]
+    return (starts[:row], lengths[:row], out[:cut]), (starts[row:], lengths[row:], out[cut:])
+
+
+def _long(half: VariedHalf) -> bool:
+    _, lengths, out = half
+    return len(out) >= LONG_ROW_BYTES * len(lengths)

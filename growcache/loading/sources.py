@@ -95,8 +95,10 @@ class Queued:
     def _end_thread(self) -> None:
         """Wake the consumer, and wait for the thread, which was told to end."""
         self._items.put(Failure(RuntimeError(CLOSED)))
-        # The collector may run this in the very thread that it is to end.
-        if self._thread is not None and self._thread is not threading.current_thread():
+        # The collector may run this in the very thread that it is to end, or in one of those
+        # that the thread waits for.
+        ours = threading.current_thread().name.startswith("growcache-")
+        if self._thread is not None and not ours:
             self._thread.join(JOIN_SECONDS)
 
     @property

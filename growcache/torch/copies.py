@@ -86,8 +86,9 @@ def copy_in_this_thread_alone() -> None:
     """Keep torch's operations of the calling thread out of its pool of threads.
 
     They wait for a second thread that is preempted, or busy with the user's step, which costs a
-    factor of ten; the one of `growcache.loading.sharing` nobody waits for that has not begun. OpenMP keeps the number per thread, so
-    this changes nothing for others; `torch.set_num_threads` would.
+    factor of ten; for the one of `growcache.loading.sharing` nobody waits that has not begun.
+    OpenMP keeps the number per thread, so this changes nothing for others;
+    `torch.set_num_threads` would.
     """
     torch.get_num_threads()  # torch sets the number when a thread first asks for it
     call_loaded("gomp|iomp5|omp", "omp_set_num_threads", 1)

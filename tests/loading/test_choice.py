@@ -177,6 +177,25 @@ def test_a_process_that_did_not_help_is_tried_again_later(
     assert (loop.source.kind, loop.chooser.settled) == ("thread", True)
 
 
+def test_who_halts_before_it_was_looked_at_has_no_process_left_and_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop may have the thread's last block before it is said that this is the last one."""
+    loop = Trials(monkeypatch)
+    source = loop.source
+    source.halt.side_effect = lambda: source.halt.reset_mock()  # nothing is said of it in time
+    loop.go_on(BUSY, 4.0)
+    child = loop.started.return_value
+    assert (loop.started.call_count, child.close.called) == (1, False)
+    assert loop.chooser.crossed() is None
+    assert child.close.called
+    source.halt.side_effect = None
+    loop.go_on(BUSY, 4.0)
+    assert loop.started.call_count == 2
+    loop.go_on(HELPED, 10.0)
+    assert (loop.chooser.kind, loop.chooser.settled) == ("process", True)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.loading.framework import NUMPY, Bytes, Framework, Integers, take_rows
+from growcache.loading.framework import (
+    LONG_ROW_BYTES,
+    NUMPY,
+    Bytes,
+    Framework,
+    Integers,
+    take_rows,
+)
 from growcache.loading.sharing import LEAST_BYTES, SharedCopies
 from growcache.torch import EpochLoader
+from tests.filled import Filled
 
 ROW_BYTES = 64 * 1024
 ROWS = LEAST_BYTES // ROW_BYTES + 1
 MEMORY = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
 NAME = "growcache-copies"
 
-two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+TWO_CORES = len(os.sched_getaffinity(0)) > 1
+two_cores = pytest.mark.skipif(not TWO_CORES, reason="needs two cores")
 
 
 class Recorded:
@@ -98,6 +108,65 @@ def test_two_threads_copy_where_the_loop_waits() -> None:
     assert NAME in recorded.threads
     assert recorded.bytes == 20 * out.nbytes
     assert recorded.prepared == [NAME]
+
+
+@two_cores
+def test_two_threads_copy_a_single_row() -> None:
+    memory = np.random.default_rng(3).integers(0, 256, 3 * LEAST_BYTES + 7, np.uint8)
+    recorded = Recorded()
+    with shared(recorded.framework()) as lent:
+        for start in (0, 4, 7):
+            out = np.zeros((1, len(memory) - 7), np.uint8)
+            lent.take(memory, np.array([start]), out)
+            assert np.array_equal(out[0], memory[start : start + out.size])
+    assert len(recorded.threads) == 6
+    assert recorded.bytes == 3 * out.nbytes
+
+
+def test_a_value_that_is_copied_in_one_call_is_not_cut_into_halves_of_many() -> None:
+    """One of short values would let go of the lock for each."""
+    calls: list[list[int]] = []
+
+    def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
+        calls.append(lengths.tolist())
+
+    short, long = [LONG_ROW_BYTES // 2] * 200, [2 * LEAST_BYTES]
+    framework = Framework(take_slices=take_slices, frees_lock=True)
+    with shared(framework) as lent:
+        for lengths in (short + long, long + short, [0, *long], [*long, 0]):
+            starts, out = np.zeros(len(lengths), np.int64), np.zeros(sum(lengths), np.uint8)
+            lent.take_slices(MEMORY, starts, np.array(lengths), out)
+            assert calls.pop() == lengths
+            assert not calls
+
+
+def test_where_no_thread_can_be_started_one_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded()
+    framework = recorded.framework()
+    with shared(framework) as lent:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no more")))
+            starts, out = rows()
+            lent.take(MEMORY, starts, out)
+        assert recorded.threads == [threading.current_thread().name] * (2 if TWO_CORES else 1)
+        assert np.array_equal(out[-1], MEMORY[starts[-1] : starts[-1] + ROW_BYTES])
+        lent.take(MEMORY, starts, out)  # and the thread that comes later is a prepared one
+    assert recorded.prepared == [NAME] * TWO_CORES
+
+
+@two_cores
+def test_a_loop_that_waits_has_two_threads_that_copy_and_none_once_closed(
+    make_cache: Callable[..., Filled],
+) -> None:
+    cache = make_cache(shape=(200, 200))
+    cache.add(*range(64))
+    with EpochLoader(cache.root, batch_size=32, min_samples=1, gather="thread") as loader:
+        for _ in range(10):
+            for batch in loader:
+                x = batch["x"].reshape(32, -1)
+                assert (x == batch["id"][:, None]).all()
+        assert NAME in {thread.name for thread in threading.enumerate()}
+    assert NAME not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(("waits", "count"), [(False, 4 * ROWS), (True, 1), (True, ROWS // 2)])
