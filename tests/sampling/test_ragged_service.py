@@ -38,7 +38,9 @@ def digests(cache: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("cache_format", ["tfrecord", "npy"])
+@pytest.mark.parametrize(
+    "cache_format", ["tfrecord", pytest.param("npy", marks=pytest.mark.slow)]
+)
 def test_objects_of_every_size_are_cached_byte_for_byte(
     tmp_path: Path, cache_format: str
 ) -> None:
