@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from growcache.loading.framework import (
     Integers,
     take_rows,
 )
+from growcache.loading.links import Link
 from growcache.loading.sharing import LEAST_BYTES, SharedCopies
 from growcache.torch import EpochLoader
 from tests.filled import Filled
@@ -167,6 +169,40 @@ def test_a_loop_that_waits_has_two_threads_that_copy_and_none_once_closed(
                 assert (x == batch["id"][:, None]).all()
         assert NAME in {thread.name for thread in threading.enumerate()}
     assert NAME not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
+    ("waits", "waited", "step_seconds", "hurries"),
+    [
+        (True, False, 1.0, True),
+        (False, True, 0.0005, True),
+        (False, True, 0.005, False),  # it computes now: a second thread would be in its way
+        (False, False, 0.0005, False),
+    ],
+)
+def test_a_loop_that_computes_is_not_disturbed_because_it_waited_once(
+    waits: bool, waited: bool, step_seconds: float, hurries: bool
+) -> None:
+    link = Link(0, lambda item: None)
+    link.waits, link.waited, link.step_seconds = waits, waited, step_seconds
+    assert link.hurries() == hurries
+
+
+@two_cores
+def test_the_wait_for_the_other_half_is_known() -> None:
+    """Or it would be taken for one for the interpreter's lock."""
+
+    begun = threading.Event()
+
+    def slow(memory: Bytes, starts: Integers, out: Bytes) -> None:
+        if threading.current_thread().name == NAME:
+            begun.set()
+            time.sleep(0.1)
+        assert begun.wait(30)
+
+    with closing(SharedCopies(Framework(slow, frees_lock=True), lambda: True)) as copies:
+        copies.lent().take(MEMORY, *rows())
+        assert 0.03 < copies.waited_seconds < 30
 
 
 @pytest.mark.parametrize(("waits", "count"), [(False, 4 * ROWS), (True, 1), (True, ROWS // 2)])
