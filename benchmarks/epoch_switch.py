@@ -292,6 +292,8 @@ def measure(
             found = gaps(loader, switches, step)
             done = loader.report
     print(f"{name}: {done.passes} passes, at last over {done.cache_samples} samples")
+    p50, p99 = np.percentile(found.across, [50, 99])
+    print(f"{name}: {SWITCHES} p50 {p50:.3g} ms, p99 {p99:.3g} ms", flush=True)
     measured = {SWITCHES: found.across, "batch to batch": found.within}
     measured |= {"a step's sleep, late by": found.late}
     yield from lines(name, measured | alone)

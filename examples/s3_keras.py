@@ -2,8 +2,8 @@
 
     python examples/s3_keras.py --url 's3://bucket/train/*.npy'
 
-Each object is one .npy array, and a sample. TensorFlow reads the cache with its own
-TFRecordDataset. The task, to predict a sample's mean, needs no labels.
+Each object is one .npy array, and a sample. TensorFlow reads the cache with code of its
+own. The task, to predict a sample's mean, needs no labels.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,6 +183,34 @@ def test_import_and_exit_in_the_middle_of_an_epoch(cache: Filled) -> None:
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True
     )
     assert (found.returncode, found.stdout, found.stderr) == (0, "8\n", "")
+
+
+def test_an_exit_waits_for_no_more_than_the_calls_of_a_transform_that_are_under_way(
+    cache: Filled,
+) -> None:
+    cache.add(*range(8))
+    program = (
+        "import itertools, time\n"
+        "from growcache.torch import EpochLoader\n"
+        "calls = itertools.count(1)\n"
+        "slow = []\n"
+        "def transform(sample):\n"
+        "    if next(calls) > 80:  # of the second epoch\n"
+        "        slow.append(True)\n"
+        "        time.sleep(1)\n"
+        "    return sample\n"
+        f"loader = EpochLoader({str(cache.root)!r}, batch_size=8, min_samples=1,\n"
+        "    transform=transform)\n"
+        "next(iter(loader))\n"
+        "while not slow: time.sleep(0.01)\n"
+        "print(time.monotonic())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True
+    )
+    took = time.monotonic() - float(found.stdout)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert took < 7  # with a thread per core, and two, all of them would take longer
 
 
 def test_preparing_a_thread_twice_is_harmless() -> None:

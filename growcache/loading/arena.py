@@ -135,10 +135,14 @@ class Arena:
         """
         size = -(-nbytes // PAGE) * PAGE
         descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, size)
-        # Who has mapped it would be killed where it touches what was cut off.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-        base = map_shared(descriptor, size)
+        try:
+            os.ftruncate(descriptor, size)
+            # Who has mapped it would be killed where it touches what was cut off.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            base = map_shared(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
         number, where = next(self._numbers), weakref.ref(base)
         if kept is not None:
             self._kept[number] = kept

@@ -24,7 +24,7 @@ from growcache.loading.ragged import Ragged, Styler
 from growcache.loading.ranks import VALID
 from growcache.loading.shipping import ship
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import Form, Mark
+from growcache.loading.state import Form, Marks
 from growcache.loading.transforms import Transform
 from growcache.loading.windows import Piece, count_rows, mark_after, places_after
 from growcache.loading.workers import Setup, Workers
@@ -63,7 +63,7 @@ class Block:
     drawn: list[Drawn]
     counts: dict[int, int]
     nbytes: int
-    marks: list[Mark]
+    marks: Marks
     lost: list[int]
     form: Form
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
@@ -229,7 +229,7 @@ class Assembler:
         last = places_after(
             self._walked, [min(step * n, walked) for n in range(1, len(ends) + 1)]
         )
-        marks = [mark_after(place) for place in last]
+        marks = Marks.of(map(mark_after, last))
         lost = self.losses.before(last, size)
         valid = self._valid
         self._begin()

@@ -38,6 +38,11 @@ class Bookmark:
             plan=None if mark is None else self._plans[mark.pass_number].get(),
         )
 
+    @property
+    def step(self) -> int:
+        """Batches of its epoch that were handed out; unlike the state no plan is made for it."""
+        return self._step
+
     def begin_epoch(self, number: int) -> None:
         """Note that the consumer asked for this epoch, and wants no earlier one any more."""
         self._next_epoch = number

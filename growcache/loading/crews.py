@@ -6,7 +6,6 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
+from growcache.loading.ahead import Hand
 from growcache.loading.calls import blamed
 from growcache.loading.gather import Column
 from growcache.loading.ragged import Ragged
@@ -152,8 +152,9 @@ class Threads:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
-        self._executor = ThreadPoolExecutor(self._threads, "growcache-transform")
+        threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
+        # Not an executor's: at its end the interpreter waits for those before it cancels them.
+        self._hands = [Hand("transform") for _ in range(threads)]
         self._cancelled = False
 
     def results(self, rows: Rows) -> list[Any]:
@@ -170,7 +171,8 @@ class Threads:
 
     def close(self) -> None:
         """End the threads."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        for hand in self._hands:
+            hand.close()
 
     def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
         """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
@@ -178,10 +180,14 @@ class Threads:
         results: dict[int, T] = {}
 
         def some() -> None:
-            while not self._cancelled and (i := _popped(left)) is not None:
-                results[i] = call(i)
+            try:
+                while not self._cancelled and (i := _popped(left)) is not None:
+                    results[i] = call(i)
+            except BaseException:
+                left.clear()  # nobody wants the others any more
+                raise
 
-        for done in [self._executor.submit(some) for _ in range(min(n, self._threads))]:
+        for done in [hand.ahead(some) for hand in self._hands[:n]]:
             done.result()
         if self._cancelled:
             raise StoppedError

@@ -119,6 +119,11 @@ class Engine:
         """Where the consumer stands."""
         return self._bookmark.state
 
+    @property
+    def step(self) -> int:
+        """Batches that were delivered of the epoch in which the consumer stands."""
+        return self._bookmark.step
+
     def load(self, state: LoaderState, missing: Missing) -> None:
         """Go on from there with the next epoch; one that is under way is over.
 
@@ -163,7 +168,7 @@ class Engine:
         if self._loaded is not None:  # broken off before the first batch: once more
             self.close()
         if self._source is not None and self._source.broken:
-            # Interrupted in the middle of a message: another goes on behind what was delivered.
+            # Something was lost by an interrupt: another goes on behind what was delivered.
             self._loaded = replace(self._behind_delivered(), next_epoch=self._next_epoch)
             self.close()
         if self._source is None:
@@ -244,21 +249,22 @@ class Engine:
                 self._tally.waited(time.perf_counter() - began)
                 return None
             self._count(time.perf_counter() - began, item)
+            if isinstance(item, Failure):
+                return item
+            if isinstance(item, Died):
+                self._revive(item, number)
+                continue
+            if isinstance(item, Halted):
+                self._go_on(item.state, number)
+                continue
             if isinstance(item, PassBegun):
                 self._begin_pass(item)
-            elif isinstance(item, Died):
-                self._revive(item, number)
-            elif isinstance(item, Halted):
-                self._go_on(item.state, number)
-            elif isinstance(item, Failure):
-                return item
             elif isinstance(item, Block):
                 self._revived = False
                 source.more()
                 self._choose(source)
-                if item.epoch == number:
-                    return item
-            elif item.epoch == number:
+            source.done()
+            if not isinstance(item, PassBegun) and item.epoch == number:
                 return item
 
     def _count(self, waited: float, item: Item) -> None:
@@ -313,7 +319,8 @@ class Engine:
                 delivered = min(delivered + size, rows)
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
-                self._tally.skip(lost)
+                if lost:
+                    self._tally.skip(lost)
                 if i % self._at_once == 0 or delivered == rows:
                     yield self._cut(block)
         finally:

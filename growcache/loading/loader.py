@@ -81,9 +81,9 @@ class Loader:
             as_tuple: names of fields; batches are tuples of these instead of dicts.
             ragged: how fields whose values differ in size come. ``offsets``: ``x`` holds
                 all values one behind the other, [total, *inner], value i being
-                ``x[x_offsets[i]:x_offsets[i + 1]]``; where more than the first dimension
-                is ragged, ``x`` is flat and ``x_shapes`` int64 [batch, rank] tells the
-                shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros behind each
+                ``x[x_offsets[i]:x_offsets[i + 1]]``; where other dimensions than the first
+                alone are ragged, ``x`` is flat, the offsets count its numbers, and
+                ``x_shapes`` int64 [batch, rank] tells the shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros behind each
                 value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
                 ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
                 lists as bytes; str always in lists.
@@ -94,7 +94,7 @@ class Loader:
                 this machine, and share its cache. With ``fixed``, or without ``drop_last``,
                 ``_valid`` bool [batch] tells samples from those that only fill a batch up.
             world_size: goes with ``rank``; 1 makes a loader for this process alone.
-            job: in whose name uses are counted.
+            job: in whose name uses are counted; each training on a cache needs its own.
             num_workers: processes that call ``transform``, and do nothing else; 0: threads do, which
                 is as fast where the function lets go of the interpreter's lock. What is
                 delivered is the same. Functions of modules travel by name, those of scripts
@@ -237,7 +237,7 @@ class Loader:
     @property
     def step(self) -> int:
         """Batches that were delivered of the epoch in which the loader stands."""
-        return self._engine.state.step
+        return self._engine.step
 
     @property
     def options(self) -> LoaderOptions:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
@@ -228,8 +229,9 @@ class MapPool:
             self._seen.pop(key, None)
             if (mapped := self._maps.get(key)) is not None:
                 mapped.let_go()
-            for path in shard_files(self._layout, key[0], cache_format):
-                forget(path)
+            with suppress(FileNotFoundError):  # its lease may be closed, and its folder go
+                for path in shard_files(self._layout, key[0], cache_format):
+                    forget(path)
 
 
 def _forget_after_fork() -> None:

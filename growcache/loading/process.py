@@ -77,6 +77,7 @@ class ProcessSource:
         self.waited |= not self._child.wire.has_come(0)
         if seconds is not None and not self._child.wire.has_come(seconds):
             return None
+        self.broken = True  # an interrupt may come with half a message read, or a whole one
         try:
             while True:
                 item: Item | Logged | Ready = self._borrowed.receive(self._child.wire)
@@ -89,11 +90,11 @@ class ProcessSource:
         except EOFError as end:
             if self._child.closed:
                 return Failure(RuntimeError(CLOSED))
-            self.broken = True
             return Died(self._child.why(end))
-        except BaseException:
-            self.broken = True  # half a message may have been read
-            raise
+
+    def done(self) -> None:
+        """Say that all was done about what was received."""
+        self.broken = False
 
     def more(self) -> None:
         """Say that a block was received."""

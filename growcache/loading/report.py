@@ -38,11 +38,12 @@ class Report:
 
     Attributes:
         samples: delivered in the latest epoch.
-        new_samples: of these, in shards that this loader had not read before.
+        new_samples: of these, delivered for the first time by this loader.
         passes: passes over the cache begun so far.
         cache_samples: in the latest snapshot.
         reuse: delivered over distinct samples, since the loader was made.
-        reuse_recent: the same since the cache was last turned over.
+        reuse_recent: the same over the latest time in which the cache was turned over; before
+            the second such time has ended, since the loader was made.
         uses_max: of a sample.
         coverage_samples: distinct samples over the population; None while that is unknown.
         coverage_objects: objects with a delivered sample, over all objects; None likewise.
@@ -263,10 +264,7 @@ class Tally:
             return Report(wait_seconds=self._waited)
         uses = replace(self._gone)
         uses.add(self._delivered.values(), map(self._sizes.__getitem__, self._delivered))
-        delivered, distinct, _ = self._turn
-        recent = self._recent
-        if recent is None:
-            recent = _ratio(self._total - delivered, self._distinct - distinct)
+        reuse = _ratio(self._total, self._distinct)
         mean, oldest = _ages(self._facts)
         population, editions = self._facts.view.population_samples, self._facts.view.editions
         return Report(
@@ -274,8 +272,8 @@ class Tally:
             new_samples=self._new,
             passes=self._passes,
             cache_samples=self._cached,
-            reuse=_ratio(self._total, self._distinct),
-            reuse_recent=recent,
+            reuse=reuse,
+            reuse_recent=reuse if self._recent is None else self._recent,
             uses_max=uses.most,
             coverage_samples=min(1.0, self._distinct / population) if population else None,
             coverage_objects=(

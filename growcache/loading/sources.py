@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
 from growcache.loading.child import JOIN_SECONDS
-from growcache.loading.links import LAST, Failure, Halted, Item, Link
+from growcache.loading.links import Failure, Halted, Item, Link
 from growcache.loading.producer import Producer
 from growcache.loading.state import LoaderState, Mark
 
@@ -27,7 +27,8 @@ class Source(Protocol):
         kind: where it runs.
         delivered: where the consumer stands.
         waited: whether it had to wait for the latest block.
-        broken: whether nothing more can be received from it.
+        broken: whether nothing more comes, or something was lost: an interrupt may come when
+            it was received, and nothing was done about it.
     """
 
     kind: Kind
@@ -55,6 +56,9 @@ class Source(Protocol):
     def more(self) -> None:
         """Say that a block was received, so that another may be put."""
 
+    def done(self) -> None:
+        """Say that all was done about what was received, and more is to follow."""
+
     def end_pass(self, pass_number: int) -> None:
         """Say that a pass is over, and its lease wanted no more."""
 
@@ -74,12 +78,25 @@ class Queued:
 
     def __init__(self, wanted: int) -> None:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._link = Link(wanted, self._items.put)
+        self._link = Link(wanted, self._put)
+        self._made = self._done = 0  # items, by either side
         self._thread: threading.Thread | None = None
         self._delivered_at = -math.inf
         self._pid = os.getpid()
         self.waited = False
-        self.broken = False  # only by what was received, for that may be far behind the thread
+
+    @property
+    def broken(self) -> bool:
+        """Whether items are missing, or the last one came."""
+        return self._made > self._done + self._items.qsize()
+
+    def _put(self, item: Item) -> None:
+        self._made += 1  # first: who looks in between takes it for lost, which is harmless
+        self._items.put(item)
+
+    def done(self) -> None:
+        """Say that all was done about what was received."""
+        self._done += 1
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
@@ -124,7 +141,6 @@ class Queued:
         finally:
             self._link.waits = False
             self._delivered_at += time.monotonic() - began  # which is no part of the step
-        self.broken = isinstance(item, LAST)
         return item
 
     def more(self) -> None:
@@ -145,14 +161,13 @@ class ThreadSource(Queued):
 
     def __init__(self, wanted: int, make: Callable[[Link], Producer]) -> None:
         super().__init__(wanted)
-        self._link.put = self._put
         self.halted: LoaderState | None = None
         self._begin_thread(make(self._link).run)
 
     def _put(self, item: Item) -> None:
         if isinstance(item, Halted):
             self.halted = item.state
-        self._items.put(item)
+        super()._put(item)
 
     @property
     def making(self) -> tuple[float, float]:

@@ -9,7 +9,7 @@ made again from the state alone.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
@@ -93,6 +93,40 @@ class Mark(NamedTuple):
     pass_number: int
     position: int
     corrupt: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Places in passes, one behind the other.
+
+    By column, for a loop waits for the message that brings those of a block from another
+    process: as so many tuples they take eight times as long.
+
+    Attributes:
+        passes: number of the pass of each.
+        positions: of each.
+        corrupt: of each.
+    """
+
+    passes: list[int]
+    positions: list[int]
+    corrupt: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, marks: Iterable[Mark]) -> Self:
+        """Return these marks."""
+        made = cls([], [], [])
+        for mark in marks:
+            made.passes.append(mark.pass_number)
+            made.positions.append(mark.position)
+            made.corrupt.append(mark.corrupt)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[Mark]:
+        return map(Mark, self.passes, self.positions, self.corrupt)
 
 
 class Form(NamedTuple):

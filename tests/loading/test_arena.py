@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.errors import CacheError
+from growcache.loading import arena
 from growcache.loading.arena import Arena
 from growcache.loading.borrowed import Borrowed
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferPool, Bytes
@@ -243,6 +245,19 @@ def test_maps_and_descriptors_go_with_both_sides() -> None:
     assert (kept[4] == 5).all()
     kept.clear()
     assert (memory_files(), descriptors()) == before
+
+
+def test_a_buffer_that_cannot_be_made_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(descriptor: int, nbytes: int) -> Bytes:
+        raise CacheError("no room for another map")
+
+    monkeypatch.setattr(arena, "map_shared", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(CacheError):
+        Arena().allocate(SIZE, None)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_what_a_forked_child_sees_is_not_filled_again(ends: Ends) -> None:

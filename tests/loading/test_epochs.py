@@ -8,10 +8,12 @@ import gc
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,13 +29,16 @@ from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.links import Failure
 from growcache.loading.options import LoaderOptions
+from growcache.loading.process import ProcessSource
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.sources import Queued
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
 from tests.filled import open_leases
 from tests.ragged import ragged_cache
 
 MakeEngine = Callable[..., Engine]
+IsItem = Callable[[FrameType, str, Any], bool]
 
 
 def threads() -> list[str]:
@@ -141,6 +146,28 @@ def test_what_comes_while_an_epoch_lasts_is_in_the_next_one(
     cache.add(99, samples=100)
     assert sorted(first + ids(epoch)) == everything(*range(40), samples=100)
     assert sorted(ids(loader.epoch())) == everything(*range(40), 99, samples=100)
+
+
+def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
+    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So the thread is not through with the pass before the loop is.
+    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(producer, "MOST_AHEAD", 2)
+    cache.add(*range(40), samples=100)
+    loader = engine(cache, samples_per_epoch=400)
+    found: list[int] = []
+    for batch in itertools.chain(*(loader.epoch() for _ in range(3))):
+        found += batch["id"].tolist()
+        time.sleep(0.005)  # at this pace there is a second left
+    for _ in range(20):
+        time.sleep(0.02)  # what must not happen needs time to
+        assert len(open_leases(cache.root)) == 1
+    cache.add(99, samples=100)
+    found += itertools.chain(*(ids(loader.epoch()) for _ in range(7)))
+    assert sorted(found) == everything(*range(40), samples=100)
+    following = itertools.chain(*(ids(loader.epoch()) for _ in range(11)))
+    assert set(following) == set(everything(*range(40), 99, samples=100))
 
 
 def test_retired_shards_leave_and_maps_follow(cache: Any, engine: MakeEngine) -> None:
@@ -675,6 +702,84 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
         patch.setattr(Engine, "_count", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(made.epoch())
+    with pytest.raises(ZeroDivisionError):
+        list(made.epoch())
+
+
+def is_item_of_a_thread(frame: FrameType, event: str, argument: Any) -> bool:
+    """When the call returns that what a thread made is taken by."""
+    taken = event == "c_return" and argument.__name__ == "get"
+    return taken and frame.f_code is Queued.receive.__code__
+
+
+def is_item_of_a_process(frame: FrameType, event: str, argument: Any) -> bool:
+    """When what a process sent is returned."""
+    return event == "return" and frame.f_code is ProcessSource.receive.__code__
+
+
+def interrupted_epoch(made: Engine, is_item: IsItem, lost: int) -> int:
+    """Read until an item is lost; return in which epoch that is."""
+    left = [lost]
+
+    def interrupt(frame: FrameType, event: str, argument: Any) -> None:
+        if is_item(frame, event, argument):
+            left[0] -= 1
+            if not left[0]:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    for epoch in itertools.count():
+        running = made.epoch()
+        sys.setprofile(interrupt)
+        try:
+            for _ in running:
+                pass
+        except KeyboardInterrupt:
+            return epoch
+        finally:
+            sys.setprofile(None)
+    raise AssertionError
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("length", [None, 24])
+@pytest.mark.parametrize(
+    ("gather", "is_item"), [("thread", is_item_of_a_thread), ("process", is_item_of_a_process)]
+)
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
+def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
+    cache: Any,
+    engine: MakeEngine,
+    length: int | None,
+    gather: str,
+    is_item: IsItem,
+    lost: int,
+) -> None:
+    """Python looks for signals when a call returns: what that returned is lost."""
+    cache.add(0, 1, 2, 3)
+    through = engine(cache, samples_per_epoch=length)
+    expected = [ids(through.epoch()) for _ in range(9)]
+    made = engine(cache, samples_per_epoch=length, gather=gather)
+    begun = sum(interrupted_epoch(made, is_item, lost) + 1 for _ in range(2))
+    found: list[list[int]] = [[], [], []]
+    for epoch in found:
+        for batch in made.epoch():
+            epoch += batch["id"].tolist()
+            assert made.state.plan is not None
+    if length is None:  # a pass of which nothing was delivered begins anew
+        assert all(sorted(epoch) == everything(0, 1, 2, 3) for epoch in found)
+    else:  # what another goes on with is not over before something of it was delivered
+        assert found in (expected[begun:][:3], expected[begun - 1 :][:3])
+
+
+@pytest.mark.timeout(20)
+def test_an_error_that_an_interrupt_loses_comes_again(cache: Any, engine: MakeEngine) -> None:
+    def bad(batch: Batch) -> Batch:
+        raise ZeroDivisionError
+
+    cache.add(0)
+    made = engine(cache, batch_transform=bad)
+    assert interrupted_epoch(made, is_item_of_a_thread, 2) == 0
     with pytest.raises(ZeroDivisionError):
         list(made.epoch())
 

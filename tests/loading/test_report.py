@@ -162,6 +162,17 @@ def test_it_warns_once_where_a_turnover_takes_many_passes(
         assert len(warnings_of(caplog)) == 1
 
 
+def test_recent_reuse_is_that_since_the_beginning_where_nothing_leaves_the_cache(
+    cache: Filled, loader: EpochLoader
+) -> None:
+    cache.add(0, 1)
+    report = read(loader, 3)
+    assert (report.reuse, report.reuse_recent) == (3, 3)
+    cache.add(2)
+    report = read(loader, 1)
+    assert report.reuse_recent == report.reuse
+
+
 def test_it_does_not_warn_where_the_store_keeps_up(
     cache: Filled, loader: EpochLoader, caplog: pytest.LogCaptureFixture
 ) -> None:

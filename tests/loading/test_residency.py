@@ -160,6 +160,22 @@ def test_of_a_shard_that_was_in_memory_a_moment_ago_nobody_asks_again(
         assert asked[-2:] == [103.5, 103.5]
 
 
+def test_of_a_shard_that_goes_meanwhile_nothing_need_be_let_go(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease of a pass may be closed before its last windows are."""
+    monkeypatch.setattr(maps, "available_bytes", lambda: 0)
+    with snapshot.Snapshot.take(cache.root) as taken:
+        taken.enter([3])
+        taken.mapped(3)
+
+        def gone(*_: Any) -> list[Path]:
+            raise FileNotFoundError
+
+        monkeypatch.setattr(maps, "shard_files", gone)
+        taken.leave([3])
+
+
 def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
     monkeypatch.setattr(maps, "available_bytes", lambda: 0)
     with (

@@ -28,6 +28,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import (
     LoaderState,
     Mark,
+    Marks,
     PassPlan,
     PlannedShard,
     Rest,
@@ -517,6 +518,23 @@ def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> No
 
 
 # ----------------------------------------------------------------------- the value
+
+
+@given(
+    st.lists(
+        st.builds(
+            Mark,
+            st.integers(0, 1 << 40),
+            st.integers(0, 1 << 40),
+            st.lists(st.integers(0, 1 << 40), max_size=3).map(tuple),
+        ),
+        max_size=200,
+    )
+)
+def test_marks_travel_by_column(marks: list[Mark]) -> None:
+    sent = pickle.loads(pickle.dumps(Marks.of(marks), protocol=5))
+    assert (len(sent), list(sent)) == (len(marks), marks)
+    assert all(isinstance(mark, Mark) for mark in sent)
 
 
 def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:
