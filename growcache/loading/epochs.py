@@ -168,12 +168,26 @@ class Engine:
         if self._loaded is not None:  # broken off before the first batch: once more
             self.close()
         if self._source is not None and self._source.broken:
-            # Something was lost by an interrupt: another goes on behind what was delivered.
-            self._loaded = replace(self._behind_delivered(), next_epoch=self._next_epoch)
-            self.close()
+            self._replace_broken()
         if self._source is None:
             return self._start()
         return self._source
+
+    def _replace_broken(self) -> None:
+        """Have another source go on behind what was delivered, for of this one something was lost.
+
+        Raises:
+            CacheError: other ranks go on with what this one has lost.
+        """
+        self.close()
+        if self._options.ranks.share:
+            raise CacheError(
+                "an interrupt met a batch on its way here, and the other ranks go on without this "
+                "one; begin a new epoch on all ranks"
+            )
+        # What is left of a broken off pass is wanted no more, and may be evicted: it would be drawn anew.
+        self._bookmark.begin_epoch(self._next_epoch)
+        self._loaded = self._behind_delivered()
 
     def _forked(self) -> None:
         self._source, self._leaving, self._pid = None, None, os.getpid()

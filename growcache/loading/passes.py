@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,21 +34,6 @@ from growcache.loading.windows import OpenWindow, Piece
 OUTSIDE = (StoppedError, GrowcacheError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class Taker:
-    """The epoch that rows are taken for, and how far its consumer is.
-
-    Attributes:
-        ready: waits until the next snapshot may be taken; earlier it would only be older.
-        pause: waits so many seconds, or until the consumer is through with it; True ends it all.
-        passed_over: whether it is: what is taken for it is not read.
-    """
-
-    ready: Callable[[], None]
-    pause: Callable[[float], bool]
-    passed_over: Callable[[], bool]
-
-
 class Walk:
     """Rows in the order of the plans; used by one thread.
 
@@ -66,7 +50,9 @@ class Walk:
 
     Attributes:
         lost: planned rows before where it stands that could not be read.
-        taker: whom rows are taken for.
+        ready: waits until the next snapshot may be taken; earlier it would only be older.
+        pause: waits so many seconds, or until the consumer wants the next pass; True ends it all.
+        passed_over: whether the rows that are taken now are not read.
         position: where the consumer stands, or further on.
         heard: where it stands, or not so far.
         head_start: how many seconds it has, once it has ended a pass.
@@ -105,8 +91,9 @@ class Walk:
         self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
         self._letting_go: Ahead[None] | None = None
         self.lost = 0
-        self.taker = Taker(_at_once, stop.wait, _never)
-        self._took = self.taker  # the latest rows: a pass may serve several epochs
+        self.ready: Callable[[], None] = _at_once
+        self.pause: Callable[[float], bool] = stop.wait
+        self.passed_over: Callable[[], bool] = _never
         self.position: Callable[[], Mark] = _beyond
         self.heard: Callable[[], Mark] = _nowhere
         self.head_start: Callable[[], float] = float
@@ -142,7 +129,6 @@ class Walk:
         begun = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
         self._next_pass, self._pass, self._hurry = None, begun, False
-        self._took = self.taker
         self._on_pass(begun)
         self._enter(begun.first)
         return begun.plan
@@ -163,7 +149,6 @@ class Walk:
             StoppedError: the walk was asked to end.
         """
         self._close_through()  # what was taken before has been copied
-        self._took = self.taker
         pieces: list[Piece] = []
         window = self._window
         self._taken = [window.plan] if window and self._cursor < len(window) else []
@@ -290,13 +275,15 @@ class Walk:
                 closed.callback(begun.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
-        ready, left = self.taker.ready, self._left_rows()
+        ready, left = self.ready, self._left_rows()
+        # Where epochs are parts of passes, what becomes of one says nothing of the pass.
+        pause = self.pause if self._options.samples_per_epoch is None else self._stop.wait
         rows = 0 if self._pass is None else len(self._pass.plan)
 
         def prepare() -> OpenPass:
             ready()
             self._close_left()  # or there were three leases
-            self._timing.wait(rows, left, lambda s: self._took.pause(s), time.monotonic)
+            self._timing.wait(rows, left, pause, time.monotonic)
             before, began = left(), time.monotonic()
             begun = self._opener.open(number, min_samples)
             seconds = time.monotonic() - began
@@ -307,17 +294,17 @@ class Walk:
 
     def _left_rows(self) -> Callable[[], int]:
         """Return what tells the rows of the running pass that the consumer still has before it."""
-        running = self._pass
+        running, passed_over = self._pass, _never
         # Ranks wait for one another besides, and a fixed cache has nothing new.
         if running is None or self._options.fixed or self._options.ranks.share:
             return lambda: 0
         number, rows = running.number, len(running.plan)
         if self._options.samples_per_epoch is None:
-            rows = self._options.usable(rows)
+            rows, passed_over = self._options.usable(rows), self.passed_over
 
         def left() -> int:
             at = self.position()
-            if at.pass_number > number or self._took.passed_over() or self._hurry:
+            if at.pass_number > number or passed_over() or self._hurry:
                 return 0
             return rows if at.pass_number < number else max(0, rows - at.position)
 
@@ -354,7 +341,7 @@ class Walk:
         are copied; or in an earlier window, to leave this one.
         """
         running, taken = self._pass, list(self._taken)
-        if running is None or self._next_window is not None or self.taker.passed_over():
+        if running is None or self._next_window is not None or self.passed_over():
             return {}
         return {running.snapshot.lease.name: [n for plan in taken for n in plan.numbers]}
 

@@ -74,23 +74,29 @@ class ProcessSource:
 
     def receive(self, seconds: float | None = None) -> Item | None:
         """Return what comes next, None where nothing comes for so long."""
-        self.waited |= not self._child.wire.has_come(0)
-        if seconds is not None and not self._child.wire.has_come(seconds):
-            return None
-        self.broken = True  # an interrupt may come with half a message read, or a whole one
+        while True:
+            if not self._child.wire.has_come(0):
+                self.waited = True
+                if not self._child.wire.has_come(seconds):
+                    return None
+            self.broken = True  # an interrupt may come with half a message read, or a whole one
+            item = self._received()
+            if isinstance(item, Logged):
+                logging.getLogger(item.name).log(item.level, "%s", item.message)
+            elif isinstance(item, Block) and self._finish is not None:
+                return self._finish(item)
+            elif not isinstance(item, Ready):
+                return item
+            self.broken = False
+
+    def _received(self) -> Item | Logged | Ready:
         try:
-            while True:
-                item: Item | Logged | Ready = self._borrowed.receive(self._child.wire)
-                if isinstance(item, Logged):
-                    logging.getLogger(item.name).log(item.level, "%s", item.message)
-                elif isinstance(item, Block) and self._finish is not None:
-                    return self._finish(item)
-                elif not isinstance(item, Ready):
-                    return item
+            item: Item | Logged | Ready = self._borrowed.receive(self._child.wire)
         except EOFError as end:
             if self._child.closed:
                 return Failure(RuntimeError(CLOSED))
             return Died(self._child.why(end))
+        return item
 
     def done(self) -> None:
         """Say that all was done about what was received."""

@@ -34,7 +34,7 @@ from growcache.loading.links import (
 from growcache.loading.opening import OpenPass
 from growcache.loading.options import LoaderOptions
 from growcache.loading.packed import Packed
-from growcache.loading.passes import Taker, Walk
+from growcache.loading.passes import Walk
 from growcache.loading.ranks import Deal
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import Attempt, Missing, reopen
@@ -120,11 +120,9 @@ class Producer:
         walk.position, walk.heard = self._position, lambda: self._link.delivered
         walk.head_start = self._link.head_start
         for epoch in itertools.count(self._start.epoch):
-            walk.taker = Taker(
-                functools.partial(self._link.wait_begun, epoch),
-                functools.partial(self._link.pause, epoch),
-                functools.partial(self._abandoned, epoch),
-            )
+            walk.ready = functools.partial(self._link.wait_begun, epoch)
+            walk.pause = functools.partial(self._link.pause, epoch)
+            walk.passed_over = functools.partial(self._abandoned, epoch)
             self._book.begin_epoch(epoch)
             self._epoch(epoch, walk)
             self._book.end_epoch(epoch)

@@ -69,6 +69,32 @@ class Source(Protocol):
         """End it, from any thread; it frees its leases on the way out."""
 
 
+class Handover(queue.SimpleQueue[Item]):
+    """What one thread makes and another takes, which may lose of it what an interrupt meets.
+
+    Attributes:
+        made: items that were put.
+        done: items about which all was done.
+        halted: where their producer halted, if it did.
+    """
+
+    def __init__(self) -> None:
+        self.made = self.done = 0
+        self.halted: LoaderState | None = None
+
+    def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
+        """Put an item; counted first, for who looks in between should miss too many."""
+        self.made += 1
+        if isinstance(item, Halted):
+            self.halted = item.state
+        super().put(item)
+
+    @property
+    def misses(self) -> bool:
+        """Whether there are items that were taken, and not all was done about them."""
+        return self.made > self.done + self.qsize()
+
+
 class Queued:
     """What a thread of this process puts, and the consumer receives.
 
@@ -77,9 +103,8 @@ class Queued:
     """
 
     def __init__(self, wanted: int) -> None:
-        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._link = Link(wanted, self._put)
-        self._made = self._done = 0  # items, by either side
+        self._items = Handover()
+        self._link = Link(wanted, self._items.put)
         self._thread: threading.Thread | None = None
         self._delivered_at = -math.inf
         self._pid = os.getpid()
@@ -87,16 +112,12 @@ class Queued:
 
     @property
     def broken(self) -> bool:
-        """Whether items are missing, or the last one came."""
-        return self._made > self._done + self._items.qsize()
-
-    def _put(self, item: Item) -> None:
-        self._made += 1  # first: who looks in between takes it for lost, which is harmless
-        self._items.put(item)
+        """Whether an item was lost, or the last one came."""
+        return self._items.misses
 
     def done(self) -> None:
         """Say that all was done about what was received."""
-        self._done += 1
+        self._items.done += 1
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
@@ -161,13 +182,12 @@ class ThreadSource(Queued):
 
     def __init__(self, wanted: int, make: Callable[[Link], Producer]) -> None:
         super().__init__(wanted)
-        self.halted: LoaderState | None = None
         self._begin_thread(make(self._link).run)
 
-    def _put(self, item: Item) -> None:
-        if isinstance(item, Halted):
-            self.halted = item.state
-        super()._put(item)
+    @property
+    def halted(self) -> LoaderState | None:
+        """Where it halted; None: it goes on."""
+        return self._items.halted
 
     @property
     def making(self) -> tuple[float, float]:

@@ -172,14 +172,14 @@ class Wire:
             have += got
         return message
 
-    def has_come(self, seconds: float) -> bool:
-        """Wait for so long at most; return whether `receive` has something, if only the end."""
+    def has_come(self, seconds: float | None) -> bool:
+        """Wait for so long at most, or until `receive` has something, if only the end: True."""
         descriptor = self.fileno()
         if descriptor < 0:
             return True
         waiting = select.poll()  # unlike select.select it takes any number of descriptors
         waiting.register(descriptor, select.POLLIN)
-        return bool(waiting.poll(1000 * seconds))
+        return bool(waiting.poll(None if seconds is None else 1000 * seconds))
 
     def fileno(self) -> int:
         """Return the descriptor, for `select`."""

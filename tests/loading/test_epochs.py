@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.links import Failure
 from growcache.loading.options import LoaderOptions
 from growcache.loading.process import ProcessSource
+from growcache.loading.ranks import Ranks
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.sources import Queued
 from growcache.loading.windows import OpenWindow
@@ -160,12 +162,15 @@ def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
     for batch in itertools.chain(*(loader.epoch() for _ in range(3))):
         found += batch["id"].tolist()
         time.sleep(0.005)  # at this pace there is a second left
+    next(loader.epoch())  # what is left of it is gone, but not the pass
+    found += next(epoch := loader.epoch())["id"].tolist()
     for _ in range(20):
         time.sleep(0.02)  # what must not happen needs time to
         assert len(open_leases(cache.root)) == 1
     cache.add(99, samples=100)
-    found += itertools.chain(*(ids(loader.epoch()) for _ in range(7)))
-    assert sorted(found) == everything(*range(40), samples=100)
+    found += itertools.chain(ids(epoch), *(ids(loader.epoch()) for _ in range(5)))
+    assert len(found) == len(set(found)) == 3600
+    assert set(found) < set(everything(*range(40), samples=100))
     following = itertools.chain(*(ids(loader.epoch()) for _ in range(11)))
     assert set(following) == set(everything(*range(40), 99, samples=100))
 
@@ -750,26 +755,47 @@ def interrupted_epoch(made: Engine, is_item: IsItem, lost: int) -> int:
 def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     cache: Any,
     engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
     length: int | None,
     gather: str,
     is_item: IsItem,
     lost: int,
 ) -> None:
     """Python looks for signals when a call returns: what that returned is lost."""
+    monkeypatch.setattr(blocks, "batches_per_block", lambda *_, **__: 1)
     cache.add(0, 1, 2, 3)
     through = engine(cache, samples_per_epoch=length)
     expected = [ids(through.epoch()) for _ in range(9)]
+    through.close()  # or it would hold what is retired
     made = engine(cache, samples_per_epoch=length, gather=gather)
     begun = sum(interrupted_epoch(made, is_item, lost) + 1 for _ in range(2))
+    if length is None:
+        cache.retire(3)  # of which nothing would be drawn again
+        cache.add(4)
     found: list[list[int]] = [[], [], []]
     for epoch in found:
         for batch in made.epoch():
             epoch += batch["id"].tolist()
             assert made.state.plan is not None
     if length is None:  # a pass of which nothing was delivered begins anew
-        assert all(sorted(epoch) == everything(0, 1, 2, 3) for epoch in found)
+        assert sorted(found[-1]) == everything(0, 1, 2, 4)
     else:  # what another goes on with is not over before something of it was delivered
         assert found in (expected[begun:][:3], expected[begun - 1 :][:3])
+
+
+@pytest.mark.timeout(20)
+def test_a_rank_that_lost_a_batch_says_that_all_must_begin_anew(
+    cache: Any, engine: MakeEngine
+) -> None:
+    """It cannot go on alone: the others would not know its walk, nor wait for it."""
+    cache.add(0, 1)
+    first, second = (engine(cache, ranks=Ranks(rank, 2, rank, 2)) for rank in range(2))
+    with ThreadPoolExecutor(1) as other:
+        read = other.submit(lambda: ids(first.epoch()))
+        assert interrupted_epoch(second, is_item_of_a_thread, 2) == 0
+        with pytest.raises(CacheError, match="on all ranks"):
+            next(second.epoch())
+        assert len(read.result()) == 8
 
 
 @pytest.mark.timeout(20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import queue
 import threading
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.loading.links import EpochEnd, Item, Link
-from growcache.loading.sources import Queued
+from growcache.loading.sources import Handover, Queued
 from growcache.loading.state import Mark
 from growcache.loading.timing import (
     HEAD_START_SECONDS,
@@ -262,7 +261,7 @@ def test_the_step_is_from_one_delivery_to_the_next(monkeypatch: pytest.MonkeyPat
 def test_who_waits_for_a_block_is_in_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
 
-    class Slow(queue.SimpleQueue[Item]):
+    class Slow(Handover):
         def get(self, block: bool = True, timeout: float | None = None) -> Item:
             now[0] += 7.0
             return super().get(timeout=0)
