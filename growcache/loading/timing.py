@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 # The preparation may take so many times as long as the longest lately, and so much longer.
 MARGIN = 4.0
 SLACK_SECONDS = 0.05
+# Of long passes more, for a disk that others write to may stand still for half a second.
+SLACK_SHARE, MOST_SLACK_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 0.02
 KEPT = 6  # preparations, and paces, that are remembered
 FEW_LOOKS, RECENT_LOOKS = 5, 10  # that tell the present pace
@@ -32,17 +34,22 @@ def head_start(step_seconds: float) -> float:
     return min(HEAD_START_SECONDS, step_seconds / 2)
 
 
-def is_due(left_rows: int, rows_per_second: float, prepare_seconds: float | None) -> bool:
+def is_due(
+    left_rows: int, rows_per_second: float, prepare_seconds: float | None, pass_rows: int
+) -> bool:
     """Return whether it is time to prepare the next pass.
 
     Args:
         left_rows: of this pass, that the consumer has not had yet.
         rows_per_second: that it takes, at the fastest.
         prepare_seconds: that a preparation takes; None where that is not known.
+        pass_rows: all of this pass.
     """
     if prepare_seconds is None:
         return True
-    return left_rows <= rows_per_second * (MARGIN * prepare_seconds + SLACK_SECONDS)
+    slack = min(SLACK_SHARE * pass_rows, MOST_SLACK_SECONDS * rows_per_second)
+    slack = max(slack, SLACK_SECONDS * rows_per_second)
+    return left_rows <= MARGIN * prepare_seconds * rows_per_second + slack
 
 
 @dataclass(slots=True)
@@ -98,7 +105,7 @@ class Timing:
         self._note_pass(now, pass_rows, rows)
         known = max([min(self.passed), *self.paces])
         looks = deque([(now, rows)], maxlen=RECENT_LOOKS)
-        while rows and not is_due(rows, max(known, seen), self.prepare_seconds):
+        while rows and not is_due(rows, max(known, seen), self.prepare_seconds, pass_rows):
             if pause(LOOK_SECONDS):
                 return
             now, rows = clock(), left()

@@ -17,7 +17,9 @@ from growcache.loading.timing import (
     HEAD_START_SECONDS,
     LOOK_SECONDS,
     MARGIN,
+    MOST_SLACK_SECONDS,
     SLACK_SECONDS,
+    SLACK_SHARE,
     Timing,
     head_start,
     is_due,
@@ -27,25 +29,30 @@ seconds = st.floats(0.0001, 10)
 paces = st.floats(1, 1e7)
 
 
-@given(st.integers(0, 10**9), paces, seconds)
+@given(st.integers(0, 10**9), paces, seconds, st.integers(0, 10**9))
 def test_it_is_due_while_the_rest_lasts_longer_than_the_preparation(
-    left: int, pace: float, prepare: float
+    left: int, pace: float, prepare: float, more: int
 ) -> None:
-    lasts = left / pace
-    if not is_due(left, pace, prepare):
+    lasts, whole = left / pace, left + more
+    if not is_due(left, pace, prepare, whole):
         assert lasts > MARGIN * prepare + SLACK_SECONDS * 0.999
+        assert lasts > MARGIN * prepare + min(0.0199 * whole / pace, 0.999)
     elif left:
-        assert is_due(left - 1, pace, prepare)
-        assert is_due(left, 2 * pace, prepare)
-        assert is_due(left, pace, 2 * prepare)
-    assert is_due(0, pace, prepare)
+        assert is_due(left - 1, pace, prepare, whole)
+        assert is_due(left, 2 * pace, prepare, whole)
+        assert is_due(left, pace, 2 * prepare, whole)
+        assert is_due(left, pace, prepare, 2 * whole)
+        # It is not early by more than that.
+        slack = max(SLACK_SECONDS, min(MOST_SLACK_SECONDS, SLACK_SHARE * whole / pace))
+        assert lasts <= (MARGIN * prepare + slack) * 1.001
+    assert is_due(0, pace, prepare, whole)
 
 
 @given(st.integers(0, 10**9), paces)
 def test_nothing_is_known_of_the_first_preparation_so_it_is_due_at_once(
     left: int, pace: float
 ) -> None:
-    assert is_due(left, pace, None)
+    assert is_due(left, pace, None, left)
 
 
 class Consumer:
@@ -114,6 +121,18 @@ def test_a_long_epoch_takes_its_snapshot_near_the_end() -> None:
         before = consumer.left()
         consumer.pause(0.05)
         timing.learn(0.05, before - consumer.left(), 0.05)
+
+
+def test_of_a_pass_of_a_minute_it_is_taken_a_second_before_the_end() -> None:
+    timing, consumer = Timing(), Consumer(600_000, 100, 0.01)
+    timing.learn(1.0, 0, 0.005)
+    for _ in range(3):
+        consumer.begin()
+        timing.wait(consumer.rows, consumer.left, consumer.pause, consumer.clock)
+        assert 1 < consumer.left_seconds() < 1.5  # the pace is the fastest that was seen
+        before = consumer.left()
+        consumer.pause(0.005)
+        timing.learn(0.005, before - consumer.left(), 0.005)
 
 
 @pytest.mark.parametrize("looks", [0, 1, 20])
