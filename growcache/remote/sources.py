@@ -81,6 +81,19 @@ class Sources:
         own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
         return StoreReader(self._opened[number].store, own[0], tuple(own[1:]))
 
+    def others_answered(self, entry: Entry, since: float) -> bool:
+        """Return whether another key of the object's store could be read since then.
+
+        Args:
+            entry: an object that could not, as it was listed.
+            since: monotonic seconds.
+        """
+        number = owner(self._firsts, entry.store)
+        own = replace(entry, store=entry.store - self._firsts[number])
+        store = self._opened[number].store
+        assert isinstance(store, RemoteStore)
+        return store.others_answered(own, since)
+
     async def close(self) -> None:
         """Give connections and threads back."""
         for one in self._opened:

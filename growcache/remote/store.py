@@ -21,6 +21,7 @@ from growcache.errors import (
     StoreError,
     TransientStoreError,
 )
+from growcache.remote.evidence import Evidence
 from growcache.remote.retry import Patience
 from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
 from growcache.remote.urls import BUCKETS, SSH, WEB, Location, parse_url
@@ -234,6 +235,17 @@ class RemoteStore:
         self._on_bytes = on_bytes
         self._slots: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        by_client = {id(backend): Evidence() for backend in self._backends}
+        self._evidence = [by_client[id(backend)] for backend in self._backends]
+
+    def others_answered(self, entry: Entry, since: float) -> bool:
+        """Return whether another key of the object's store could be read since then.
+
+        Args:
+            entry: an object that could not.
+            since: monotonic seconds.
+        """
+        return self._evidence[entry.store].others_since(entry.key, since)
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
         """See `Store.read`."""
@@ -255,6 +267,7 @@ class RemoteStore:
                 f"{entry.key}: expected {stop - start} bytes at {start}, the store sent {found}; "
                 "the object was rewritten since it was listed"
             )
+        self._evidence[entry.store].answered(entry)
         if self._on_bytes is not None:
             self._on_bytes(found)
         return data

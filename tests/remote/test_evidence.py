@@ -1,0 +1,45 @@
+"""Whether a failure is one key's or the store's: what the last successful reads say."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.remote.evidence import Evidence
+from growcache.remote.store import Entry
+
+
+def entry(key: str) -> Entry:
+    return Entry(key, 1, None, None)
+
+
+def test_nothing_is_known_at_first() -> None:
+    evidence = Evidence()
+    assert not evidence.others_since("a", 0.0)
+    assert evidence.witnesses("a") == []
+
+
+def test_a_key_does_not_speak_for_itself() -> None:
+    evidence = Evidence()
+    evidence.answered(entry("a"))
+    assert not evidence.others_since("a", 0.0)
+    assert evidence.others_since("b", 0.0)
+
+
+def test_what_was_before_the_request_says_nothing() -> None:
+    evidence = Evidence()
+    evidence.answered(entry("a"))
+    assert not evidence.others_since("b", time.monotonic() + 1)
+    assert evidence.witnesses("b") == [entry("a")]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"))
+def test_as_if_all_reads_were_kept(reads: list[str], key: str) -> None:
+    evidence = Evidence()
+    for one in reads:
+        evidence.answered(entry(one))
+    assert evidence.others_since(key, 0.0) == any(one != key for one in reads)
+    if others := [one for one in reads if one != key]:
+        assert evidence.witnesses(key)[0] == entry(others[-1])
