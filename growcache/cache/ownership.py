@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from growcache.cache.files import Layout, entries_of, fsync_directory, remove_entry
@@ -121,5 +122,5 @@ def _refusal(layout: Layout, differing: list[str]) -> str:
     what = "; ".join(differing[:5]) or "its fingerprint"
     return (
         f"the cache {layout.root} holds samples of another configuration: {what}. "
-        "Choose another cache.path, or empty it with: growcache clear"
+        f"Choose another cache.path, or empty it with: growcache clear {shlex.quote(str(layout.root))}"
     )

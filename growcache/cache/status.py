@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import itertools
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -22,8 +23,10 @@ from growcache.cache.files import Layout, allocated, allocated_tree, write_atomi
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.leases import LeaseView, read_leases
 from growcache.cache.locks import holder, is_held
+from growcache.cache.processes import is_stopped
 from growcache.cache.wishes import REFUSED_META, pending, refused_of
 
+SILENT_SECONDS = 15.0  # a service tells its status twice a second
 TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
 State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"]
 
@@ -144,6 +147,7 @@ class Status:
         subsets: of the split; none without one, or while the source is being listed.
         sources: that are mixed; none where there is one, or while they are being listed.
         unmatched: objects that are left out for want of labels or partners (`source.on_missing`).
+        restart_for: settings that differ in the config file, and need a restart to take effect.
     """
 
     state: State = "stopped"
@@ -199,6 +203,7 @@ class Status:
     subsets: list[SubsetStatus] = field(default_factory=list)
     sources: list[SourceStatus] = field(default_factory=list)
     unmatched: int = 0
+    restart_for: list[str] = field(default_factory=list)
 
     def to_json(self) -> builtins.bytes:
         """Return the status as one JSON object."""
@@ -322,7 +327,35 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     pid = holder(layout.supervisor_lock).get("pid")
     if told.pid != pid:  # a supervisor that has only just started
         told = replace(_stopped(layout, told, leases), state="running", pid=pid)
+    stopped = told.host == socket.gethostname() and pid is not None and is_stopped(pid)
+    if silence := _silence(told, time.time(), stopped=stopped):
+        told = replace(
+            told,
+            state="waiting",
+            waiting_for=silence,
+            samples_per_second=0.0,
+            bytes_per_second=0.0,
+        )
     return told
+
+
+def _silence(told: Status, now: float, *, stopped: bool) -> str:
+    """Return what a service that tells nothing has to do first, in words; empty if it does tell.
+
+    Args:
+        told: its last status.
+        now: wall time.
+        stopped: whether its process is stopped by a signal.
+    """
+    if stopped:
+        return (
+            f"the service to go on: its process is stopped by a signal; let it go on with: "
+            f"kill -CONT {told.pid}"
+        )
+    seconds = now - told.updated_at if told.updated_at is not None else 0.0
+    if seconds < SILENT_SECONDS:
+        return ""
+    return f"the service to answer: pid {told.pid} on {told.host} has said nothing for {seconds:.0f} s"
 
 
 def _stopped(layout: Layout, told: Status, leases: Iterable[LeaseView]) -> Status:

@@ -77,6 +77,11 @@ class Catalog:
         self._complete = False
         self._writable = True
 
+    @property
+    def path(self) -> Path:
+        """Of its file."""
+        return self._path
+
     @classmethod
     def open(
         cls,

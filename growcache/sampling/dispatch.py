@@ -328,6 +328,11 @@ class Dispatcher:
         return self._drawing.population
 
     @property
+    def at_bound(self) -> bool:
+        """Whether the cache is kept at its bound, by eviction or for want of it."""
+        return self.landlord.at_bound or self.verdict.mood == "full"
+
+    @property
     def ramping(self) -> bool:
         """Whether shards are still smaller than later ones will be."""
         return self._book.next_new < RAMP_END

@@ -109,6 +109,9 @@ class Following:
         running: what the service goes by.
         adopt: told the new configuration; it may refuse with a ConfigError.
         wake: called from another thread when something stirs.
+
+    Attributes:
+        restart_for: settings that differ in the file, and need a restart to take effect.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Following:
         self._seen: _Signature = None
         self._seen_at = time.monotonic()
         self._taken: _Signature | str = "never"
+        self.restart_for: list[str] = []
         self._watch = watched(file.path.parent, self._stir)
 
     def stop(self) -> None:
@@ -164,6 +168,7 @@ class Following:
             config, others = merged(self._running, self._file.load())
         except ConfigError as error:
             return [f"the config is as it was: {_one_line(error)}"]
+        self.restart_for = others
         said = (
             [f"{path} changed: restart the service for {', '.join(others)}"] if others else []
         )

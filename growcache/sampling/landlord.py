@@ -25,7 +25,8 @@ class Landlord:
         self._bounds = bounds
         self._cache = cache
         self.evicts = evicts and bounds.eviction != "none"
-        self._turning = False  # whether room has run out, so that shards take others' places
+        # Whether room has run out, so that new shards take the place of old ones.
+        self.at_bound = False
         self._largest = 0  # bytes of a group of shards that asked for room
         self._filled = 0  # bytes of shards that came in this run
         self._filling = Rate()
@@ -102,7 +103,7 @@ class Landlord:
         short = nbytes - self._cache.room_for_shards()
         if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
             return
-        self._turning = True
+        self.at_bound = True
         self._clear(short, 0 if wished else self._bounds.min_uses)
 
     def make_room_for_listing(self, nbytes: int) -> None:
@@ -180,7 +181,7 @@ class Landlord:
         """
         now, cache, bounds = time.monotonic(), self._cache, self._bounds
         self._filling.note(now, self._filled)
-        if not (self._turning and self.evicts):
+        if not (self.at_bound and self.evicts):
             return
         totals = cache.totals()
         coming = max(0, cache.room_for_shards()) + self._going_bytes
@@ -248,7 +249,9 @@ class Landlord:
         return self._holders(always=wanted) or "samplers to finish what they are writing"
 
     def follow(self, bounds: CacheConfig) -> None:
-        """Go by these settings from now on."""
+        """Go by these settings from now on; a higher bound has room again."""
+        if int(bounds.max_bytes) > int(self._bounds.max_bytes):
+            self.at_bound = False
         self._bounds = bounds
 
     def unused(self) -> str:

@@ -97,6 +97,7 @@ class Overview:
         disk_full: bool,
         objects: int,
         unmatched: int,
+        restart_for: list[str],
     ) -> Status:
         """Return the status of this moment."""
         cache, totals = self._cache, self._cache.totals()
@@ -154,7 +155,7 @@ class Overview:
             last_errors=last_errors,
             worker_states=[] if stopped else self._workers(dispatcher, roster),
             sample_bytes=int(identity.sizes["sample_bytes"]) if identity else None,
-            full=dispatcher is not None and dispatcher.verdict.mood == "full",
+            full=dispatcher is not None and dispatcher.at_bound,
             complete=complete,
             ramping=dispatcher is not None and dispatcher.ramping,
             endless=endless,
@@ -162,6 +163,7 @@ class Overview:
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=unmatched,
+            restart_for=restart_for,
         )
 
     def _state(

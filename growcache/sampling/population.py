@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -60,9 +61,10 @@ class Population:
         if len(self._catalog) < edition.objects or (
             self._catalog.digest(edition.objects) != edition.digest
         ):
+            cache = shlex.quote(str(self._catalog.path.parent))
             raise CacheError(
                 f"the store's listing no longer begins with the {edition.objects:,} objects "
-                "that this cache was drawn from; empty it with: growcache clear"
+                f"that this cache was drawn from; empty it with: growcache clear {cache}"
             )
         parts = self.parts(edition.objects)
         return Span(edition.edition, parts, edition.first_group, edition.objects)

@@ -543,6 +543,7 @@ class Supervisor:
             disk_full=self._disk_full,
             objects=0 if endless else self._objects.listed,
             unmatched=self._objects.unmatched,
+            restart_for=self._following.restart_for if self._following else [],
         )
 
 

@@ -144,6 +144,9 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     if status.subsets:
         yield "split", _split(status)
     yield "trouble", _trouble(status)
+    if status.restart_for and status.state != "stopped":
+        keys = ", ".join(status.restart_for)
+        yield "config", Text(f"changed; restart the service for {keys}", style="yellow")
     if status.worker_states:
         yield "samplers", _workers(_renamed(status))
     yield "readers", _readers(status.leases)
@@ -166,7 +169,7 @@ def _meaning(status: Status, history: History | None) -> str:
         return f"samplers wait for {status.waiting_for}"
     if _starved(status):
         return "nothing has come from the store lately; samplers keep trying"
-    if status.state == "full" or status.evicted_samples:
+    if status.state == "full" or status.full:
         return "at its bound; " + _turning_over(status)
     return _filling(status, history)
 

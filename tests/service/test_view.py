@@ -104,7 +104,8 @@ def test_everything_that_matters_is_there() -> None:
         ({"state": "shrinking"}, "max_bytes was lowered"),
         ({"state": "stopped"}, "growcache run CONFIG"),
         ({"ramping": True, "evicted_samples": 0}, "first shards are small"),
-        ({"evicted_samples": 9}, "takes the place of an old one"),
+        ({"full": True}, "takes the place of an old one"),
+        ({"evicted_samples": 9}, "filling"),
         (
             {
                 "retired_shards": 3,

@@ -1,0 +1,1 @@
+"""Accidents of real life, each through the commands and front doors only."""

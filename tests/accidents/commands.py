@@ -1,0 +1,151 @@
+"""growcache as its users meet it: a config file, commands as processes, files on disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import yaml
+
+Values = Mapping[str, Any]
+
+
+def write_objects(folder: Path, count: int = 60, rows: int = 16, columns: int = 64) -> str:
+    """Write npy objects whose rows tell object and row; return the URL of all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        values = np.random.default_rng(number).random((rows, columns)).astype(np.float32)
+        values[:, 0], values[:, 1] = number, np.arange(rows)
+        np.save(folder / f"{number:05d}.npy", values)
+    return f"{folder}/*.npy"
+
+
+def write_config(path: Path, source: Values, **sections: Values) -> Path:
+    """Write a config with small defaults; the cache lies beside it, named as the config is."""
+    values: dict[str, dict[str, Any]] = {
+        "source": dict(source),
+        "sampling": {"workers": 1, "shard_samples": 16, "timeout_seconds": 10},
+        "cache": {"path": str(path.with_suffix("")), "max_bytes": "20MB", "min_free": 0},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    replace_text(path, yaml.safe_dump(values))
+    return path
+
+
+def edit_config(path: Path, **settings: Any) -> None:
+    """Change settings of a config file, named as ``section__key``, the way an editor does."""
+    values = yaml.safe_load(path.read_text())
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        values.setdefault(section, {})[key] = value
+    replace_text(path, yaml.safe_dump(values))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a new file in the place of another."""
+    other = path.with_name(path.name + ".new")
+    other.write_text(text)
+    other.rename(path)
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """Return the words that start a command of growcache."""
+    return [sys.executable, "-m", "growcache", *map(str, arguments)]
+
+
+def growcache(
+    *arguments: str | Path, seconds: float = 60, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        **options,
+    )
+
+
+class Running:
+    """``growcache run`` in the background, with what it wrote so far.
+
+    Attributes:
+        process: of the service.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
+        self.process = process
+        self._said = said
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._said.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+
+@contextmanager
+def running(config: Path, *arguments: str, **options: Any) -> Iterator[Running]:
+    """Run the service of a config; it does not outlive the block."""
+    said = config.with_name(config.name + f".{time.monotonic_ns()}.stderr")
+    with said.open("wb") as errors:
+        process = _spawn(config, arguments, errors, options)
+    try:
+        yield Running(process, said)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _spawn(
+    config: Path, arguments: tuple[str, ...], errors: IO[bytes], options: Mapping[str, Any]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command("run", config, *arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        start_new_session=True,
+        **options,
+    )
+
+
+def status(cache: Path) -> dict[str, Any]:
+    """Return ``growcache status --json``; an empty dict while there is no cache."""
+    done = growcache("status", cache, "--json")
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return found
+
+
+def wait_for_status(
+    cache: Path, holds: Callable[[dict[str, Any]], object], seconds: float = 60
+) -> dict[str, Any]:
+    """Return the first status for which something holds; fail where it does not in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = status(cache)
+        if found and holds(found):
+            return found
+        assert time.monotonic() < deadline, f"what was awaited did not come; the last: {found}"
+        time.sleep(0.05)
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
+    """Return once something holds; fail where it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "what was awaited did not happen"
+        time.sleep(0.05)
