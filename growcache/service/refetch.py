@@ -32,6 +32,7 @@ from growcache.errors import (
     ObjectMissingError,
     StoreError,
 )
+from growcache.plain import from_plain
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import open_sources
 from growcache.remote.store import Entry
@@ -108,7 +109,9 @@ def config_of(identity: Identity, root: Path) -> Config:
         place = sources.setdefault(number, {}) if section == "source" else values["sampling"]
         place[setting] = _fields(value) if setting == "fields" else value
     mixed = [sources[number] for number in sorted(sources, key=lambda n: int(n or 0))]
-    return load_config({**values, "source": mixed[0] if "" in sources else mixed})
+    return load_config(
+        {**from_plain(values), "source": from_plain(mixed[0] if "" in sources else mixed)}
+    )
 
 
 def _fields(values: Sequence[Sequence[Any]]) -> dict[str, Any]:
