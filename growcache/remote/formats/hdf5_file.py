@@ -138,7 +138,7 @@ _CALLS = threading.RLock()
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Collect no garbage meanwhile: an object of HDF5 in it would be closed by the same thread.
 
     h5py's lock lets that pass, and one more call in the middle of another confuses the library,
@@ -189,11 +189,11 @@ class RemoteFile:
         """Forget the open file."""
         file, self._file = self._file, None
         if file is not None:
-            with _undisturbed():
+            with undisturbed():
                 file.close()
 
     def _attempt(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
-        with _undisturbed():
+        with undisturbed():
             return self._looked(work)
 
     def _looked(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:

@@ -6,6 +6,7 @@ only what is left to it: the filters that it has built in, beside those that are
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -14,19 +15,25 @@ import numpy as np
 
 from growcache.errors import FormatError
 from growcache.remote.formats.chunks import Chunking
+from growcache.remote.formats.hdf5_file import undisturbed
 from growcache.remote.formats.hdf5_layout import Layout
 from growcache.schema import Array
 
-DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+DEFLATE, SHUFFLE, FLETCHER32, SCALE_OFFSET = 1, 2, 3, 6
 BY_LIBRARY = {4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
 OTHERS = {
     307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd",
     32026: "blosc2",
 }  # fmt: skip
 
+_NAMES = itertools.count()  # of files in memory
+
 
 def check_filters(layout: Layout, key: str) -> None:
     """Refuse a dataset whose filters only a plugin knows; plugins are never looked for.
+
+    Likewise one whose values the library would not give back here: without a fill value the
+    scale-offset filter has one value more to tell.
 
     Raises:
         FormatError: names the filter.
@@ -37,6 +44,11 @@ def check_filters(layout: Layout, key: str) -> None:
             raise FormatError(
                 f"{key}: dataset {layout.path} uses filter {code} ({name}), which HDF5 has not "
                 "built in; gzip, lzf, shuffle, fletcher32, scale-offset, n-bit and szip are read"
+            )
+        if code == SCALE_OFFSET and layout.no_fill:
+            raise FormatError(
+                f"{key}: dataset {layout.path} goes through the scale-offset filter and has no "
+                "fill value, of which the values cannot be told; write it again with one"
             )
 
 
@@ -53,7 +65,7 @@ def decode_chunk(data: memoryview, mask: int, layout: Layout, chunking: Chunking
         FormatError: it is damaged.
     """
     expected = chunking.chunk_bytes
-    if any(code in BY_LIBRARY for code, _, _ in layout.filters):
+    if layout.few_bits is not None or any(code in BY_LIBRARY for code, _, _ in layout.filters):
         return _by_library(data, mask, layout, chunking)
     for number in reversed(range(len(layout.filters))):
         code, _, values = layout.filters[number]
@@ -126,25 +138,49 @@ _UNDONE: dict[int, Callable[[memoryview, tuple[int, ...], int], memoryview]] = {
 
 
 def _by_library(data: memoryview, mask: int, layout: Layout, chunking: Chunking) -> Array:
-    """Let the library decode the chunk: as the only one of a file in memory."""
-    import h5py
+    """Let the library decode the chunk: as the only one of a file in memory.
 
-    found = np.empty(chunking.chunks, chunking.dtype)
-    origin = (0,) * len(chunking.chunks)
+    Not as one of the file that it is from, which says itself how its filters are set: the
+    library sets them anew here, by the shape and the type, and does not believe the file.
+    """
     try:
-        with h5py.File("chunk", "w", driver="core", backing_store=False) as file:
-            plist: Any = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            plist.set_chunk(chunking.chunks)
-            plist.set_fill_value(layout.fill)
-            for code, flags, values in layout.filters:
-                plist.set_filter(code, flags, values)
-            type_ = h5py.h5t.py_create(chunking.dtype, logical=True)
-            space = h5py.h5s.create_simple(chunking.chunks)
-            dataset = h5py.h5d.create(file.id, b"x", type_, space, plist)
-            dataset.write_direct_chunk(origin, bytes(data), mask)
-            dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, found)
+        with undisturbed():
+            return _decoded(bytes(data), mask, layout, chunking)
     except Exception as error:  # the library raises what damage makes it raise
         raise FormatError(
             f"a chunk cannot be decoded: {' '.join(str(error).split())}"
         ) from error
+
+
+def _decoded(data: bytes, mask: int, layout: Layout, chunking: Chunking) -> Array:
+    import h5py
+
+    found = np.empty(chunking.chunks, chunking.dtype)
+    type_ = h5py.h5t.py_create(chunking.dtype, logical=True)
+    if layout.few_bits is not None:
+        type_ = h5py.h5t.decode(layout.few_bits)
+    # HDF5 takes files of one name for one file, which cannot be made twice at a time.
+    name = f"growcache chunk {next(_NAMES)}"
+    with h5py.File(name, "w", driver="core", backing_store=False) as file:
+        space = h5py.h5s.create_simple(chunking.chunks)
+        plist = _filtered(mask, layout, chunking)
+        dataset = h5py.h5d.create(file.id, b"x", type_, space, plist)
+        dataset.write_direct_chunk((0,) * len(chunking.chunks), data)
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, found)
     return found
+
+
+def _filtered(mask: int, layout: Layout, chunking: Chunking) -> Any:
+    """Return how a chunk is stored: through those filters that made it smaller.
+
+    The library takes a mask of the others, too, but forgets it until the file is opened again.
+    """
+    import h5py
+
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk(chunking.chunks)
+    plist.set_fill_value(layout.fill)
+    for number, (code, flags, values) in enumerate(layout.filters):
+        if not mask >> number & 1:
+            plist.set_filter(code, flags, values)
+    return plist

@@ -41,6 +41,9 @@ class Layout:
         filters: that chunks went through, in order.
         strings: how those are stored, if it holds any.
         base: what addresses in the file count from.
+        few_bits: the type of numbers that do not fill their bytes, as HDF5 encodes types; None:
+            values are stored as NumPy has them.
+        no_fill: whether the file says that there is no fill value.
     """
 
     path: str
@@ -54,6 +57,8 @@ class Layout:
     filters: tuple[Filter, ...]
     strings: str | None
     base: int
+    few_bits: bytes | None = None
+    no_fill: bool = False
 
 
 def names_at_root(file: Any, key: str) -> list[str]:
@@ -168,7 +173,8 @@ def _described(file: Any, dataset: Any, path: str) -> Layout:
         raise FormatError(f"dataset {path} has external storage: its values are in other files")
     if dataset.shape is None:
         raise FormatError(f"dataset {path} is empty: it has no shape")
-    dtype, strings = _dtype(file, dataset, path)
+    chunked = kind == h5py.h5d.CHUNKED
+    dtype, strings = _dtype(file, dataset, path, chunked=chunked)
     inline = offset = None
     if kind == h5py.h5d.COMPACT:
         inline = _inline(dataset, strings, path)
@@ -179,14 +185,16 @@ def _described(file: Any, dataset: Any, path: str) -> Layout:
         path=path,
         shape=tuple(dataset.shape),
         dtype=dtype,
-        chunks=tuple(dataset.chunks) if kind == h5py.h5d.CHUNKED else None,
+        chunks=tuple(dataset.chunks) if chunked else None,
         offset=offset,
-        written=kind == h5py.h5d.CHUNKED and bool(dataset.id.chunk_iter(lambda _: True)),
+        written=chunked and bool(dataset.id.chunk_iter(lambda _: True)),
         inline=inline,
         fill=np.zeros((), dtype) if strings else _fill(plist, dtype),
         filters=_filters(plist),
         strings=strings,
         base=file.id.get_create_plist().get_userblock(),
+        few_bits=None if strings else _few_bits(dataset, dtype),
+        no_fill=plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED,
     )
 
 
@@ -210,8 +218,10 @@ def _inline(dataset: Any, strings: str | None, path: str) -> bytes:
     return bytes(np.ascontiguousarray(dataset[()]).tobytes())
 
 
-def _dtype(file: Any, dataset: Any, path: str) -> tuple[np.dtype[Any], str | None]:
-    """Return the dtype of the bytes as they are stored, and how strings are."""
+def _dtype(
+    file: Any, dataset: Any, path: str, *, chunked: bool
+) -> tuple[np.dtype[Any], str | None]:
+    """Return the dtype of the values, and how strings are stored."""
     import h5py
 
     type_ = dataset.id.get_type()
@@ -226,7 +236,8 @@ def _dtype(file: Any, dataset: Any, path: str) -> tuple[np.dtype[Any], str | Non
             return np.dtype(f"S{type_.get_size()}"), "spaces"
         return np.dtype(f"S{type_.get_size()}"), "zeros"
     dtype: np.dtype[Any] = dataset.dtype
-    if not is_numeric(dtype) or type_.get_size() != dtype.itemsize or not _same(type_, dtype):
+    known = _same(type_, dtype) or (chunked and _is_padded_number(type_))
+    if not is_numeric(dtype) or type_.get_size() != dtype.itemsize or not known:
         raise FormatError(
             f"dataset {path} has type {str(dtype)[:80]}; numbers, records of them and strings "
             "can be read"
@@ -241,6 +252,19 @@ def _same(type_: Any, dtype: np.dtype[Any]) -> bool:
     return bool(type_ == h5py.h5t.py_create(dtype, logical=True)) or bool(
         type_ == h5py.h5t.py_create(dtype)
     )
+
+
+def _is_padded_number(type_: Any) -> bool:
+    """Whether values are plain numbers, of which the library knows which bits count."""
+    import h5py
+
+    # Only these two classes: an enumeration, for instance, is an integer to h5py, too.
+    return type_.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT)
+
+
+def _few_bits(dataset: Any, dtype: np.dtype[Any]) -> bytes | None:
+    type_ = dataset.id.get_type()
+    return None if _same(type_, dtype) else bytes(type_.encode())
 
 
 HEAP_ID = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
