@@ -285,7 +285,9 @@ def test_what_peek_says(
     assert seen == set(documented)
     made = output("growcache peek cache --sample 1:0 --refetch --config growcache.yaml", capsys)
     shown("peek --refetch", made.replace(str(here), HOME), writes=write_tables)
-    told = as_json("growcache peek cache --sample 1:0 --refetch --config growcache.yaml --json", capsys)
+    told = as_json(
+        "growcache peek cache --sample 1:0 --refetch --config growcache.yaml --json", capsys
+    )
     assert hold(again, told) == set(again)
 
 
