@@ -69,7 +69,7 @@ class Loop:
 
     def _open(self, number: int) -> int:
         for key in self._keys if self._opens else self._keys[:1]:
-            self._take(key, number)
+            self._take(key, number % self._samples)
         return 0
 
     def _work(self, number: int, until: float) -> int:

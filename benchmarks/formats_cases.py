@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import formats_arrays as arrays
 from benchmarks import formats_records as records
 from benchmarks.formats_samples import CHANNELS, ROWS, Case
+from benchmarks.formats_small import small_cases
 
 ONE, SOME, MANY = 1024, 2048, 4096  # samples of an object: 16, 32 and 64 MiB
 WINDOW: dict[str, Any] = {"window": ROWS, "phase": "zero"}
@@ -88,5 +89,6 @@ CASES = {
             downloads=True,
             needs="lmdb",
         ),
+        *small_cases(),
     )
 }

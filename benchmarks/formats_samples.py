@@ -34,6 +34,9 @@ class Case:
         downloads: whether it downloads all objects first.
         goal: such that growcache is so many times as fast as the loop, at 50 ms.
         needs: the library that makes the objects, and reads them by hand.
+        count: of the objects that are made.
+        sample_bytes: of one.
+        amplification: bytes that may be fetched for each byte that holds a sample.
     """
 
     name: str
@@ -48,6 +51,9 @@ class Case:
     downloads: bool = False
     goal: float | None = None
     needs: str = "numpy"
+    count: int = 8
+    sample_bytes: int = SAMPLE_BYTES
+    amplification: float = 1.1
 
     @property
     def folder(self) -> str:

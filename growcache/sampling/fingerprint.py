@@ -13,7 +13,6 @@ import growcache.sampling.draws as draws
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.config import Config, SourceConfig
-from growcache.plain import to_plain
 from growcache.sampling.draws import Sizing
 from growcache.sampling.sizing import sizing_values
 from growcache.schema import Schema
@@ -57,16 +56,13 @@ def identify(
     parts |= {f"sampling.{name}": value for name, value in measured.items()}
     canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
     fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
-    return Identity(fingerprint, orjson.loads(canonical), schema, {**measured, **sizes})
+    return Identity(fingerprint, parts, schema, {**measured, **sizes})
 
 
 def wishes(config: Config) -> dict[str, Any]:
-    """Return the parts that the configuration alone gives, before anything is measured.
-
-    They are JSON values, as those are that a cache has kept, so that the two can be compared.
-    """
+    """Return the parts that the configuration alone gives, before anything is measured."""
     sampling = config.sampling
-    parts: dict[str, Any] = to_plain(
+    return (
         {
             "sampling.seed": sampling.seed,
             "sampling.order": sampling.order,
@@ -84,7 +80,6 @@ def wishes(config: Config) -> dict[str, Any]:
         | _sources(config)
         | _chosen(config)
     )
-    return parts
 
 
 def _sources(config: Config) -> dict[str, Any]:

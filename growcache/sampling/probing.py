@@ -11,6 +11,7 @@ from statistics import fmean
 
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import Measure, ObjectFormat, Visit, read_found
+from growcache.remote.formats.small import measured
 from growcache.remote.sources import Sources
 from growcache.sampling.fill import Filler
 from growcache.sampling.messages import Message, Permit, Stop
@@ -171,7 +172,7 @@ class Prober:
     async def _look_at_parts(self, one: Stop, wanted: int) -> Probed:
         """Look at parts of an object, each of which is one sample."""
         form, reader = self._format_of(one), self._sources.reader(one.entry, one.partners)
-        measure = await form.measure(reader)
+        measure = await measured(form, reader)
         if measure.together > 1:
             return await self._look_at_units(one, wanted, measure)
         parts = max(1, measure.samples)
@@ -194,9 +195,11 @@ class Prober:
         """Look at some samples of a chunk or row group, which costs as much as all of it."""
         parts = max(1, measure.samples // measure.together)
         samples: list[Sample] = []
-        for part in range(min(parts, LOOKS)):
+        # Some of a unit, then all of it: the user's code may pass over the first ones.
+        looks = [(part, take) for take in (LOOKS, None) for part in range(min(parts, LOOKS))]
+        for part, take in looks:
             stop = replace(one, part=part, parts=parts)
-            visited = await self._filler.visit(_permit(stop, LOOKS), stop, self._wish)
+            visited = await self._filler.visit(_permit(stop, take), stop, self._wish)
             if visited.hole is not None and not visited.samples:
                 raise FormatError(visited.hole)
             samples += visited.samples

@@ -187,7 +187,27 @@ def _samples_per_visit(
     # At most a quarter of a group: then four visits or more are dealt over its shards.
     shard = _samples_per_shard(config, record_bytes, ALIKE)
     most = min(shard, config.cache.max_samples or shard)
-    return max(1, min(measure.together, most))
+    return _affordable(config, record_bytes, max(1, min(measure.together, most)))
+
+
+def _affordable(config: Config, record_bytes: int, visit: int) -> int:
+    """Return as many samples of a visit as leave the shards that they are dealt over small enough.
+
+    That matters where the user says how many samples a shard has: of a group of many such shards
+    neither memory nor the bound may hold enough, and of one they would.
+    """
+    while visit > 1 and not _fits(config, record_bytes, visit):
+        visit //= 2
+    return visit
+
+
+def _fits(config: Config, record_bytes: int, visit: int) -> bool:
+    limit = int(config.cache.max_bytes)
+    group = group_shards(visit, limit)
+    samples = group * _samples_per_shard(config, record_bytes, group)
+    nbytes = samples * (record_bytes + SIDECAR_BYTES) + group * ROUNDING_BYTES
+    needed = budget.minimum_bytes(config.sampling.workers, nbytes + nbytes // 4)
+    return nbytes <= MOST_GROUP_BYTES and needed <= limit
 
 
 def _refuse_wish(config: Config, measure: Measure, form: str) -> None:

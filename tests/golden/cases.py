@@ -7,6 +7,7 @@ from typing import Any
 
 Values = dict[str, Any]
 ROWS: Values = {"url": "WEB/rows/*.npy", "format": "npy", "options": {"axis": 0}}
+ONE: Values = {"samples_per_object": 1}  # of a visit, though objects are small
 FIXED: Values = {"max_samples": 150, "eviction": "none"}
 
 
@@ -32,8 +33,8 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "npy rows": Case(ROWS),
-    "npy rows, cache npy": Case(ROWS, cache={"format": "npy"}, slow=True),
+    "npy rows": Case(ROWS, ONE),
+    "npy rows, cache npy": Case(ROWS, ONE, cache={"format": "npy"}, slow=True),
     "npy windows, several of a visit": Case(
         {**ROWS, "options": {"window": 2, "stride": 1}}, {"samples_per_object": 5}
     ),
@@ -41,7 +42,11 @@ CASES: dict[str, Case] = {
     "npy whole, ragged, cache npy": Case(
         {"url": "WEB/ragged/*.npy", "format": "npy"}, cache={"format": "npy"}
     ),
-    "npz rows": Case({"url": "WEB/npz/*.npz", "format": "npz", "options": {"axis": 0}}),
+    "npy rows of small objects": Case(ROWS, slow=True),
+    "npz rows of small objects": Case(
+        {"url": "WEB/npz/*.npz", "format": "npz", "options": {"axis": 0}}, slow=True
+    ),
+    "npz rows": Case({"url": "WEB/npz/*.npz", "format": "npz", "options": {"axis": 0}}, ONE),
     "raw windows, random phase": Case(
         {
             "url": "WEB/raw/*.dat",
@@ -56,8 +61,13 @@ CASES: dict[str, Case] = {
     ),
     "tar": Case({"url": "WEB/archives/*.tar", "format": "tar"}, slow=True),
     "parquet": Case({"url": "WEB/parquet/*.parquet", "format": "parquet"}, slow=True),
-    "hdf5 windows": Case(
+    "hdf5 windows of small objects": Case(
         {"url": "WEB/hdf5/*.h5", "format": "hdf5", "options": {"window": 4}}, slow=True
+    ),
+    "hdf5 windows": Case(
+        {"url": "WEB/hdf5/*.h5", "format": "hdf5", "options": {"window": 4}},
+        ONE,
+        slow=True,
     ),
     "zarr windows": Case(
         {"url": "WEB/zarr/*.zarr/signal/*", "format": "zarr", "options": {"window": 4}},
@@ -74,12 +84,13 @@ CASES: dict[str, Case] = {
         slow=True,
     ),
     "user's format": Case({"url": "WEB/rows/*.npy", "format": "golden_code:read"}, slow=True),
-    "replacement": Case(ROWS, {"order": "replacement"}, FIXED),
-    "max_samples": Case(ROWS, {"seed": 5}, FIXED, slow=True),
-    "weight_by objects": Case(ROWS, {"weight_by": "objects"}),
-    "strata": Case(ROWS, {"strata": {"by": r"(?P<stratum>sub-\d)"}}, FIXED),
+    "replacement": Case(ROWS, {**ONE, "order": "replacement"}, FIXED),
+    "max_samples": Case(ROWS, {**ONE, "seed": 5}, FIXED, slow=True),
+    "weight_by objects": Case(ROWS, {**ONE, "weight_by": "objects"}),
+    "strata": Case(ROWS, {**ONE, "strata": {"by": r"(?P<stratum>sub-\d)"}}, FIXED),
     "split": Case(
         ROWS,
+        ONE,
         split={"group": r"(?P<group>sub-\d+)", "fractions": {"a": 0.5, "b": 0.5}, "use": "a"},
     ),
     "labels": Case(
@@ -91,23 +102,26 @@ CASES: dict[str, Case] = {
                 "match": "name",
                 "columns": ["state", "score"],
             },
-        }
+        },
+        ONE,
     ),
     "fields": Case(
         {
             "fields": {"x": "WEB/pairs/x_{k}.npy", "y": "WEB/pairs/y_{k}.npy"},
             "format": "npy",
             "options": {"axis": 0},
-        }
+        },
+        ONE,
     ),
     "sources with weights": Case(
         [
             {**ROWS, "weight": 3},
             {"url": "WEB/late/*.npy", "format": "npy", "options": {"axis": 0}, "weight": 1},
         ],
-        cache=FIXED,
+        ONE,
+        FIXED,
     ),
-    "node 1 of 3": Case(ROWS, {"node": 1, "nodes": 3}),
-    "transform": Case(ROWS, {"transform": "golden_code:noisy"}),
-    "two editions": Case({**ROWS, "url": "WEB/grown/*.npy"}, grows=True),
+    "node 1 of 3": Case(ROWS, {**ONE, "node": 1, "nodes": 3}),
+    "transform": Case(ROWS, {**ONE, "transform": "golden_code:noisy"}),
+    "two editions": Case({**ROWS, "url": "WEB/grown/*.npy"}, ONE, grows=True),
 }

@@ -334,7 +334,7 @@ def test_rows_and_their_targets_are_samples(
     assert keys == {f"train_x_{k}.npy" for k in range(6)}
     found = read_status(tmp_path / "c")
     assert (found.complete, found.holes) == (True, 0)
-    assert (found.objects, found.unmatched, found.population) == (7, 1, 72)
+    assert (found.objects, found.unmatched) == (7, 1)
     assert refetched(tmp_path, capsys)[:2] == (0, "equal")
     partner = Path(sample_at(tmp_path / "c", "0:0").origin.key.replace("_x_", "_y_"))
     os.utime(partner, (0, 0))  # as with the first member, whatever it holds now

@@ -19,6 +19,7 @@ from growcache.remote.formats.objects import (
     Visit,
     read_found,
 )
+from growcache.remote.formats.small import Headed
 from growcache.schema import Sample
 from growcache.usercode import short
 
@@ -62,6 +63,9 @@ class JoinedFields:
                 f"source.fields: expected all to be read by range, or all whole, found {whole} to "
                 "be read whole; set axis, window or the like for all or none"
             )
+        self.headed = self.ranged and any(
+            isinstance(form, Headed) and form.headed for form in formats.values()
+        )
         self._chunked = self.ranged and any(
             isinstance(form, Chunked) for form in formats.values()
         )

@@ -80,7 +80,8 @@ class _Dataset:
             found = await self._contiguous(runs)
         if self.layout.strings is None:
             return [_truth(values) for values in found]
-        return [await read_strings(self._reader, self.layout, values) for values in found]
+        reader = self._file.around(self._reader)
+        return [await read_strings(reader, self.layout, values) for values in found]
 
     async def _contiguous(self, runs: Sequence[range]) -> list[Array]:
         offset, dtype, shape = self.layout.offset, self.layout.dtype, self._shape
@@ -90,7 +91,7 @@ class _Dataset:
         if offset + stored * shape[0] > self._reader.entry.size:
             raise self._damaged("it promises more than the object has")
         ranges = [(offset + run.start * stored, offset + run.stop * stored) for run in runs]
-        read = await fetch(self._reader, ranges)
+        read = await fetch(self._file.around(self._reader), ranges)
         return [
             np.frombuffer(data, dtype).reshape(len(run), *shape[1:])
             for data, run in zip(read, runs, strict=True)
@@ -100,7 +101,8 @@ class _Dataset:
         places = self._chunking.places(runs, self._reader.entry)
         written = await self._located(places) if self.layout.written else []
         self._check(at for _, at in written)
-        data = await fetch(self._reader, [(at, at + size) for _, (at, size, _) in written])
+        ranges = [(at, at + size) for _, (at, size, _) in written]
+        data = await fetch(self._file.around(self._reader), ranges)
 
         def assemble() -> list[Array]:
             decoded: dict[Place, Array | None] = dict.fromkeys(places)
@@ -206,7 +208,7 @@ class WholeDatasets:
 class DatasetRows:
     """An object is many samples along the first axis of its datasets."""
 
-    ranged = True
+    ranged = headed = True
     listed = True
     code_digest = None
 

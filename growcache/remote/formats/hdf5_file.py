@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import FormatError, GrowcacheError
 from growcache.remote.formats.objects import Reader
+from growcache.remote.formats.small import SMALL
 from growcache.remote.store import Entry
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCK = 1 << 13  # bytes; metadata is fetched in whole blocks
-HEAD = 1 << 16  # bytes at the start, which hold all there is to know of most files
+HEAD = SMALL  # bytes at the start, which hold all there is to know of most files
 MOST_AHEAD = 7  # doublings of what is fetched where one question leads to the next
 MOST_TURNS = 100  # requests after another for one question
 MOST_READ = 1 << 24  # bytes that the library may ask for at once
 MOST_IMAGE = 1 << 26  # bytes of metadata that are kept, of all files together
-MOST_OPEN = 64  # files
+MOST_OPEN = 64  # files; of others the metadata is still here
 
 _NEEDED = re.compile(r"([0-9]+) bytes required")
 
@@ -124,6 +125,14 @@ class Image(io.RawIOBase):
         """Return the numbers of the blocks that are not here."""
         return [number for number in _blocks(start, stop) if number not in self._blocks]
 
+    def held(self, start: int, stop: int) -> bytes | None:
+        """Return the bytes [start, stop) if all of them are here; else None."""
+        if stop > self.size or self.absent(start, stop):
+            return None
+        blocks = b"".join(self._blocks[number] for number in _blocks(start, stop))
+        first = start // BLOCK * BLOCK
+        return blocks[start - first : stop - first]
+
     def put(self, number: int, data: memoryview) -> None:
         """Keep bytes, from the start of a block on."""
         for at in range(0, len(data), BLOCK):
@@ -155,6 +164,21 @@ def undisturbed() -> Iterator[None]:
                 gc.enable()
 
 
+class _Around:
+    """A `Reader` of a file of which some bytes are here."""
+
+    def __init__(self, remote: Reader, image: Image) -> None:
+        self.entry, self.source, self.find = remote.entry, remote.source, remote.find
+        self._remote = remote
+        self._image = image
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """See `Reader.read`."""
+        end = self.entry.size if stop is None else stop
+        here = self._image.held(start, end)
+        return await self._remote.read(start, stop) if here is None else here
+
+
 class RemoteFile:
     """One HDF5 file, and what was fetched of its metadata."""
 
@@ -184,6 +208,10 @@ class RemoteFile:
                 break
             await self._fetch(reader, missing, turn)
         raise FormatError(f"{self._key}: its metadata is scattered over too much of the file")
+
+    def around(self, reader: Reader) -> Reader:
+        """Return what reads the file, but for what has come with its metadata."""
+        return _Around(reader, self.image)
 
     def close(self) -> None:
         """Forget the open file."""
@@ -273,6 +301,7 @@ class RemoteFiles:
         # One thread: HDF5 runs one call at a time in any case.
         self._thread = ThreadPoolExecutor(1, "growcache-hdf5")
         self._files: OrderedDict[Entry, RemoteFile] = OrderedDict()
+        self._open: OrderedDict[Entry, RemoteFile] = OrderedDict()
         # HDF5 closes what is open when the process ends, which is too late for files in Python.
         weakref.finalize(self, _close_all, self._files)
 
@@ -281,15 +310,23 @@ class RemoteFiles:
         file = self._files.get(entry)
         if file is None:
             file = self._files[entry] = RemoteFile(entry, self._thread)
+            self._forget()
         self._files.move_to_end(entry)
-        while len(self._files) > 1 and self._too_many():
-            _, oldest = self._files.popitem(last=False)
+        self._open[entry] = file
+        self._open.move_to_end(entry)
+        while len(self._open) > MOST_OPEN:
+            _, oldest = self._open.popitem(last=False)
             self._thread.submit(oldest.close)
         return file
 
-    def _too_many(self) -> bool:
+    def _forget(self) -> None:
+        """Let go of what was fetched of files that were not used for longest, beyond the bound."""
         held = sum(file.image.nbytes for file in self._files.values())
-        return len(self._files) > MOST_OPEN or held > MOST_IMAGE
+        while len(self._files) > 1 and held > MOST_IMAGE:
+            entry, oldest = self._files.popitem(last=False)
+            held -= oldest.image.nbytes
+            self._open.pop(entry, None)
+            self._thread.submit(oldest.close)
 
 
 def _close_all(files: OrderedDict[Entry, RemoteFile]) -> None:

@@ -21,6 +21,7 @@ from growcache.remote.formats.objects import (
     refuse_unknown,
 )
 from growcache.remote.formats.rows import Grid, Rows, grid_of, native_order, read_samples
+from growcache.remote.formats.small import Fetched, is_fetched_whole
 from growcache.remote.store import Entry
 from growcache.schema import Sample
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _OPTIONS = ("axis", "window", "stride", "edge", "phase")
 _MAGIC = b"\x93NUMPY"
 _PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
+_LEAST_PROBE = 128  # bytes; the shortest header that NumPy writes now
 _MOST_EMPTY_ROWS = 1 << 16  # so many cost an object no byte, and its reader memory
-_SMALL = 1 << 16  # bytes; such an object is fetched whole rather than in two requests
 _LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
 _KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a header that is kept, and of all of them
 # Plain numbers only, checked before NumPy sees the text: it would build records of any size.
@@ -97,7 +98,7 @@ class ArrayRows:
         grid: which rows are samples.
     """
 
-    ranged = True
+    ranged = headed = True
     listed = True
     code_digest = None
 
@@ -105,10 +106,11 @@ class ArrayRows:
         self.grid = grid
         # A second visit to an object is then a single request.
         self._known: Asked[Entry, Rows] = Asked(_KNOWN_BYTES)
+        self._probe = _PROBE
 
     async def measure(self, reader: Reader) -> Measure:
         """See `ObjectFormat.measure`."""
-        reader, rows = await self._located(reader)
+        rows = await self._located(reader)
         if not rows.row_bytes:
             raise FormatError(
                 f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
@@ -118,38 +120,30 @@ class ArrayRows:
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`."""
-        reader, rows = await self._located(reader)
-        return await read_samples(reader, rows, self.grid, visit)
+        if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
+            reader = Fetched(reader, await reader.read())
+        return await read_samples(reader, await self._located(reader), self.grid, visit)
 
-    async def _located(self, reader: Reader) -> tuple[Reader, Rows]:
-        entry = reader.entry
-        if entry.size <= _SMALL and self._known.known(entry) is None:
-            reader = _Fetched(reader, await reader.read())
-
+    async def _located(self, reader: Reader) -> Rows:
         async def ask() -> tuple[Rows, int]:
-            return rows_of(await read_header(reader), entry), _KNOWN
+            header = await read_header(reader, self._probe)
+            self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
+            return rows_of(header, reader.entry), _KNOWN
 
-        return reader, await self._known.get(entry, ask)
-
-
-class _Fetched:
-    """A `Reader` of an object that is in memory."""
-
-    def __init__(self, remote: Reader, data: Buffer) -> None:
-        self.entry, self.source, self.find = remote.entry, remote.source, remote.find
-        self._data = memoryview(data)
-
-    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        return self._data[start:stop]
+        return await self._known.get(reader.entry, ask)
 
 
-async def read_header(reader: Reader) -> Header:
+async def read_header(reader: Reader, probe: int = _PROBE) -> Header:
     """Return the header of an object, mostly by one small read.
+
+    Args:
+        reader: of the object.
+        probe: bytes that the header is thought to have; no result depends on it.
 
     Raises:
         FormatError: not an ``.npy`` file of numbers, or shorter than it says.
     """
-    head = await reader.read(0, _PROBE)
+    head = await reader.read(0, probe)
     if (end := header_end(head, reader.entry)) > memoryview(head).nbytes:
         head = await reader.read(0, end)
     return parse_header(head, reader.entry)

@@ -23,6 +23,7 @@ from growcache.remote.formats.rows import (
     read_starts,
     wanted_starts,
 )
+from growcache.remote.formats.small import Fetched, is_fetched_whole
 from growcache.remote.formats.zips import STORED, Member, data_start
 from growcache.remote.store import Entry
 from growcache.schema import Array, Sample
@@ -86,7 +87,7 @@ class ArchiveOfRows:
 class RangedRows:
     """The same, of arrays that are not compressed: rows are read by byte range."""
 
-    ranged = True
+    ranged = headed = True
     listed = True
     code_digest = None
 
@@ -107,6 +108,8 @@ class RangedRows:
 
     async def read(self, reader: Reader, visit: Visit) -> list[tuple[Sample, int, int]]:
         """See `ObjectFormat.read`."""
+        if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
+            reader = Fetched(reader, await reader.read())
         located = await self._located(reader)
         starts = wanted_starts(reader, _sum(located), self._grid, visit)
         each = (read_starts(reader, rows, self._grid, starts) for rows in located.values())
