@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from growcache.cache.beside import read_editions, read_issued
+from growcache.cache.beside import (
+    deferrals_of,
+    read_deferrals,
+    read_editions,
+    read_issued,
+)
 from growcache.cache.files import Layout, number_of
 from growcache.cache.findings import Finding
 from growcache.cache.identity import Identity, read_identity
@@ -49,6 +54,17 @@ def editions_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:
     elif found[: len(known)] != known:
         text = f"{layout.editions}: expected {len(known)} editions as in the index"
         yield Finding("error", None, f"{text}, found {len(found)} others", mendable=True)
+
+
+def deferrals_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:
+    """Yield what is wrong with the record of what was set aside."""
+    # The file may be one change ahead of the index, which is told of it afterwards.
+    found, known = read_deferrals(layout), deferrals_of(contents.meta)
+    if found is None:
+        yield Finding("error", None, f"{layout.deferrals} is damaged", mendable=True)
+    elif found.serial < known.serial or (found.serial == known.serial and found != known):
+        text = f"{layout.deferrals}: expected {known.size} visits set aside, as in the index"
+        yield Finding("error", None, f"{text}, found {found.size} others", mendable=True)
 
 
 def issued_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:

@@ -1,19 +1,20 @@
 """What lies beside the shards, so that a lost index is made again and draws nothing twice.
 
 The supervisor writes these small files, each before what it counts: the editions of the
-listing, and the highest group that a permit was ever given out for.
+listing, the highest group that a permit was ever given out for, and which visits were set aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from growcache.cache.deferrals import Deferrals
 from growcache.cache.files import Layout, write_atomic
 from growcache.cache.guarded import guarded, unguarded
 from growcache.cache.index import Contents, Edition
 
-EDITIONS, ISSUED = "editions", "issued"
+EDITIONS, ISSUED, DEFERRALS = "editions", "issued", "deferrals"
 
 
 def write_editions(layout: Layout, editions: Iterable[Edition]) -> None:
@@ -48,6 +49,27 @@ def read_issued(layout: Layout) -> int | None:
         return None
 
 
+def write_deferrals(layout: Layout, deferrals: Deferrals) -> None:
+    """Keep the record of what was set aside beside the index too."""
+    write_atomic(layout.deferrals, guarded({DEFERRALS: deferrals.to_values()}))
+
+
+def read_deferrals(layout: Layout) -> Deferrals | None:
+    """Return the record of what was set aside; None where it is damaged."""
+    try:
+        return Deferrals.from_values(unguarded(layout.deferrals.read_bytes())[DEFERRALS])
+    except FileNotFoundError:
+        return Deferrals()
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def deferrals_of(meta: Mapping[str, Any]) -> Deferrals:
+    """Return the record of what was set aside, as an index notes it."""
+    values = meta.get(DEFERRALS)
+    return Deferrals() if values is None else Deferrals.from_values(values)
+
+
 def write_beside(
     layout: Layout, editions: Sequence[Edition], issued: int | None, contents: Contents
 ) -> None:
@@ -61,7 +83,11 @@ def write_beside(
     """
     if read_editions(layout) != editions:
         write_editions(layout, editions)
-    last = max([-1 if issued is None else issued, *(row.group for row in contents.rows)])
+    deferrals = deferrals_of(contents.meta)
+    if read_deferrals(layout) != deferrals:
+        write_deferrals(layout, deferrals)
+    groups = (*deferrals.numbers, *(row.group for row in contents.rows))
+    last = max([-1 if issued is None else issued, *groups])
     if last != (-1 if not layout.issued.exists() else issued):
         write_issued(layout, last)
 

@@ -23,6 +23,7 @@ class Budget:
         samples: while the index is smaller it also has a row per sample.
         kept_deleted: rows of deleted shards that are kept one by one.
         kept_history: records of the history.
+        deferred: visits that the record of what was set aside may speak of.
     """
 
     total: int
@@ -32,6 +33,7 @@ class Budget:
     samples: int
     kept_deleted: int
     kept_history: int
+    deferred: int
 
 
 def fixed_budget(max_bytes: int) -> Budget:
@@ -45,6 +47,7 @@ def fixed_budget(max_bytes: int) -> Budget:
         samples=total // 4,
         kept_deleted=total // 10_000,
         kept_history=total // 8_000,
+        deferred=total // 300,
     )
 
 

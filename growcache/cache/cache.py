@@ -26,6 +26,7 @@ from typing import Any
 
 from growcache.cache.clearing import finish_clearing
 from growcache.cache.commits import Commits
+from growcache.cache.deferrals import Deferrals
 from growcache.cache.evicting import Evictor
 from growcache.cache.eviction import Candidate
 from growcache.cache.facts import Facts
@@ -185,6 +186,24 @@ class Cache:
     def add_edition(self, edition: Edition) -> None:
         """Record the next edition, durably; the listing it counts must be so already."""
         self._facts.add_edition(edition)
+
+    @property
+    def deferrals(self) -> Deferrals:
+        """Which visits were set aside, and which groups make up for them."""
+        return self._facts.deferrals
+
+    @property
+    def most_deferred(self) -> int:
+        """How many places `deferrals` may speak of."""
+        return self._room.budget.deferred
+
+    def set_deferrals(self, deferrals: Deferrals) -> None:
+        """Record this durably, before the commit or the issue that relies on it.
+
+        Raises:
+            CacheFullError: no room on the disk; the record is as it was.
+        """
+        self._facts.set_deferrals(deferrals)
 
     @property
     def issued(self) -> int:

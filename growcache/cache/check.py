@@ -15,6 +15,7 @@ import google_crc32c
 import numpy as np
 
 from growcache.cache.aside import (
+    deferrals_finding,
     editions_finding,
     identities,
     issued_finding,
@@ -22,6 +23,7 @@ from growcache.cache.aside import (
     litter,
 )
 from growcache.cache.beside import editions_of
+from growcache.cache.deferrals import Told
 from growcache.cache.files import Layout, shard_parts
 from growcache.cache.findings import Finding
 from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
@@ -102,6 +104,7 @@ def survey(layout: Layout, on_shard: OnShard | None, *, stopped: bool) -> Survey
     }
     findings += _about_shards(spoilt if stopped else _still_live(layout, rows, spoilt))
     findings += editions_finding(layout, contents)
+    findings += deferrals_finding(layout, contents)
     findings += issued_finding(layout, contents)
     findings += lease_findings(layout)
     if stopped:
@@ -262,6 +265,7 @@ def _seen(
     whole: dict[int, StockRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []
+    told: list[Told] = []
     for number, found in examined.items():
         sidecar = found.sidecar
         if sidecar is None or problems[number]:
@@ -275,4 +279,5 @@ def _seen(
             continue
         whole[number] = row_of(layout, sidecar, seq=0, drawn_at=drawn_at)
         table = max(table, editions_of(sidecar.editions), key=len)
-    return Seen(whole, frozenset(damaged), tuple(table))
+        told += [sidecar.told] if sidecar.told else []
+    return Seen(whole, frozenset(damaged), tuple(table), tuple(told))

@@ -40,7 +40,14 @@ def finish_clearing(layout: Layout) -> None:
 def _all(layout: Layout) -> Iterator[Path]:
     """Yield the index first: readers see all of the cache, or that it is gone."""
     yield from (layout.index, *layout.root.glob(f"{layout.index.name}-*"), layout.identity)
-    yield from (layout.editions, layout.issued, layout.catalog, layout.ballast, layout.status)
+    yield from (
+        layout.editions,
+        layout.deferrals,
+        layout.issued,
+        layout.catalog,
+        layout.ballast,
+        layout.status,
+    )
     for directory in (layout.shards, layout.incoming, layout.leases):
         if directory.is_dir():
             yield from entries_of(directory)

@@ -6,7 +6,15 @@ from typing import Any
 
 from growcache.cache import ownership
 from growcache.cache.ballast import full_disk_named
-from growcache.cache.beside import read_issued, write_editions, write_issued
+from growcache.cache.beside import (
+    DEFERRALS,
+    deferrals_of,
+    read_issued,
+    write_deferrals,
+    write_editions,
+    write_issued,
+)
+from growcache.cache.deferrals import Deferrals
 from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index import Edition
@@ -23,6 +31,7 @@ class Facts:
         issued: the highest group that a permit was ever issued for; -1 if none.
         complete: whether the whole population is cached.
         editions: the recorded editions, in order.
+        deferrals: which visits were set aside, and which groups make up for them.
     """
 
     def __init__(self, layout: Layout, ledger: Ledger) -> None:
@@ -35,7 +44,9 @@ class Facts:
         index = self._ledger.index
         # What is committed was issued, even where the file that says so is lost.
         noted = read_issued(self._layout)
-        self.issued = max(-1 if noted is None else noted, index.last_group())
+        self.deferrals = deferrals_of({DEFERRALS: index.meta(DEFERRALS)})
+        known = (index.last_group(), *self.deferrals.numbers[-1:])
+        self.issued = max(-1 if noted is None else noted, *known)
         self.complete = bool(index.meta("complete", False))
         self.editions = index.editions()
         self._population = (index.meta("population"), index.meta("population_samples"))
@@ -68,10 +79,12 @@ class Facts:
 
     def _forget(self) -> None:
         """Follow what `ownership` did on disk."""
-        self._layout.editions.unlink(missing_ok=True)
+        for path in (self._layout.editions, self._layout.deferrals):
+            path.unlink(missing_ok=True)
         self._ledger.write(lambda: mark_initialised(self._ledger.index))
         self.identity, self.issued, self.complete = None, -1, False
         self.editions, self._population = [], (None, None)
+        self.deferrals = Deferrals()
 
     def add_edition(self, edition: Edition) -> None:
         """Record the next edition, durably."""
@@ -79,6 +92,14 @@ class Facts:
             write_editions(self._layout, [*self.editions, edition])
         self._ledger.write(lambda: self._ledger.index.insert_edition(edition))
         self.editions.append(edition)
+
+    def set_deferrals(self, deferrals: Deferrals) -> None:
+        """Record, durably, what was set aside: before the commit or the issue that relies on it."""
+        with full_disk_named(str(self._layout.deferrals)):
+            write_deferrals(self._layout, deferrals)
+        values = deferrals.to_values()
+        self._ledger.write(lambda: self._ledger.index.set_meta(DEFERRALS, values))
+        self.deferrals = deferrals
 
     def issue(self, group: int) -> None:
         """Note, durably, that a permit for the group is about to be given out."""

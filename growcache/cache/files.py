@@ -73,6 +73,7 @@ class Layout:
     identity = _Place("identity.json")
     issued = _Place("issued")
     editions = _Place("editions.json")
+    deferrals = _Place("deferrals.json")
     ballast = _Place("ballast")
     status = _Place("status.json")
     clearing = _Place("clearing")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from growcache.cache.beside import longest, read_editions, read_issued, write_beside
+from growcache.cache.beside import (
+    longest,
+    read_deferrals,
+    read_editions,
+    read_issued,
+    write_beside,
+)
+from growcache.cache.deferrals import newest
 from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import Identity, read_identity, write_identity
 from growcache.cache.index import Contents, Index, ShardState, StockRow
@@ -94,7 +101,9 @@ def rebuild(layout: Layout, index: Index, write: Write, identity: Identity | Non
     editions = longest([read_editions(layout) or [], seen.editions])
     noted = read_issued(layout)
     old = Contents(meta={"claim": index.meta("claim")} if index.meta("claim") else {})
-    made = remade(old, seen, identity, editions, -1 if noted is None else noted)
+    issued = -1 if noted is None else noted
+    deferrals = newest([read_deferrals(layout)]) or seen.deferrals(issued)
+    made = remade(old, seen, identity, editions, deferrals, issued)
     write_beside(layout, editions, noted, made)
     write(lambda: index.replace(made))
 
@@ -114,7 +123,7 @@ def _heal_identity(layout: Layout, index: Index) -> None:
 
 def _forget(layout: Layout) -> None:
     """Remove what nobody can vouch for, and no shard needs."""
-    for path in (layout.editions, layout.issued):
+    for path in (layout.editions, layout.deferrals, layout.issued):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)
 

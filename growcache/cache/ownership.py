@@ -111,7 +111,7 @@ def start_afresh(layout: Layout, index: Index) -> None:
     Files go first: a crash in between leaves rows of empty shards without a sidecar,
     which the next start takes off the index.
     """
-    own = (layout.identity, layout.issued, layout.editions)
+    own = (layout.identity, layout.issued, layout.editions, layout.deferrals)
     for path in (*own, *entries_of(layout.shards)):
         remove_entry(path)
     with index.transaction():

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from growcache.cache.beside import editions_of
+from growcache.cache.beside import DEFERRALS, editions_of
+from growcache.cache.deferrals import Deferrals, Told, from_shards
 from growcache.cache.files import Layout, allocated_tree, number_of, shard_parts
 from growcache.cache.formats import CACHE_FORMATS, open_shard
 from growcache.cache.identity import Identity
@@ -56,11 +57,18 @@ class Seen:
         whole: rows of those that are as they describe themselves, by number.
         damaged: numbers of which something lies there that is not whole.
         editions: the longest table of editions that a shard names.
+        told: what shards tell of visits that were set aside.
     """
 
     whole: Mapping[int, StockRow] = field(default_factory=dict)
     damaged: frozenset[int] = frozenset()
     editions: tuple[Edition, ...] = ()
+    told: tuple[Told, ...] = ()
+
+    def deferrals(self, issued: int) -> Deferrals:
+        """Return what was set aside, as far as shards tell; see `from_shards`."""
+        last = max((row.group for row in self.whole.values()), default=-1)
+        return from_shards(self.told, last, issued)
 
 
 def numbers_in(layout: Layout) -> list[int]:
@@ -78,6 +86,7 @@ def look(layout: Layout, identity: Identity) -> Seen:
     whole: dict[int, StockRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []
+    told: list[Told] = []
     for number in numbers_in(layout):
         try:
             sidecar = whole_shard(layout, number)
@@ -88,7 +97,8 @@ def look(layout: Layout, identity: Identity) -> Seen:
             drawn_at = layout.sidecar(number).stat().st_mtime
             whole[number] = row_of(layout, sidecar, seq=0, drawn_at=drawn_at)
             table = max(table, editions_of(sidecar.editions), key=len)
-    return Seen(whole, frozenset(damaged), tuple(table))
+            told += [sidecar.told] if sidecar.told else []
+    return Seen(whole, frozenset(damaged), tuple(table), tuple(told))
 
 
 def whole_shard(layout: Layout, number: int) -> Sidecar:
@@ -116,7 +126,12 @@ def whole_shard(layout: Layout, number: int) -> Sidecar:
 
 
 def remade(
-    old: Contents, seen: Seen, identity: Identity, editions: Sequence[Edition], issued: int
+    old: Contents,
+    seen: Seen,
+    identity: Identity,
+    editions: Sequence[Edition],
+    deferrals: Deferrals,
+    issued: int,
 ) -> Contents:
     """Return what an index must say.
 
@@ -125,6 +140,7 @@ def remade(
         seen: the shards that lie there.
         identity: of the cache.
         editions: of its listing.
+        deferrals: what was set aside.
         issued: the highest group a permit was given out for, as far as that is known.
     """
     rows = _rows(old, seen)
@@ -142,7 +158,7 @@ def remade(
     return Contents(
         rows=rows,
         totals=_totals(old, rows, ranges),
-        meta=_notes(old, identity, whole=not forgotten and not seen.damaged),
+        meta=_notes(old, identity, deferrals, whole=not forgotten and not seen.damaged),
         editions=list(editions),
         ranges=ranges,
         uses=[use for use in old.uses if use[0] in live],
@@ -206,8 +222,13 @@ def _sums(rows: Iterable[StockRow]) -> Counter[str]:
     return sums
 
 
-def _notes(old: Contents, identity: Identity, *, whole: bool) -> dict[str, object]:
+def _notes(
+    old: Contents, identity: Identity, deferrals: Deferrals, *, whole: bool
+) -> dict[str, object]:
     notes = {**old.meta, **notes_of(identity), "initialised": True}
+    notes.pop(DEFERRALS, None)
+    if deferrals:
+        notes[DEFERRALS] = deferrals.to_values()
     notes.pop("pruned_seq", None)  # rows are numbered anew
     if not whole:
         notes["complete"] = False

@@ -16,9 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from growcache.cache.aside import SET_ASIDE
-from growcache.cache.beside import longest, read_editions, read_issued, write_beside
+from growcache.cache.beside import (
+    deferrals_of,
+    longest,
+    read_deferrals,
+    read_editions,
+    read_issued,
+    write_beside,
+)
 from growcache.cache.check import OnShard, Survey, survey
 from growcache.cache.clearing import finish_clearing
+from growcache.cache.deferrals import newest
 from growcache.cache.files import Layout, fsync_directory, remove_entry, shard_parts
 from growcache.cache.findings import Finding
 from growcache.cache.identity import Identity, write_identity
@@ -94,9 +102,10 @@ def _mend(layout: Layout, found: Survey, identity: Identity) -> None:
         [found.contents.editions, read_editions(layout) or [], found.seen.editions]
     )
     issued = read_issued(layout)
-    made = remade(
-        found.contents, found.seen, identity, editions, -1 if issued is None else issued
-    )
+    last = -1 if issued is None else issued
+    kept = [deferrals_of(found.contents.meta), read_deferrals(layout)]
+    deferrals = newest(kept) or found.seen.deferrals(last)
+    made = remade(found.contents, found.seen, identity, editions, deferrals, last)
     write_identity(layout.root, identity)
     write_beside(layout, editions, issued, made)
     _write_index(layout, made, anew=not found.contents.readable)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import google_crc32c
 import orjson
 
+from growcache.cache.deferrals import Told
+from growcache.cache.deferrals import number as checked_number
 from growcache.cache.files import RECORDS
 from growcache.errors import CorruptShardError
 from growcache.schema import Origin, Schema
@@ -32,6 +34,7 @@ _COUNTS = (
     "record_bytes",
     "shard_bytes",
 )
+_SELDOM = ("left_out", "makeups", "made_up")  # columns that are left out where they are empty
 _MOST = 1 << 62
 # No name of a file leads out of the shard's directory: dots of a field's name are encoded.
 _FILE = re.compile(r"\.tfrecord|\.offsets\.npy|\.npy/[^/.\x00][^/\x00]*")
@@ -172,6 +175,10 @@ class Sidecar:
         files: of the samples, in the order of the digest.
         editions: objects, digest and first group of every edition up to its own: with them
             the shards alone tell what was drawn.
+        left_out: visits of its group, of those counted to it, that were set aside.
+        makeups: the makeup groups before its own.
+        made_up: of a makeup group: where each of its visits was drawn first, as group and
+            place, and 1 where it was a hole there.
     """
 
     fingerprint: str
@@ -192,6 +199,9 @@ class Sidecar:
     cache_format: str = "tfrecord"
     files: tuple[FileFacts, ...] = ()
     editions: tuple[tuple[int, str, int], ...] = ()
+    left_out: tuple[int, ...] = ()
+    makeups: tuple[int, ...] = ()
+    made_up: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.samples and not self.files:  # the one file of records that are alike
@@ -202,9 +212,17 @@ class Sidecar:
         """Return where sample ``i`` came from."""
         return self.origins[i]
 
+    @property
+    def told(self) -> Told:
+        """What it tells of visits that were set aside."""
+        return Told(self.group, self.left_out, self.makeups, self.made_up)
+
     def to_bytes(self) -> bytes:
         """Return the file's bytes: one JSON object, guarded by a checksum of its own."""
         values = {name: getattr(self, name) for name in self.__slots__}
+        for name in _SELDOM:
+            if not values[name]:
+                del values[name]
         values["schema"] = self.schema.to_json()
         values["counts"] = dict(sorted(self.counts.items()))
         columns = {name: getattr(self.origins, name) for name in Origins.__slots__}
@@ -252,6 +270,12 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
         "holes": tuple(Hole(*hole) for hole in values["holes"]),
         "files": tuple(FileFacts(*facts) for facts in values.get("files", ())),
         "editions": tuple((o, d, g) for o, d, g in values.get("editions", ())),
+        "left_out": tuple(map(checked_number, values.get("left_out", ()))),
+        "makeups": tuple(map(checked_number, values.get("makeups", ()))),
+        "made_up": tuple(
+            (checked_number(g), checked_number(p), checked_number(hole))
+            for g, p, hole in values.get("made_up", ())
+        ),
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,20 @@ from fsspec.core import url_to_fs
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
 from growcache.remote.answers import UNTRUSTED, Answer, explain
+from growcache.remote.response_check import (
+    BrokenReadError,
+    check_length,
+    check_range,
+    check_response,
+    check_told,
+    http_seconds,
+    response_of,
+)
 from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import BUCKETS, WEB, Location
-from growcache.remote.whole import say_whole
-from growcache.secrecy import public_url, without_userinfo
+from growcache.remote.whole import RangeSupport
+from growcache.secrecy import public_url
 from growcache.usercode import short
 
 if TYPE_CHECKING:
@@ -33,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _S3 = frozenset({"s3", "s3a"})
 _PIECE_BYTES = 1 << 24  # read at once, whatever a server promises
+Getter = Callable[[Any, str, Entry, int, int], Coroutine[Any, Any, bytes]]
+_HEADER = "Last-Modified"
 _MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -53,8 +65,7 @@ class FsspecBackend:
         # Clients such as paramiko's are not meant for several threads: one for each.
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(min(8, concurrency), "growcache-fsspec")
-        special = _SPECIAL.get(location.scheme) if self._is_async else None
-        self._get_async = special or _plain_get
+        self._get_async = _getter(location) if self._is_async else _plain_get
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`."""
@@ -259,7 +270,9 @@ def _entry(key: str, info: Mapping[str, Any]) -> Entry:
     etag = info.get("ETag") or info.get("etag")
     if info["size"] is None:
         raise StoreError(f"{key}: the store does not tell its size, so it cannot be divided")
-    return Entry(key, int(info["size"]), etag and str(etag), _modified(info))
+    # Of web servers the ETag is enough; where there is none, the time is what there is.
+    modified = _modified(info) if etag else _modified(info) or http_seconds(info.get(_HEADER))
+    return Entry(key, int(info["size"]), etag and str(etag), modified)
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:
@@ -295,54 +308,139 @@ async def _plain_get(fs: Any, path: str, entry: Entry, start: int, stop: int) ->
 async def _s3_get(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
     """One conditional request; `_cat_file` would ask for the size first, and not for a version."""
     wanted = {"IfMatch": entry.etag} if entry.etag else {}
-    if start or stop < entry.size:
+    if ranged := _is_part(entry, start, stop):
         wanted["Range"] = f"bytes={start}-{stop - 1}"
     bucket = path.partition("/")[0]
     answer = await fs._call_s3("get_object", Bucket=bucket, Key=entry.key, **wanted)
     async with answer["Body"] as body:
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        _require_part(entry, ranged, status)
+        check_response(entry, (start, stop), response_of(entry, (start, stop), status, headers))
         return await _at_most(body.read, stop - start, entry)
+
+
+async def _gcs_get(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    """As `_plain_get`; `_cat_file` would not look at which range it was given."""
+    ranged = _is_part(entry, start, stop)
+    headers = {"Range": f"bytes={start}-{stop - 1}"} if ranged else {}
+    status, told, _, data = await fs._request("GET", fs.url(path), headers=headers)
+    _require_part(entry, ranged, status)
+    # Its ETag is not the one of the listing, which another request is compared with.
+    response = response_of(entry, (start, stop), status, told)
+    check_range(entry, (start, stop), response)
+    check_told(entry, response)
+    if "content-encoding" in told and len(data) != stop - start:
+        raise StoreError(
+            f"{entry.key}: expected {stop - start} bytes, found {len(data)}: it is stored with "
+            f"Content-Encoding {told['content-encoding']}, which the client unpacks; store it "
+            "without"
+        )
+    _check(entry, await fs._info(path))
+    return bytes(data)
+
+
+async def _azure_get(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    """One conditional download; `_cat_file` would ask for no version, and believe any range."""
+    from azure.core import MatchConditions
+
+    condition = {"etag": entry.etag, "match_condition": MatchConditions.IfNotModified}
+    container, blob, version = fs.split_path(path)
+    async with fs.service_client.get_blob_client(container, blob) as client:
+        try:
+            download = await client.download_blob(
+                offset=start,
+                length=stop - start,
+                version_id=version,
+                max_concurrency=fs.max_concurrency,
+                raw_response_hook=partial(_check_azure, entry),
+                **(condition if entry.etag else {}),
+                **fs._timeout_kwargs,
+            )
+            return bytes(await download.readall())
+        except (IndexError, ValueError):  # the client itself takes the header apart
+            raise BrokenReadError(
+                f"{entry.key}: the store sent a part of the object without telling which"
+            ) from None
+
+
+def _check_azure(entry: Entry, answer: Any) -> None:
+    """Check one of the responses of which a download consists."""
+    response = answer.http_response
+    if response.status_code not in (200, 206):
+        return
+    headers = answer.http_request.headers
+    asked = headers.get("x-ms-range") or headers.get("Range") or ""
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    wanted = (int(first or 0), min(int(last) + 1 if last else entry.size, entry.size))
+    _require_part(entry, bool(asked), response.status_code)
+    check_response(
+        entry, wanted, response_of(entry, wanted, response.status_code, response.headers)
+    )
+
+
+def _is_part(entry: Entry, start: int, stop: int) -> bool:
+    return start > 0 or stop < entry.size
+
+
+def _require_part(entry: Entry, ranged: bool, status: int) -> None:
+    if ranged and status != 206:
+        raise BrokenReadError(
+            f"{entry.key}: expected a part of the object (206), the store answered {status}"
+        )
 
 
 async def _at_most(read: Callable[[int], Awaitable[bytes]], most: int, entry: Entry) -> bytes:
     """Return what is read to the end; a server that sends more than was asked for is left.
 
     Raises:
-        ObjectChangedError: it does.
+        BrokenReadError: it does.
     """
     pieces, found = [], 0
     while piece := await read(min(most + 1 - found, _PIECE_BYTES)):
         pieces.append(piece)
         if (found := found + len(piece)) > most:
-            raise ObjectChangedError(
-                f"{entry.key}: expected {most} bytes, the store sends more; the object was "
-                "rewritten since it was listed"
-            )
+            raise BrokenReadError(f"{entry.key}: expected {most} bytes, the store sends more")
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def _web_get(fs: Any, address: str, entry: Entry, start: int, stop: int) -> bytes:
+async def _web_get(
+    support: RangeSupport, fs: Any, address: str, entry: Entry, start: int, stop: int
+) -> bytes:
     """One request, whose answer says which version it is."""
     settings = dict(fs.kwargs)
     # Packed, a range would be one of other bytes, and its size whatever the server makes it.
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
-    if start or stop < entry.size:
+    if ranged := _is_part(entry, start, stop):
         headers["Range"] = f"bytes={start}-{stop - 1}"
     if entry.etag and not entry.etag.startswith("W/"):
         headers["If-Match"] = entry.etag
     session = await fs.set_session()
     async with session.get(fs.encode_url(address), headers=headers, **settings) as answer:
         answer.raise_for_status()
-        found = answer.headers.get("ETag")
-        if entry.etag and found and found != entry.etag:
-            raise ObjectChangedError(f"{entry.key} was rewritten since it was listed")
-        if answer.status == 206:
-            return await _at_most(answer.content.read, stop - start, entry)
-        if "Range" in headers:
-            say_whole("/".join(without_userinfo(address).split("/", 3)[:3]))
-        return (await _at_most(answer.content.read, entry.size, entry))[start:stop]
+        is_whole = answer.status != 206
+        wanted = (0, entry.size) if is_whole else (start, stop)
+        told = response_of(entry, wanted, answer.status, answer.headers)
+        check_response(entry, wanted, told)
+        if ranged:
+            support.take_in(whole=is_whole)
+        data = await _at_most(answer.content.read, wanted[1] - wanted[0], entry)
+    check_length(entry, wanted, len(data))
+    return data[start:stop] if is_whole else data
 
 
-_SPECIAL = {"s3": _s3_get, "s3a": _s3_get, "http": _web_get, "https": _web_get}
+_GETTERS: Mapping[str, Getter] = {
+    **dict.fromkeys(("s3", "s3a"), _s3_get),
+    **dict.fromkeys(("gs", "gcs"), _gcs_get),
+    **dict.fromkeys(("az", "abfs", "abfss"), _azure_get),
+}
+
+
+def _getter(location: Location) -> Getter:
+    """Return how a range of an object is read."""
+    if location.scheme in WEB:
+        return partial(_web_get, RangeSupport(location.root))
+    return _GETTERS.get(location.scheme, _plain_get)
 
 
 def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:

@@ -13,14 +13,20 @@ from obstore.exceptions import BaseError, NotSupportedError
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from growcache.config import SourceConfig
-from growcache.errors import ConfigError, ObjectChangedError
+from growcache.errors import ConfigError, StoreError
 from growcache.remote.answers import explain, read_answer
 from growcache.remote.azure_names import azure_settings
 from growcache.remote.credentials import s3_settings
+from growcache.remote.response_check import (
+    BrokenReadError,
+    Response,
+    check_length,
+    check_response,
+)
 from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import WEB, Location
-from growcache.remote.whole import say_whole
+from growcache.remote.whole import RangeSupport
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
@@ -41,13 +47,13 @@ class ObstoreBackend:
     """One bucket, container or web host."""
 
     def __init__(self, store: AnyStore, root: str, *, checks_answers: bool) -> None:
-        """``checks_answers``: web servers may ignore If-Match, so what they sent is compared."""
+        """``checks_answers``: web servers may send more than they were asked for."""
         self._store = store
         self.identity = self._root = root
         # Azure lists from the start always, and so does S3 Express, in an order of its own.
         self.sorted = isinstance(store, S3Store | GCSStore) and not root.endswith("--x-s3/")
         self._checks_answers = checks_answers
-        self._whole = False  # whether a server knows no ranges
+        self._ranges = RangeSupport(root)
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`."""
@@ -76,45 +82,48 @@ class ObstoreBackend:
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
         """See `Backend.get`."""
-        if self._whole:
+        if self._ranges.known is False:
             return await self._cut_out(entry, start, stop)
         options: GetOptions = {}
         # A weak ETag never satisfies If-Match (RFC 9110 section 13.1.1).
         if (etag := entry.etag) is not None and not etag.startswith("W/"):
             options["if_match"] = etag
-        if start or stop < entry.size:
+        if ranged := start > 0 or stop < entry.size:
             options["range"] = (start, stop)
         try:
             answer = await obstore.get_async(self._store, entry.key, options=options)
+            check_response(entry, (start, stop), _response(answer))
             if self._checks_answers:
-                _check(answer.meta, entry)
+                if ranged:
+                    self._ranges.take_in(whole=False)
                 return await _at_most(answer, stop - start, entry)
-            # Whoever is given credentials is trusted with the length of an answer, too: to
-            # watch it would cost 40 % more CPU per byte.
+            # The provider of a store with credentials is trusted with the length of an answer:
+            # to watch it would cost 40 % more CPU per byte.
             return await answer.bytes_async()
         except NotSupportedError as error:
             if not self._checks_answers:
                 raise self._translated(error, entry.key) from None
         except _FAILURES as error:
             raise self._translated(error, entry.key) from None
-        say_whole(self._root)
-        self._whole = True
+        self._ranges.take_in(whole=True)
         return await self._cut_out(entry, start, stop)
 
     async def _cut_out(self, entry: Entry, start: int, stop: int) -> Buffer:
         """Read a range of a web server that answers with all of the object."""
         try:
             answer = await obstore.get_async(self._store, entry.key)
-            _check(answer.meta, entry)
-            return (await _at_most(answer, entry.size, entry))[start:stop]
+            check_response(entry, (0, entry.size), _response(answer))
+            data = await _at_most(answer, entry.size, entry)
         except _FAILURES as error:
             raise self._translated(error, entry.key) from None
+        check_length(entry, (0, entry.size), len(data))
+        return data[start:stop]
 
     async def close(self) -> None:
         """See `Backend.close`; obstore closes its connections when it is collected."""
 
     def _translated(self, error: Exception, key: str) -> Exception:
-        if isinstance(error, ObjectChangedError):
+        if isinstance(error, StoreError):
             return error
         return explain(read_answer(error), self._root, key)
 
@@ -127,11 +136,14 @@ async def _at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
         if (found := found + len(piece)) >= most:
             break
     if found > most:
-        raise ObjectChangedError(
-            f"{entry.key}: expected {most} bytes, the server sends more; the object was "
-            "rewritten since it was listed"
-        )
+        raise BrokenReadError(f"{entry.key}: expected {most} bytes, the server sends more")
     return b"".join(pieces)
+
+
+def _response(answer: GetResult) -> Response:
+    meta = answer.meta
+    modified = meta["last_modified"].timestamp() or None  # 0: not told
+    return Response(answer.range, meta["size"], meta["e_tag"], modified)
 
 
 def _entry(meta: ObjectMeta, key: str | None = None) -> Entry:
@@ -162,18 +174,6 @@ def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry]
     if not rows:
         return [], None
     return (kept, rows[-1]) if not rows[-1].size else ([*kept, rows[-1]], None)
-
-
-def _check(meta: ObjectMeta, entry: Entry) -> None:
-    if entry.etag is not None:
-        same = meta["e_tag"] == entry.etag
-    else:
-        same = entry.mtime in (None, meta["last_modified"].timestamp())
-    if not same or meta["size"] != entry.size:
-        raise ObjectChangedError(
-            f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
-            f"version {entry.etag or entry.mtime}, found {meta['size']} of {meta['e_tag']}"
-        )
 
 
 def open_obstore(

@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from growcache.config import SourceConfig
 from growcache.errors import (
-    ObjectChangedError,
+    AccessError,
     ObjectMissingError,
     StoreError,
     TransientStoreError,
 )
 from growcache.remote.evidence import Evidence
+from growcache.remote.response_check import (
+    BrokenReadError,
+    check_length,
+    check_same_object,
+)
 from growcache.remote.retry import Patience
 from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
 from growcache.remote.urls import BUCKETS, SSH, WEB, Location, parse_url
@@ -255,22 +260,51 @@ class RemoteStore:
             raise ValueError(f"start must not be negative, found {start}")
         if start >= stop:
             return b""
-        get = self._backends[entry.store].get
         # A read that backs off keeps its slot: fewer requests is what a throttling store wants.
         async with self._slots_of_this_loop():
             try:
-                data = await get(entry, start, stop)
+                data = await self._read_once(entry, start, stop)
             except TransientStoreError as error:
-                data = await self._patience.again(lambda: get(entry, start, stop), error)
-        if (found := len(data)) != stop - start:  # type: ignore[arg-type]
-            raise ObjectChangedError(
-                f"{entry.key}: expected {stop - start} bytes at {start}, the store sent {found}; "
-                "the object was rewritten since it was listed"
-            )
+                data = await self._read_again(entry, start, stop, error)
         self._evidence[entry.store].answered(entry)
         if self._on_bytes is not None:
-            self._on_bytes(found)
+            self._on_bytes(stop - start)
         return data
+
+    async def _read_once(self, entry: Entry, start: int, stop: int) -> Buffer:
+        data = await self._backends[entry.store].get(entry, start, stop)
+        check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+        return data
+
+    async def _read_again(
+        self, entry: Entry, start: int, stop: int, error: TransientStoreError
+    ) -> Buffer:
+        """Retry; after a broken response, first ask whether the object was rewritten."""
+        last: TransientStoreError = error
+
+        async def attempt() -> Buffer:
+            nonlocal last
+            if isinstance(last, BrokenReadError):
+                await self._check_unchanged(entry)
+            try:
+                return await self._read_once(entry, start, stop)
+            except TransientStoreError as error:
+                last = error
+                raise
+
+        return await self._patience.again(attempt, error)
+
+    async def _check_unchanged(self, entry: Entry) -> None:
+        """Refuse an object that was rewritten, because no retry would mend that.
+
+        Raises:
+            StoreError: as `read` does.
+        """
+        try:
+            found = await asyncio.to_thread(self._backends[entry.store].head, entry.key)
+        except AccessError:  # some may read an object and not ask for its size
+            return
+        check_same_object(entry, found)
 
     async def find(self, key: str) -> Entry:
         """See `Store.find`."""

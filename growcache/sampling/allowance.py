@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from growcache.remote.store import Entry
 from growcache.schema import Sample, sample_bytes
 
 
@@ -28,11 +29,21 @@ class Limits:
 
 @dataclass(slots=True)
 class Visited:
-    """What one visit brought: samples with their origins, and the reason for a hole."""
+    """What one visit brought.
+
+    Attributes:
+        samples: in their order.
+        origins: the first row or byte of each, and one past the last.
+        hole: why there are none, or not all.
+        left_out: whether it is set aside, and its part is drawn later.
+        entry: the version of the object that was read, where that is not the listed one.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     origins: list[tuple[int, int]] = field(default_factory=list)
     hole: str | None = None
+    left_out: bool = False
+    entry: Entry | None = None
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
@@ -112,7 +112,8 @@ class Dispatcher:
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self._book = Book(next_new, unfinished)
         self._wished = Wished(cache, catalog, self._drawing, self._book, sizing.group_shards)
-        last = self._drawing.again(next_new - 1) if next_new else None
+        last_drawn = cache.deferrals.last_drawn(next_new)
+        last = self._drawing.again(last_drawn) if last_drawn >= 0 else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
         self._forecast = Forecast(sizing, identity.sizes["record_bytes"])
@@ -175,19 +176,30 @@ class Dispatcher:
         self, draw: Draw, tries: int, write: tuple[int, ...], fresh: tuple[int, ...]
     ) -> Permit:
         whole_objects = self._config.sampling.weight_by == "objects"
+        record = self._cache.deferrals
+        made_up = record.makeups.get(draw.group) or ()
+        stops = self._drawing.population.stops(draw)
+        if made_up:
+            stops = tuple(
+                replace(stop, renewed=True) if record.renews(first) else stop
+                for stop, first in zip(stops, made_up, strict=True)
+            )
         permit = Permit(
             id=f"{self._run}-{draw.group:08d}-{tries}-{uuid.uuid4().hex[:4]}",
             group=draw.group,
             edition=draw.edition,
             round=draw.round,
             shards=self._shards_of(draw.group),
-            stops=self._drawing.population.stops(draw),
+            stops=stops,
             take=self._sizing.samples_per_object if whole_objects else None,
             editions=tuple(
                 (edition.objects, edition.digest, edition.first_group)
                 for edition in self._cache.editions[: draw.edition + 1]
             ),
             write=write,
+            left_out=tuple(sorted(record.left_out(draw.group))),
+            makeups=record.before(draw.group),
+            made_up=tuple((*first, int(record.renews(first))) for first in made_up),
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
         self.flights[permit.id] = Flight(permit, estimate, fresh=fresh)
@@ -335,7 +347,7 @@ class Dispatcher:
     @property
     def ramping(self) -> bool:
         """Whether shards are still smaller than later ones will be."""
-        return self._book.next_new < RAMP_END
+        return self._cache.deferrals.draw_number(self._book.next_new) < RAMP_END
 
     @property
     def drawn_this_run(self) -> int:

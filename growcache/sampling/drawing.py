@@ -1,15 +1,21 @@
-"""The draws of a cache while its listing grows: editions are added as groups are asked for."""
+"""The draws of a cache while its listing grows: editions are added as groups are asked for.
+
+Groups go by their numbers here, the order of the draws goes by draw numbers: makeup groups,
+whose parts the record of deferrals tells, take nothing from it (`cache/deferrals.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from growcache.cache.cache import Cache
+from growcache.cache.deferrals import Deferrals, Place
 from growcache.cache.index.rows import Edition
 from growcache.config import Config
-from growcache.errors import ConfigError
+from growcache.errors import CacheError, ConfigError
 from growcache.remote.catalog import Catalog
 from growcache.sampling.draws import Draw, Draws, Ints, Sizing, Span
 from growcache.sampling.objects import Objects
@@ -96,14 +102,14 @@ class Drawing:
         """Return how often each of several sources was drawn before a group; of one nothing."""
         if self._stratified is None or self._weights is None or not self._editions:
             return []
-        return [float(found) for found in self._stratified.rounds(group)]
+        return [float(found) for found in self._stratified.rounds(self._number(group))]
 
     def distinct(self, group: int) -> int | None:
         """Return how many different parts the groups before one hold.
 
         None where no part comes again before all were drawn.
         """
-        return self._stratified.distinct(group) if self._stratified else None
+        return self._stratified.distinct(self._number(group)) if self._stratified else None
 
     @property
     def up_to_date(self) -> bool:
@@ -113,8 +119,51 @@ class Drawing:
     def again(self, group: int) -> Draw | None:
         """Return what a group holds that was issued before; a second time it costs nothing."""
         if self._last is None or self._last.group != group:
-            self._last = self._draws.group(group)
+            self._last = self._held(group)
         return self._last
+
+    @property
+    def _record(self) -> Deferrals:
+        return self._cache.deferrals
+
+    def _number(self, group: int) -> int:
+        return self._record.draw_number(group)
+
+    def _held(self, group: int) -> Draw | None:
+        if group not in self._record.makeups:
+            draw = self._draws.group(self._number(group))
+            return draw and replace(draw, group=group)
+        items = self._record.makeups[group]
+        return self.gathered(group, items) if items else None  # else nobody knows any more
+
+    def gathered(self, group: int, places: Sequence[Place]) -> Draw:
+        """Return the parts of these places, as what a group holds.
+
+        Args:
+            group: a makeup group, or to be one.
+            places: where each part was drawn first; at least one.
+        """
+        drawn = {number: self._drawn_first(number) for number in dict(places)}
+        rounds = [_rounds(drawn[number])[place] for number, place in places]
+        weighted = all(draw.weights is not None for draw in drawn.values())
+        weights = [drawn[number].weights[place] for number, place in places] if weighted else []  # type: ignore[index]
+        return Draw(
+            group,
+            max(draw.edition for draw in drawn.values()),
+            int(min(rounds)),
+            np.array([drawn[number].parts[place] for number, place in places], np.int64),
+            np.array(rounds, np.int64),
+            np.array(weights, np.float32) if weighted else None,
+        )
+
+    def _drawn_first(self, group: int) -> Draw:
+        draw = self._draws.group(self._number(group))
+        if draw is None:
+            raise CacheError(
+                f"group {group}, of which visits were set aside, is none of this cache's; mend "
+                f"it with: growcache check {self._cache.layout.root} --repair"
+            )
+        return draw
 
     def ahead(self, group: int, next_new: int) -> Draw | None:
         """Return what a group holds that is wished for before its turn.
@@ -130,7 +179,7 @@ class Drawing:
             LookupError: the source has no part for this node.
         """
         self._extend(next_new, ended=True)
-        return self._draws.group(group)
+        return self._held(group)
 
     def next(self, group: int, round_: int) -> Draw | None:
         """Return what the first group that was never issued holds.
@@ -155,7 +204,8 @@ class Drawing:
         if self._stratified is None or self._weights is None:
             return draw.round != round_
         grown = self._objects.counts(len(self._catalog)) > self._counts
-        return bool(grown[self._stratified.beginning(draw.group)].any())
+        beginning = self._stratified.beginning(self._number(draw.group))
+        return bool(grown[beginning].any())
 
     def _peek(self, group: int) -> Draw | None:
         """Draw without consequence; waiting for room asks many times for the same group."""
@@ -168,7 +218,7 @@ class Drawing:
 
     def _drawn(self, group: int) -> Draw | None:
         try:
-            return self._draws.group(group)
+            return self._held(group)
         except LookupError:  # the edition has no part for this node
             if not self._catalog.complete or not self.up_to_date:
                 return None
@@ -187,7 +237,7 @@ class Drawing:
         if not self._editions and not self._has_all_sources(objects, complete=complete):
             return False
         self._catalog.flush()  # the edition must not outlive the listing it counts
-        edition = next_edition(self._catalog, self._editions, group)
+        edition = next_edition(self._catalog, self._editions, self._number(group))
         self._cache.add_edition(edition)
         self._editions.append(edition)
         self._add(edition)
@@ -215,3 +265,7 @@ class Drawing:
         if self._objects.counts(listed)[number]:
             why = f"none of them belongs to node {node} of {nodes}: use fewer sampling.nodes"
         raise ConfigError(f"source.{number}: there is no object to draw from; {why}")
+
+
+def _rounds(draw: Draw) -> Ints:
+    return np.full(len(draw.parts), draw.round) if draw.rounds is None else draw.rounds

@@ -20,6 +20,7 @@ from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import Sources
+from growcache.remote.store import Entry
 from growcache.sampling.allowance import Allowance, Limits, Visited
 from growcache.sampling.messages import Joined, Permit, Stop
 from growcache.sampling.pace import Pace
@@ -97,6 +98,7 @@ class Filler:
         """
         allowance = Allowance(len(permit.stops), limits)
         stops = iter(enumerate(permit.stops))
+        left_out = frozenset(permit.left_out)
         begun = asyncio.Event()  # all visits, or one has failed
 
         async def work() -> None:
@@ -105,6 +107,10 @@ class Filler:
                 for place, stop in stops:
                     if place == len(permit.stops) - 1:
                         begun.set()
+                    if place in left_out:
+                        allowance.put(place, Visited(left_out=True))
+                        on_visit()
+                        continue
                     await self._pace.wait()
                     allowance.put(place, await self.visit(permit, stop, schema))
                     on_visit()
@@ -234,8 +240,11 @@ def encode_group(
     hands: list[list[tuple[Sample, DrawnFrom]]] = [[] for _ in permit.shards]
     holes: list[list[Hole]] = [[] for _ in permit.shards]
     empty = [0 for _ in permit.shards]
+    left_out: list[list[int]] = [[] for _ in permit.shards]
     for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
-        if result.hole is not None:
+        if result.left_out:
+            left_out[place % len(hands)].append(place)
+        elif result.hole is not None:
             hole = Hole(stop.entry.key, stop.part, result.hole)
             holes[place % len(hands)].append(hole)
         elif not result.samples and stop.parts == 1:  # one of several parts may well be empty
@@ -243,18 +252,32 @@ def encode_group(
         pairs = zip(result.samples, result.origins, strict=True)
         for index, (sample, (start, end)) in enumerate(pairs):
             hand = hands[(place + index) % len(hands)]
-            hand.append((sample, _drawn_from(stop, start, end)))
+            hand.append((sample, _drawn_from(stop, result.entry or stop.entry, start, end)))
     return [
         _encode(
-            permit, place, hand, holes[place], empty[place], schema, fingerprint, cache_format
+            permit,
+            place,
+            hand,
+            _Yield(holes[place], empty[place], left_out[place]),
+            schema,
+            fingerprint,
+            cache_format,
         )
         for place, hand in enumerate(hands)
         if permit.shards[place] in permit.written
     ]
 
 
-def _drawn_from(stop: Stop, start: int, end: int) -> DrawnFrom:
-    e = stop.entry
+@dataclass(frozen=True, slots=True)
+class _Yield:
+    """The visits counted to a shard that brought nothing."""
+
+    holes: list[Hole]
+    empty: int
+    left_out: list[int]
+
+
+def _drawn_from(stop: Stop, e: Entry, start: int, end: int) -> DrawnFrom:
     place = (stop.part, stop.parts, start, end)
     return DrawnFrom(e.key, e.etag, e.size, e.mtime, *place, stop.round, e.store)
 
@@ -263,8 +286,7 @@ def _encode(
     permit: Permit,
     place: int,
     hand: list[tuple[Sample, DrawnFrom]],
-    holes: list[Hole],
-    empty: int,
+    without: _Yield,
     schema: Schema,
     fingerprint: str,
     cache_format: str,
@@ -277,11 +299,14 @@ def _encode(
         round=permit.round,
         number=permit.shards[place],
         group=permit.group,
-        parts=visits,
+        parts=visits - len(without.left_out),
         origins=Origins.pack(drawn for _, drawn in hand),
-        holes=tuple(holes),
-        counts={EMPTY: empty} if empty else {},
+        holes=tuple(without.holes),
+        counts={EMPTY: without.empty} if without.empty else {},
         editions=permit.editions,
+        left_out=tuple(without.left_out),
+        makeups=permit.makeups,
+        made_up=permit.made_up,
         **packed.facts,
     )
     return Filled(sidecar, packed.files)

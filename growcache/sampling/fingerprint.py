@@ -13,6 +13,7 @@ import growcache.sampling.draws as draws
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.config import Config, SourceConfig
+from growcache.plain import to_plain
 from growcache.sampling.draws import Sizing
 from growcache.sampling.sizing import sizing_values
 from growcache.schema import Schema
@@ -56,13 +57,16 @@ def identify(
     parts |= {f"sampling.{name}": value for name, value in measured.items()}
     canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
     fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
-    return Identity(fingerprint, parts, schema, {**measured, **sizes})
+    return Identity(fingerprint, orjson.loads(canonical), schema, {**measured, **sizes})
 
 
 def wishes(config: Config) -> dict[str, Any]:
-    """Return the parts that the configuration alone gives, before anything is measured."""
+    """Return the parts that the configuration alone gives, before anything is measured.
+
+    They are JSON values, as those are that a cache has kept, so that the two can be compared.
+    """
     sampling = config.sampling
-    return (
+    parts: dict[str, Any] = to_plain(
         {
             "sampling.seed": sampling.seed,
             "sampling.order": sampling.order,
@@ -80,6 +84,7 @@ def wishes(config: Config) -> dict[str, Any]:
         | _sources(config)
         | _chosen(config)
     )
+    return parts
 
 
 def _sources(config: Config) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from growcache.cache.watching import watched
 from growcache.config import Config, load_config
 from growcache.errors import ConfigError
+from growcache.plain import to_plain
 
 LIVE = (
     *("cache.max_bytes", "cache.min_free", "cache.min_uses"),
@@ -78,14 +79,11 @@ def merged(running: Config, found: Config) -> tuple[Config, list[str]]:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    """Return every setting under its dotted name."""
+    """Return every setting under its dotted name, as a JSON value: those can be compared."""
     flat: dict[str, Any] = {}
-    for section in type(config).model_fields:
-        value = getattr(config, section)
-        if isinstance(value, BaseModel):
-            flat |= {
-                f"{section}.{key}": getattr(value, key) for key in type(value).model_fields
-            }
+    for section, value in to_plain(config.model_dump()).items():
+        if isinstance(getattr(config, section), BaseModel):
+            flat |= {f"{section}.{key}": inner for key, inner in value.items()}
         else:
             flat[section] = value
     return flat

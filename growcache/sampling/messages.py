@@ -34,6 +34,7 @@ class Stop:
         weight: that its samples are to be counted by; None where all are alike.
         joined: what its samples get beside their own fields, by name.
         partners: the objects of the other fields, where the source has several.
+        renewed: whether to read the version of the object that is there now, not the listed one.
     """
 
     entry: Entry
@@ -43,6 +44,7 @@ class Stop:
     weight: float | None = None
     joined: Joined = field(default_factory=dict)
     partners: tuple[Entry, ...] = ()
+    renewed: bool = False
 
     def to_values(self) -> list[Any]:
         """Return a JSON value: mostly seven values, for there may be very many stops."""
@@ -53,6 +55,8 @@ class Stop:
             more["joined"] = {name: _packed(value) for name, value in self.joined.items()}
         if self.partners:
             more["partners"] = [entry_values(entry) for entry in self.partners]
+        if self.renewed:
+            more["renewed"] = True
         values = [*entry_values(self.entry), self.part, self.parts]
         return [*values, more] if more else values
 
@@ -99,6 +103,10 @@ class Permit:
         take: samples to pick of each object at random; None: all of the part.
         editions: objects, digest and first group of every edition up to its own.
         write: the shards of the group that are wanted, ascending; None: all of them.
+        left_out: the visits, by their places, that are not made: they were set aside.
+        defers: whether further visits may be set aside: nothing of the group was ever committed.
+        makeups: the makeup groups before this one.
+        made_up: of a makeup group: where each visit was drawn first, and 1 where it was a hole.
     """
 
     id: str
@@ -110,6 +118,10 @@ class Permit:
     take: int | None = None
     editions: tuple[tuple[int, str, int], ...] = ()
     write: tuple[int, ...] | None = None
+    left_out: tuple[int, ...] = ()
+    defers: bool = False
+    makeups: tuple[int, ...] = ()
+    made_up: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -126,6 +138,10 @@ class Permit:
             "take": self.take,
             "editions": self.editions,
             "write": self.write,
+            "left_out": self.left_out,
+            "defers": self.defers,
+            "makeups": self.makeups,
+            "made_up": self.made_up,
             "stops": [stop.to_values() for stop in self.stops],
         }
 
@@ -142,6 +158,10 @@ class Permit:
             message["take"],
             tuple((objects, digest, first) for objects, digest, first in message["editions"]),
             None if message["write"] is None else tuple(message["write"]),
+            tuple(message["left_out"]),
+            message["defers"],
+            tuple(message["makeups"]),
+            tuple((group, place, hole) for group, place, hole in message["made_up"]),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -99,9 +100,10 @@ class Population:
         cut = (
             stop if of == 1 else replace(stop, part=part, parts=of) for stop, part, of in rows
         )
-        if draw.rounds is None or draw.weights is None:
+        if draw.rounds is None:
             return tuple(cut)
-        more = zip(cut, draw.rounds.tolist(), draw.weights.tolist(), strict=True)
+        weights = repeat(None) if draw.weights is None else draw.weights.tolist()
+        more = zip(cut, draw.rounds.tolist(), weights, strict=False)
         return tuple(
             replace(stop, round=round_, weight=weight) for stop, round_, weight in more
         )
@@ -200,7 +202,7 @@ def wants_edition(
     return objects > known and (complete or drawn or objects >= GROWTH * known)
 
 
-def next_edition(catalog: Catalog, editions: list[Edition], group: int) -> Edition:
-    """Return the edition of all that is listed, from ``group`` on."""
+def next_edition(catalog: Catalog, editions: list[Edition], number: int) -> Edition:
+    """Return the edition of all that is listed, from the group of this draw number on."""
     objects = len(catalog)
-    return Edition(len(editions), objects, catalog.digest(objects), group)
+    return Edition(len(editions), objects, catalog.digest(objects), number)

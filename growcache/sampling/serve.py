@@ -30,6 +30,7 @@ from growcache.errors import (
     GrowcacheError,
     SamplingError,
 )
+from growcache.plain import from_plain, to_plain
 from growcache.sampling.fingerprint import FORMAT, LABELS, TRANSFORM, identify
 from growcache.sampling.following import ConfigFile
 from growcache.sampling.messages import Message, pack, unpack
@@ -102,7 +103,7 @@ def _joins(config: Config) -> bool:
 def _start(config: Config, source: _Source) -> subprocess.Popen[bytes]:
     # A file is followed; by its whole path, for the trainer may go elsewhere.
     file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
-    setup = {"config": config.model_dump(mode="json"), "file": file}
+    setup = {"config": to_plain(config.model_dump()), "file": file}
     process = subprocess.Popen(
         [sys.executable, "-m", "growcache", "serve"],
         stdin=subprocess.PIPE,
@@ -177,7 +178,7 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
     setup = unpack(sys.stdin.buffer.readline())
-    config = Config.model_validate(setup["config"])
+    config = Config.model_validate(from_plain(setup["config"]))
     file = ConfigFile(Path(setup["file"]), (), os.environ) if setup["file"] else None
     say = sys.stdout.buffer
     messages = os.fdopen(os.dup(say.fileno()), "wb", buffering=0)

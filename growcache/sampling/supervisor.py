@@ -29,6 +29,7 @@ from growcache.errors import (
     GrowcacheError,
     SamplingError,
 )
+from growcache.plain import to_plain
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import check_source
 from growcache.remote.sources import each, firsts
@@ -165,7 +166,7 @@ class Supervisor:
         self._born = time.monotonic()
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
-        setup: Message = {"type": "setup", "config": self._config.model_dump(mode="json")}
+        setup: Message = {"type": "setup", "config": to_plain(self._config.model_dump())}
         self._roster = Roster(sampling.workers, setup, self._heard, self._died, self._fail)
         try:
             self._guard(self._start_listing)

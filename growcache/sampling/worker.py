@@ -31,6 +31,7 @@ from growcache.errors import (
     GrowcacheError,
     TransientStoreError,
 )
+from growcache.plain import from_plain
 from growcache.remote.sources import open_sources
 from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
@@ -182,7 +183,7 @@ class Sampler:
     @classmethod
     def from_setup(cls, message: Message, line: Line) -> Sampler:
         """Return the sampler that the setup message describes."""
-        config = Config.model_validate(message["config"])
+        config = Config.model_validate(from_plain(message["config"]))
         # Held while this process lives: a new supervisor sweeps only once all are gone.
         lock = FileLock.acquire(
             Layout(config.cache.path).samplers_lock, shared=True, seconds=LOCK_SECONDS

@@ -241,7 +241,7 @@ def peek(
         Path | None,
         typer.Option(
             metavar="CONFIG",
-            help="Of the cache, where the store needs more than its URL to refetch.",
+            help="Of the cache, where the store needs more than its URL, or samples code of yours.",
             autocompletion=complete_config,
         ),
     ] = None,

@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,14 +27,17 @@ from growcache.cache.sidecar import Sidecar
 from growcache.config import Config, load_config
 from growcache.errors import (
     CacheMissingError,
+    ConfigError,
     FingerprintError,
     ObjectChangedError,
     ObjectMissingError,
     StoreError,
 )
+from growcache.plain import from_plain
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import open_sources
 from growcache.remote.store import Entry
+from growcache.remote.urls import BUCKETS, LOCAL, SSH, parse_url
 from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import LABELS, wishes
 from growcache.sampling.messages import Permit, Stop
@@ -48,6 +51,7 @@ from growcache.service.peeked import Peeked, sample_at
 from growcache.service.terminal import folded, redraws
 from growcache.usercode import short
 
+OWN = BUCKETS | SSH | LOCAL  # schemes whose clients run nothing that a URL or an object says
 SOURCE_OF_TRANSFORM = "the transform's source"
 
 
@@ -58,11 +62,12 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
         root: of the cache.
         place: "shard:i".
         config: what the cache is filled by; None: what the cache itself tells of it, which
-            has no credentials and no endpoint.
+            has no credentials and no endpoint, and must name no code.
         json: print an object instead of a sentence.
 
     Raises:
         CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: the cache names code that would have to run.
         FingerprintError: the configuration is not that of the cache.
         StoreError: the store does not answer.
     """
@@ -71,7 +76,9 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
     if identity is None:
         raise CacheMissingError(f"the cache at {root} does not tell what it was filled from")
     settings = (
-        load_config(config, environment=os.environ) if config else config_of(identity, root)
+        load_config(config, environment=os.environ)
+        if config
+        else without_code(config_of(identity, root), root)
     )
     try:
         with _waiting(peeked.origin.key):
@@ -108,7 +115,40 @@ def config_of(identity: Identity, root: Path) -> Config:
         place = sources.setdefault(number, {}) if section == "source" else values["sampling"]
         place[setting] = _fields(value) if setting == "fields" else value
     mixed = [sources[number] for number in sorted(sources, key=lambda n: int(n or 0))]
-    return load_config({**values, "source": mixed[0] if "" in sources else mixed})
+    return load_config(
+        {**from_plain(values), "source": from_plain(mixed[0] if "" in sources else mixed)}
+    )
+
+
+def without_code(config: Config, root: Path) -> Config:
+    """Return what a cache tells of its configuration, if making a sample by that runs no code.
+
+    A cache is data: it may have come from somebody else, and whoever looks at it has not agreed
+    to run what its files name.
+
+    Raises:
+        ConfigError: names the settings that would run code.
+    """
+    if named := "; ".join(f"{key}: {value}" for key, value in named_code(config)):
+        raise ConfigError(
+            f"the cache {root} names code that would run here ({named}); give the configuration "
+            "that you fill it by, whose code is yours: add --config CONFIG"
+        )
+    return config
+
+
+def named_code(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a configuration that run code, or a client which may run some."""
+    if config.sampling.transform is not None:
+        yield "sampling.transform", config.sampling.transform
+    for source in config.sources:
+        for form, options in source.formats:
+            if ":" in form:
+                yield "source.format", form
+            if ":" in str(options.get("decode")):
+                yield "source.options.decode", str(options["decode"])
+        urls = [*source.url, *([source.labels.url] if source.labels else [])]
+        yield from (("source.url", url) for url in urls if parse_url(url).scheme not in OWN)
 
 
 def _fields(values: Sequence[Sequence[Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
 from growcache.cache.check import check
+from growcache.cache.deferrals import Deferrals
 from growcache.cache.findings import Finding
 from growcache.cache.identity import Identity
 from growcache.cache.index import Contents, ShardState, StockRow, Totals, read_index
@@ -500,7 +501,7 @@ def test_every_number_that_was_issued_is_accounted_for(
     if kept:
         old.ranges, old.totals, old.coherent = [], sums(old), True
     seen = Seen({n: row(n, 0) for n in lying - damaged}, frozenset(damaged))
-    made = remade(old, seen, KIND, [], issued)
+    made = remade(old, seen, KIND, [], Deferrals(), issued)
     assert made.totals is not None
     numbers = {row.number: row.state for row in made.rows}
     gone = {n for r in made.ranges or () for n in range(r.first, r.last + 1)}

@@ -134,17 +134,40 @@ def test_epochs_grow_with_the_cache(cache: Any, engine: MakeEngine) -> None:
     assert sizes[-1] >= 60
 
 
+class Due:
+    """Says that the next snapshot is due by what is left of the pass, and counts who asks.
+
+    By the pace of the loop it is another matter, which `test_timing` is about: on a machine
+    with other work the pace is anything.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._asked = threading.Semaphore(0)
+
+    def __call__(self, left: int, pace: float, prepare: float | None, whole: int) -> bool:
+        self._asked.release()
+        return left <= self._rows
+
+    def asked_again(self, times: int) -> None:
+        """Wait until it was asked so often, from now on."""
+        while self._asked.acquire(blocking=False):
+            pass
+        for _ in range(times):
+            assert self._asked.acquire(timeout=60)
+
+
 def test_what_comes_while_an_epoch_lasts_is_in_the_next_one(
-    cache: Any, engine: MakeEngine
+    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache of one window, of which a batch was delivered: its snapshot is not taken yet."""
+    monkeypatch.setattr(timing, "is_due", due := Due(2000))
     cache.add(*range(40), samples=100)
     loader = engine(cache, drop_last=False)
     epoch = loader.epoch()
     first = next(epoch)["id"].tolist()
-    for _ in range(20):
-        time.sleep(0.02)  # what must not happen needs time to
-        assert len([lease for lease in read_leases(cache.root) if lease.open]) == 1
+    due.asked_again(20)
+    assert len(open_leases(cache.root)) == 1
     cache.add(99, samples=100)
     assert sorted(first + ids(epoch)) == everything(*range(40), samples=100)
     assert sorted(ids(loader.epoch())) == everything(*range(40), 99, samples=100)
@@ -156,17 +179,16 @@ def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
     # So the thread is not through with the pass before the loop is.
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
     monkeypatch.setattr(producer, "MOST_AHEAD", 2)
+    monkeypatch.setattr(timing, "is_due", due := Due(1000))
     cache.add(*range(40), samples=100)
     loader = engine(cache, samples_per_epoch=400)
     found: list[int] = []
     for batch in itertools.chain(*(loader.epoch() for _ in range(3))):
         found += batch["id"].tolist()
-        time.sleep(0.005)  # at this pace there is a second left
     next(loader.epoch())  # what is left of it is gone, but not the pass
     found += next(epoch := loader.epoch())["id"].tolist()
-    for _ in range(20):
-        time.sleep(0.02)  # what must not happen needs time to
-        assert len(open_leases(cache.root)) == 1
+    due.asked_again(20)
+    assert len(open_leases(cache.root)) == 1
     cache.add(99, samples=100)
     found += itertools.chain(ids(epoch), *(ids(loader.epoch()) for _ in range(5)))
     assert len(found) == len(set(found)) == 3600

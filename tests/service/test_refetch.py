@@ -44,7 +44,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def peek(*more: str) -> int:
-    return main(["peek", "cache", "--refetch", *more])
+    named = [] if "--config" in more else ["--config", "growcache.yaml"]
+    return main(["peek", "cache", "--refetch", *named, *more])
 
 
 def test_every_sample_can_be_made_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +90,7 @@ def test_another_configuration_is_refused(
     config.write_text(config.read_text().replace("seed: 7", "seed: 8"))
     assert peek("--sample", "0:0", "--config", "growcache.yaml") == 2
     assert "sampling.seed (7 → 8)" in capsys.readouterr().err
+    config.write_text(config.read_text().replace("seed: 8", "seed: 7"))
     (here / "noise_of_mine.py").write_text(TRANSFORM + "\n# another day\n")
     assert peek("--sample", "0:0") == 2
     assert "the source of noise_of_mine:noisy was changed" in capsys.readouterr().err

@@ -84,7 +84,10 @@ class StockRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them."""
+    """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them.
+
+    ``first_group`` counts groups without the makeup groups (`Deferrals.draw_number`).
+    """
 
     edition: int
     objects: int

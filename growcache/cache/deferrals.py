@@ -1,0 +1,280 @@
+"""Which visits were set aside, and which groups make up for them: the record. Pure.
+
+A *place* is a visit of a group: (group, its number among the group's visits). A place that is
+*deferred* yields nothing to its group; its part is drawn later, by a *makeup group*: a group
+with a number of its own that takes nothing from the order of the draws. So a part comes once,
+whatever is deferred when, and no committed shard changes.
+
+Groups that are not makeup groups are counted through: that is their *draw number*, by which
+alone the order of the draws knows them. Holes that are tried again are deferred afterwards, by
+*retrying* them: the group is filled without them from then on, as it was, and a makeup group
+looks for the object as it is by then.
+
+The record is written, into the index and into a file, before a group without some of its
+visits is committed, and before a makeup group is issued.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Self, TypeAlias
+
+Place: TypeAlias = tuple[int, int]  # group, number of the visit in it
+Places: TypeAlias = Mapping[int, frozenset[int]]
+
+MOST_MAKEUPS = 2000  # groups; every description of a shard names those before it
+_MOST = 1 << 62
+
+
+@dataclass(frozen=True)
+class Deferrals:
+    """The record of one cache; a change makes a new one.
+
+    Attributes:
+        deferred: places that were set aside, by group.
+        retried: places that were holes and are tried again, by group.
+        makeups: by the number of each makeup group the places whose parts it holds, in their
+            order, each as it was drawn first; none where nobody knows them any more.
+        given_up: groups below this may have been made up for by groups that nobody knows.
+        serial: how many changes led to it.
+    """
+
+    deferred: Places = field(default_factory=dict)
+    retried: Places = field(default_factory=dict)
+    makeups: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
+    given_up: int = 0
+    serial: int = 0
+
+    # Numbers
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the makeup groups, ascending."""
+        return tuple(sorted(self.makeups))
+
+    def before(self, group: int) -> tuple[int, ...]:
+        """Return the makeup groups before a group."""
+        return self.numbers[: bisect_left(self.numbers, group)]
+
+    def draw_number(self, group: int) -> int:
+        """Return how many groups before this one are no makeup groups.
+
+        >>> [Deferrals(makeups={2: (), 3: ()}).draw_number(group) for group in range(6)]
+        [0, 1, 2, 2, 2, 3]
+        """
+        return group - bisect_left(self.numbers, group)
+
+    def last_drawn(self, stop: int) -> int:
+        """Return the last group below ``stop`` that is no makeup group; -1 if there is none."""
+        while stop and stop - 1 in self.makeups:
+            stop -= 1
+        return stop - 1
+
+    # Places
+
+    def left_out(self, group: int) -> frozenset[int]:
+        """Return the visits without which a group is filled."""
+        nothing: frozenset[int] = frozenset()
+        return self.deferred.get(group, nothing) | self.retried.get(group, nothing)
+
+    def renews(self, place: Place) -> bool:
+        """Whether a place was a hole: its object may be another version by now."""
+        return place[1] in self.retried.get(place[0], ())
+
+    def first_drawn(self, place: Place) -> Place:
+        """Return where the part of a place was drawn first."""
+        held = self.makeups.get(place[0])
+        return place if held is None else held[place[1]]
+
+    @cached_property
+    def pending(self) -> tuple[Place, ...]:
+        """The places whose parts no makeup group holds, each as it was drawn first."""
+        waits = {
+            (group, place): group >= self.given_up
+            for group in {*self.deferred, *self.retried} - self.makeups.keys()
+            for place in self.left_out(group)
+        }
+        for number in self.numbers:
+            left = self.left_out(number)
+            for at, first in enumerate(self.makeups[number]):
+                waits[first] = at in left and number >= self.given_up
+        return tuple(sorted(place for place, waiting in waits.items() if waiting))
+
+    @cached_property
+    def size(self) -> int:
+        """How many places the record speaks of."""
+        lists = [*self.deferred.values(), *self.retried.values(), *self.makeups.values()]
+        return sum(map(len, lists))
+
+    def __bool__(self) -> bool:
+        return bool(self.deferred or self.retried or self.makeups)
+
+    # Changes
+
+    def deferring(self, group: int, places: Iterable[int]) -> Self:
+        """Return the record once visits of a group, that is not committed, are set aside."""
+        return self._changed(deferred=_with(self.deferred, group, places))
+
+    def retrying(self, group: int, places: Iterable[int]) -> Self:
+        """Return the record once holes of a group, that is committed, are to be tried again."""
+        return self._changed(retried=_with(self.retried, group, places))
+
+    def making_up(self, number: int, places: Iterable[Place]) -> Self:
+        """Return the record once a new makeup group holds the parts of pending places.
+
+        Raises:
+            ValueError: the number is not above all makeup groups, or a place is not pending.
+        """
+        held = tuple(sorted(places))
+        if number <= max(self.numbers, default=-1) or not set(held) <= set(self.pending):
+            raise ValueError(f"group {number} cannot make up for {held[:5]}")
+        return self._changed(makeups={**self.makeups, number: held})
+
+    def forgetting(self, stop: int) -> Self:
+        """Return the record without what makeup groups below ``stop`` held, that are committed.
+
+        Their numbers stay.
+        """
+        kept = {n: () if n < stop else held for n, held in self.makeups.items()}
+        gone = {first for held in self.makeups.values() for first in held}
+        gone -= {*self.pending, *(first for held in kept.values() for first in held)}
+        return self._changed(
+            deferred=_without(self.deferred, gone),
+            retried=_without(self.retried, gone),
+            makeups=kept,
+        )
+
+    def _changed(self, **values: Any) -> Self:
+        return replace(self, **values, serial=self.serial + 1)
+
+    # As JSON
+
+    def to_values(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "deferred": [
+                [group, sorted(self.deferred[group])] for group in sorted(self.deferred)
+            ],
+            "retried": [[group, sorted(self.retried[group])] for group in sorted(self.retried)],
+            "makeups": [[n, _packed(self.makeups[n])] for n in self.numbers],
+            "given_up": self.given_up,
+            "serial": self.serial,
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Return what `to_values` described.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is damaged.
+        """
+        return cls(
+            {number(group): _numbers(places) for group, places in values["deferred"]},
+            {number(group): _numbers(places) for group, places in values["retried"]},
+            {number(group): _unpacked(held) for group, held in values["makeups"]},
+            number(values["given_up"]),
+            number(values["serial"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one group's description of itself tells of deferrals.
+
+    Attributes:
+        group: the group.
+        left_out: visits of it that its shard would have counted, but that were left out.
+        makeups: the makeup groups before it.
+        made_up: where its visits were drawn first, and whether as a hole; empty where it is no
+            makeup group.
+    """
+
+    group: int
+    left_out: tuple[int, ...] = ()
+    makeups: tuple[int, ...] = ()
+    made_up: tuple[tuple[int, int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.left_out or self.makeups or self.made_up)
+
+
+def from_shards(told: Iterable[Told], last: int, issued: int) -> Deferrals:
+    """Return what shards alone tell, where the record is lost.
+
+    Nothing is drawn twice: what a makeup group that left the cache held nobody knows, so what
+    was deferred before it is given up.
+
+    Args:
+        told: by the shards that lie there.
+        last: the highest group of a shard that lies there; those after it may have made up, too.
+        issued: the highest group that a permit was given out for.
+    """
+    deferred: dict[int, set[int]] = {}
+    retried: dict[int, set[int]] = {}
+    makeups: dict[int, tuple[Place, ...]] = {}
+    for one in told:
+        deferred.setdefault(one.group, set()).update(one.left_out)
+        for number_ in one.makeups:
+            makeups.setdefault(number_, ())
+        if one.made_up:
+            makeups[one.group] = tuple((group, place) for group, place, _ in one.made_up)
+        for group, place, was_hole in one.made_up:
+            (retried if was_hole else deferred).setdefault(group, set()).add(place)
+    places = {
+        group: frozenset(found - retried.get(group, set())) for group, found in deferred.items()
+    }
+    unknown = [n for n, held in makeups.items() if not held]
+    unknown += [issued] if issued > last else []
+    return Deferrals(
+        {group: found for group, found in places.items() if found},
+        {group: frozenset(found) for group, found in retried.items()},
+        makeups,
+        max(unknown, default=-1) + 1,
+    )
+
+
+def newest(records: Iterable[Deferrals | None]) -> Deferrals | None:
+    """Return the newest of the records that were kept; None where there is none."""
+    kept = [record for record in records if record is not None and record.serial]
+    return max(kept, key=lambda record: record.serial, default=None)
+
+
+def number(value: Any) -> int:
+    """Return a value that must be a number of something.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError("a number that is none")
+    return value
+
+
+def _with(places: Places, group: int, more: Iterable[int]) -> Places:
+    return {**places, group: places.get(group, frozenset()) | frozenset(more)}
+
+
+def _without(places: Places, gone: set[Place]) -> Places:
+    kept = {
+        group: frozenset(place for place in found if (group, place) not in gone)
+        for group, found in places.items()
+    }
+    return {group: found for group, found in kept.items() if found}
+
+
+def _numbers(values: Sequence[Any]) -> frozenset[int]:
+    return frozenset(map(number, values))
+
+
+def _packed(held: Sequence[Place]) -> list[Any]:
+    """Return places by group, each group's number once."""
+    grouped = groupby(held, key=lambda place: place[0])
+    return [[group, [place for _, place in places]] for group, places in grouped]
+
+
+def _unpacked(values: Sequence[Any]) -> tuple[Place, ...]:
+    return tuple((number(group), number(place)) for group, places in values for place in places)
