@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from growcache.errors import CorruptShardError
 from growcache.loading.arena import Arena
 from growcache.loading.buffers import Allocate
 from growcache.loading.calls import blamed
-from growcache.loading.columns import Places
+from growcache.loading.columns import Places, Rows
 from growcache.loading.crews import Crew, arguments_of
 from growcache.loading.framework import BLOCK_BYTES, Booleans, Bytes, Carrier, Framework
 from growcache.loading.gather import FIRST_BYTES, Column, Gatherer, Ramp, batches_per_block
@@ -188,24 +189,42 @@ class Assembler:
         if self._transform is None or self._transform.schema is not None:
             self._ramp.begin(self._gatherer.filled)
 
-    def add(self, pieces: list[Piece], walked: list[Piece]) -> None:
+    def add(self, pieces: list[Piece], walked: list[Piece]) -> bool:
         """Append rows of one pass; its snapshot may be closed afterwards.
 
         Args:
             pieces: the rows of this rank.
             walked: the rows of all ranks that share the cache.
+
+        Returns:
+            Whether all could be read. If not, nothing was appended, and the shards that are damaged
+            say so.
         """
+        before = self._gatherer.filled
+        parts = [window.part(start, stop) for window, start, stop in pieces]
+        if not self._copied(parts):
+            self._gatherer.rewind(before)
+            return False
         self._walked += walked
-        for piece in pieces:
-            window, start, stop = piece
-            rows = window.part(start, stop)
-            self.losses.note(piece, self._gatherer.filled)
-            self._gatherer.add(rows)
-            self._drawn.append((window.numbers, rows.places))
+        for piece, rows in zip(pieces, parts, strict=True):
+            self.losses.note(piece, before)
+            before += len(rows)
+            self._drawn.append((piece.window.numbers, rows.places))
             if self._options.marks_valid:
                 self._valid.append(_valid(piece))
             if self._transform is not None:
                 self._note(self._transform, piece)
+        return True
+
+    def _copied(self, parts: list[Rows]) -> bool:
+        try:
+            for rows in parts:
+                self._gatherer.add(rows)
+        except CorruptShardError:
+            if not any(rows.damaged() for rows in parts):
+                raise
+            return False
+        return all(rows.shards.whole() or not rows.damaged() for rows in parts)
 
     def _note(self, transform: Transform, piece: Piece) -> None:
         window, start, stop = piece

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from growcache.cache.formats.mapped import RaggedColumn
+from growcache.cache.formats import bus_errors
+from growcache.cache.formats.mapped import RaggedColumn, Sentinel
 from growcache.errors import CacheError
 from growcache.loading.framework import Bytes, Integers
 from growcache.schema import Array
@@ -34,6 +35,14 @@ class Columns(Protocol):
     @property
     def ragged(self) -> Mapping[str, RaggedColumn]:
         """All others."""
+
+    @property
+    def sentinels(self) -> Sequence[Sentinel]:
+        """Bytes that tell whether it was cut short."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether bytes of it were missing when they were touched."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -144,6 +153,11 @@ class Rows:
         values = {name: values.chosen(which) for name, values in self.values.items()}
         return Rows(self.shards, self.places[which], values)
 
+    def damaged(self) -> bool:
+        """Whether some of them may be zeros: their files were cut short since they were mapped."""
+        places = self.shards.damaged()
+        return bool(places) and bool(np.isin(self.places, places).any())
+
     def memory(self, name: str) -> Bytes:
         """Return what the values of a field lie in: uint8 [k].
 
@@ -165,6 +179,7 @@ class Shards:
         self._counts = np.array([0 if s is None else len(s) for s in shards], np.uint64)
         self._columns: dict[str, Column] = {}
         self._closed = False
+        self._sentinels = _Sentinels([s for s in shards if s is not None])
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -200,6 +215,15 @@ class Shards:
         self._check(places, rows)
         values = {name: self.column(name).values(places, rows) for name in names}
         return Rows(self, places.astype(np.min_scalar_type(len(self))), values)
+
+    def whole(self) -> bool:
+        """Whether all that was copied out of the shards was there; asked after each copy."""
+        return self._sentinels.hold() and not bus_errors.any_damaged()
+
+    def damaged(self) -> list[int]:
+        """Return the places of shards whose files were cut short since they were mapped."""
+        shards = enumerate(self._shards)
+        return [place for place, shard in shards if shard is not None and shard.damaged]
 
     def _check(self, places: Integers, rows: Integers) -> None:
         # Below zero is beyond all as an unsigned number: one comparison less.
@@ -242,6 +266,26 @@ def _varied(columns: Sequence[RaggedColumn | None]) -> Varied:
         np.concatenate([column.lengths for column in there]),
         np.concatenate([column.dims for column in there]),
     )
+
+
+class _Sentinels:
+    """The sentinels of some shards, looked at in one operation.
+
+    Args:
+        shards: that are mapped as long as these are looked at.
+    """
+
+    def __init__(self, shards: Sequence[Columns]) -> None:
+        found = [sentinel for shard in shards for sentinel in shard.sentinels]
+        addresses = np.array([sentinel.address for sentinel in found], np.int64)
+        first, last = (addresses.min(), addresses.max() + 1) if found else (0, 0)
+        self._memory: Bytes = np.asarray(_Addresses(int(first), int(last), ()))
+        self._places = addresses - first
+        self._values = np.array([sentinel.value for sentinel in found], np.uint8)
+
+    def hold(self) -> bool:
+        """Whether all of them hold."""
+        return bool((self._memory[self._places] == self._values).all())
 
 
 class _Addresses:

@@ -118,6 +118,12 @@ class Gatherer:
             column.add(rows, self.filled)
         self.filled += len(rows)
 
+    def rewind(self, filled: int) -> None:
+        """Take rows back: only the first so many of the block stay."""
+        self.filled = filled
+        for column in self._columns:
+            column.rewind(filled)
+
     def finish(self) -> dict[str, Column]:
         """Return the block: arrays [filled, *shape] in the dtypes of the schema, or `Ragged`."""
         rows, self.filled = self.filled, 0
@@ -147,6 +153,9 @@ class _Equal:
         out = _rows(self._buffer, self._nbytes, start, start + len(rows))
         if out.size:
             self._take(memory, rows.values[self.field.name].begins, out)
+
+    def rewind(self, filled: int) -> None:
+        pass  # rows are counted by the block
 
     def finish(self, rows: int) -> Array:
         buffer, self._buffer = self._buffer, None
@@ -179,6 +188,10 @@ class _Varied:
         run = Run(rows.memory(self.field.name), begins, lengths)
         copy_values(run, self._item_bytes, out, self._take_slices)
         self._added.append(Ragged(self.field, out, ends, dims))
+
+    def rewind(self, filled: int) -> None:
+        while sum(map(len, self._added)) > filled:
+            self._added.pop()
 
     def finish(self, rows: int) -> Ragged:
         added, self._added = self._added, []

@@ -139,13 +139,35 @@ class MapPool:
                 mapped.bring(asking=self._asks())
             else:
                 self._bring(row, mapped, cache_format)
+            if kept is None:
+                mapped.remember_ends()
+            if mapped.damaged or (
+                kept is None and not self._is_long(row, mapped, cache_format)
+            ):
+                raise self._cut_short(row, cache_format)
         except CorruptShardError as error:
-            self._bad[key] = str(error)
-            _log.warning("skipping a corrupt shard: %s", error)
+            self._condemn(key, error)
             raise
         with undivided(), self._lock:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
+
+    def condemn(self, row: ShardRow, cache_format: str) -> None:
+        """Have a shard that the caller holds count as corrupt: its map is damaged."""
+        self._condemn(key_of(row), self._cut_short(row, cache_format))
+
+    def _condemn(self, key: Key, error: CorruptShardError) -> None:
+        with undivided(), self._lock:
+            if key in self._bad:
+                return
+            self._bad[key] = str(error)
+        _log.warning("skipping a corrupt shard: %s", error)
+
+    def _cut_short(self, row: ShardRow, cache_format: str) -> CorruptShardError:
+        return CorruptShardError(
+            f"{shard_path(self._layout, row.number, cache_format)}: it was cut short while it was "
+            "read, or the disk fails; run growcache check"
+        )
 
     def _map(self, row: ShardRow, schema: Schema, cache_format: str) -> MappedShard:
         key, before = key_of(row), self._stamp(row, cache_format)
@@ -157,6 +179,14 @@ class MapPool:
             if stamp is not None and stamp == first == self._known.get(key):
                 self._verified.add(key)
         return mapped
+
+    def _is_long(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> bool:
+        """Whether the files have their length still, so that what was read of them was there."""
+        files = shard_files(self._layout, row.number, cache_format) if row.samples else ()
+        try:
+            return sum(path.stat().st_size for path in files) == mapped.nbytes
+        except FileNotFoundError:
+            return False
 
     def _stamp(self, row: ShardRow, cache_format: str) -> Stamp | None:
         return stamp_of(shard_files(self._layout, row.number, cache_format))

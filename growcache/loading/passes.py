@@ -28,7 +28,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import Mark, PassPlan, Rest
 from growcache.loading.stopping import StoppedError
 from growcache.loading.timing import Timing
-from growcache.loading.windows import OpenWindow, Piece
+from growcache.loading.windows import OpenWindow, Piece, count_rows, without_damaged
 
 # What may end work that was begun ahead; where its result is not needed, nor is this.
 OUTSIDE = (StoppedError, GrowcacheError, OSError)
@@ -83,6 +83,7 @@ class Walk:
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
+        self._again: deque[Piece] = deque()  # to be taken before what the window has
         self._taken: list[Window] = []  # of what was taken last: it may not be read yet
         # What a process that dies now, and comes back, would need once more.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
@@ -148,10 +149,12 @@ class Walk:
         Raises:
             StoppedError: the walk was asked to end.
         """
-        self._close_through()  # what was taken before has been copied
-        pieces: list[Piece] = []
+        if not self._again:
+            self._close_through()  # what was taken before has been copied
         window = self._window
         self._taken = [window.plan] if window and self._cursor < len(window) else []
+        pieces = self._taken_again(rows)
+        rows -= count_rows(pieces)
         while rows and self._has_rows():
             assert self._window is not None
             stop = min(self._cursor + rows, len(self._window))
@@ -159,6 +162,38 @@ class Walk:
             rows -= stop - self._cursor
             self._cursor, self.lost = stop, self._window.lost_until(stop - 1)
         return pieces
+
+    def _taken_again(self, rows: int) -> list[Piece]:
+        """Return the next so many of the rows that `take_again` was told of, or all."""
+        pieces: list[Piece] = []
+        while rows and self._again:
+            window, start, stop = self._again.popleft()
+            end = min(start + rows, stop)
+            if end < stop:
+                self._again.appendleft(Piece(window, end, stop))
+            pieces.append(Piece(window, start, end))
+            rows -= end - start
+            self._taken.append(window.plan)
+            self.lost = window.lost_until(end - 1)
+        return pieces
+
+    def take_again(self, pieces: list[Piece]) -> None:
+        """Have rows taken once more, without those of shards that are damaged.
+
+        Args:
+            pieces: as `take` returned them last, of which nothing was kept.
+        """
+        rest, dropped = self._again, 0
+        self._again = deque()
+        for window, start, stop in _merged([*pieces, *rest]):
+            whole = without_damaged(self._options, window, start)
+            whole.lost_before += dropped
+            dropped += len(window) - len(whole)
+            end = _end_in(whole, window, stop)
+            if start < end:
+                self._again.append(Piece(whole, start, end))
+            if window is self._window:
+                self._window, self._cursor = whole, end
 
     def _has_rows(self) -> bool:
         """Whether the pass goes on; enters the window in which it does."""
@@ -249,6 +284,7 @@ class Walk:
         if self._window is not None:
             self._through.append(self._window)
         self._next_window = self._window = None
+        self._again.clear()
         self._close_through()
 
     def _close_through(self) -> None:
@@ -349,6 +385,31 @@ class Walk:
 def _close_all(windows: list[OpenWindow]) -> None:
     for window in windows:
         window.close()
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces with one for each window."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        if merged and merged[-1].window is piece.window:
+            piece = merged.pop()._replace(stop=piece.stop)
+        merged.append(piece)
+    return merged
+
+
+def _end_in(whole: OpenWindow, window: OpenWindow, stop: int) -> int:
+    """Return how many rows of a window are left of its first ones, where others were dropped.
+
+    Args:
+        whole: the window without them.
+        window: as it was.
+        stop: how many rows of it are looked at.
+    """
+    if len(whole) == len(window):
+        return stop
+    assert whole.offsets is not None
+    last = window.position(stop - 1) - window.plan.first
+    return int(np.searchsorted(whole.offsets, last, side="right"))
 
 
 def _end(window: Window) -> tuple[int, int]:

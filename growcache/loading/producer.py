@@ -207,7 +207,10 @@ class Producer:
             first, done, empty_passes = done, done + count_rows(pieces), 0
             if not self._abandoned(epoch):
                 padding = _padding(pieces[-1], deal) if done == deal.rows else []
-                self._add(walk, pieces, _mine(pieces, first, deal), padding)
+                if not self._add(walk, pieces, _mine(pieces, first, deal), padding):
+                    walk.take_again(pieces)
+                    done = first
+                    continue
             if done == deal.rows or done == end:
                 self._put(epoch, walk)
                 begun = done
@@ -224,7 +227,10 @@ class Producer:
             usable = self._options.usable(found)
             if usable:
                 kept = _shortened(pieces, usable)
-                self._add(walk, kept, kept, [])
+                if not self._add(walk, kept, kept, []):
+                    walk.take_again(pieces)
+                    found = wanted
+                    continue
                 self._put(epoch, walk)
                 delivered += usable
         if not delivered and not self._abandoned(epoch):
@@ -248,9 +254,10 @@ class Producer:
                 self._hurry()
                 empty_passes += 1
                 continue
+            if not self._abandoned(epoch) and not self._add(walk, pieces, pieces, []):
+                walk.take_again(pieces)
+                continue
             left, empty_passes = left - count_rows(pieces), 0
-            if not self._abandoned(epoch):
-                self._add(walk, pieces, pieces, [])
             assert self._assembler is not None
             if left <= 0 or not self._assembler.room:
                 self._put(epoch, walk)
@@ -263,12 +270,18 @@ class Producer:
 
     def _add(
         self, walk: Walk, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
-    ) -> None:
-        """Put this rank's rows into the block, and count what all ranks read."""
+    ) -> bool:
+        """Put this rank's rows into the block, and count what all ranks read.
+
+        Returns:
+            Whether they could be read; if not, nothing was put or counted.
+        """
         assert self._assembler is not None
         with self._timed():
-            self._assembler.add(mine + padding, pieces)
-        walk.read(pieces)
+            added = self._assembler.add(mine + padding, pieces)
+        if added:
+            walk.read(pieces)
+        return added
 
     def _lost_behind(self, walk: Walk) -> int:
         """Return how many rows were lost behind the last block, or were passed over with others."""

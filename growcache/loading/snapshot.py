@@ -247,6 +247,10 @@ class Snapshot:
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
 
+    def condemn(self, number: int) -> None:
+        """Have a shard count as corrupt from now on, for its map is damaged."""
+        self._maps.condemn(self._rows[number], self.view.cache_format)
+
     def enter(self, numbers: Iterable[int]) -> None:
         """Say that a window is about to read these shards, as far as they are here."""
         self._maps.enter(self._keys(numbers))

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from growcache.cache.formats import bus_errors
 from growcache.errors import CorruptShardError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -78,6 +79,7 @@ def _copy(read: _Read, rows: Integers, target: int, wanted: int) -> bool:
         if copied == wanted:
             break
         if copied < 0 and ctypes.get_errno() == errno.EFAULT:
+            bus_errors.mark_damaged(int(rows[0, 0]))
             raise CorruptShardError(
                 "a shard cannot be read where it is mapped: its file was cut short, or the "
                 "disk fails; run growcache check"

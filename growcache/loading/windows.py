@@ -244,6 +244,56 @@ def _without_lost(
     return replace(window, corrupt=corrupt)
 
 
+def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> OpenWindow:
+    """Return a window without the rows of shards that were damaged since it was opened.
+
+    Where ranks share the cache, other rows stand in for them.
+
+    Args:
+        options: of the loader.
+        window: some of whose rows were delivered.
+        first: the first row that was not; all before it stay as they are.
+
+    Raises:
+        CorruptShardError: no shard can be read that could stand in.
+    """
+    places = window.shards.damaged()
+    if not places:
+        return window
+    numbers = [window.numbers[place] for place in places]
+    for number in numbers:
+        window.snapshot.condemn(number)
+    good = ~np.isin(window.located(0, len(window))[0], places)
+    corrupt = tuple(dict.fromkeys((*window.corrupt, *numbers)))
+    if options.ranks.share:
+        return replace(_stood_in(options, window, good, first), corrupt=corrupt)
+    kept = good | (np.arange(len(window)) < first)
+    lost = window.lost + int((~kept).sum())
+    return replace(window.chosen(np.flatnonzero(kept)), lost=lost, corrupt=corrupt)
+
+
+def _stood_in(
+    options: LoaderOptions, window: OpenWindow, good: Booleans, first: int
+) -> OpenWindow:
+    """Return the window with other rows in the places of those that are not good any more.
+
+    Args:
+        options: of the loader.
+        window: with as many rows as planned.
+        good: which rows can be read.
+        first: the first row that is not delivered yet.
+    """
+    before = np.arange(len(window)) < first
+    valid = good | before if window.valid is None else window.valid & (good | before)
+    if not good.any():
+        window, good = _borrowed(options, window)
+    chosen = np.where(before, np.arange(len(window)), stand_ins(good))
+    window = replace(window, order=window.order[chosen], valid=valid)
+    names = options.chosen(window.snapshot.schema).names
+    located = window.located(0, len(window))
+    return replace(window, rows=window.shards.rows(names, *located))
+
+
 def _mapped(
     snapshot: Snapshot, number: int, unreadable: Container[int], stopped: Callable[[], bool]
 ) -> MappedShard | None:

@@ -66,6 +66,8 @@ class Columns:
         lengths = np.array([len(v) for v in values], np.int64)
         memory = np.frombuffer(b"".join(values) + b"end", np.uint8)
         self.fields: dict[str, Any] = {}
+        self.sentinels = ()
+        self.damaged = False
         self.ragged = {
             "x": RaggedColumn(memory, np.cumsum(lengths) - lengths, lengths, lengths[:, None])
         }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from growcache.cache.formats import bus_errors
 from growcache.cache.formats.mapping import bring, in_memory, let_go
 from growcache.errors import CorruptShardError
 from growcache.schema import STR, Array, Field, Sample, Schema, Value
@@ -36,6 +39,34 @@ class RaggedColumn:
     dims: Integers
 
 
+class Sentinel(NamedTuple):
+    """The last byte of a file that tells whether the file was cut short since.
+
+    Where a file ends in the middle of a page, the rest of the page reads as zeros, and no error tells
+    of it. So this is the last byte of the last page that is not zero: zeros behind it stay
+    what they are.
+
+    Attributes:
+        address: of the byte.
+        value: that it has.
+    """
+
+    address: int
+    value: int
+
+    @classmethod
+    def of(cls, memory: Bytes) -> Sentinel:
+        """Return that of a whole file, which is not empty."""
+        first = (len(memory) - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        filled = np.flatnonzero(memory[first:])
+        place = first + int(filled[-1]) if len(filled) else len(memory) - 1
+        return cls(memory.ctypes.data + place, int(memory[place]))
+
+    def holds(self) -> bool:
+        """Return whether the byte has the value still; its map must be there."""
+        return ctypes.c_uint8.from_address(self.address).value == self.value
+
+
 class MappedShard:
     """The files of a shard in memory.
 
@@ -52,6 +83,7 @@ class MappedShard:
         fields: per name uint8 [samples, nbytes], strided views of a map.
         ragged: per name the values of every other field.
         memories: the files.
+        sentinels: of the files, once `remember_ends` was called.
     """
 
     def __init__(
@@ -68,6 +100,7 @@ class MappedShard:
         self.ragged = dict(ragged)
         self._samples = samples
         self.memories = tuple(memories)
+        self.sentinels: tuple[Sentinel, ...] = ()
 
     def __len__(self) -> int:
         return self._samples
@@ -77,9 +110,12 @@ class MappedShard:
 
         Raises:
             IndexError: there is none of that number, or the shard is closed.
+            CorruptShardError: a file was cut short since it was mapped.
         """
         i = range(len(self))[i]
-        return {field.name: self._value(field, i) for field in self.schema.fields}
+        sample = {field.name: self._value(field, i) for field in self.schema.fields}
+        self.refuse_damaged()
+        return sample
 
     def _value(self, field: Field, i: int) -> Value:
         rows = self.fields.get(field.name)
@@ -130,6 +166,34 @@ class MappedShard:
         """Whether touching the files needs no disk, so far as this user may know."""
         return all(isinstance(m, bytes) or in_memory(m) for m in self.memories)
 
+    def remember_ends(self) -> None:
+        """Remember how the files end, for `damaged`; the caller knows that they are whole."""
+        self.sentinels = tuple(map(Sentinel.of, filter(len, self._maps())))
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a file was cut short, or could not be read, since it was mapped.
+
+        What was copied out of the maps before this was asked may be zeros then.
+        """
+        ends = [sentinel.holds() for sentinel in self.sentinels]  # to touch them may tell, too
+        return not all(ends) or any(map(bus_errors.is_damaged, self._maps()))
+
+    def _maps(self) -> list[Bytes]:
+        return [memory for memory in self.memories if isinstance(memory, np.ndarray)]
+
+    def refuse_damaged(self) -> None:
+        """Do nothing, unless the shard is `damaged`.
+
+        Raises:
+            CorruptShardError: it is.
+        """
+        if self.damaged:
+            raise CorruptShardError(
+                "a shard cannot be read where it is mapped: its file was cut short, or the disk "
+                "fails; run growcache check"
+            )
+
     def let_go(self) -> None:
         """Forget the pages of the files, which come again when they are touched."""
         for memory in self.memories:
@@ -138,7 +202,7 @@ class MappedShard:
 
     def close(self) -> None:
         """Let go of the files; each is unmapped when the last array that views it goes."""
-        self.memories = ()
+        self.memories = self.sentinels = ()
         self._samples = 0
         self.fields, self.ragged = {}, {}
 

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from growcache.cache.formats import bus_errors
 from growcache.errors import CacheError, CorruptShardError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -60,7 +61,13 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Map:
-    """What the arrays of a file stand on; unmapped with the last of them."""
+    """What the arrays of a file stand on; unmapped with the last of them.
+
+    Args:
+        descriptor: of the file.
+        size: in bytes.
+        flags: as of ``mmap``.
+    """
 
     def __init__(self, descriptor: int, size: int, flags: int = mmap.MAP_PRIVATE) -> None:
         self._size = size
@@ -72,6 +79,8 @@ class _Map:
                 f"cannot map a file of {size:,} bytes: {_reason()}; a process may have as many "
                 "maps as sysctl vm.max_map_count says: larger shards need fewer"
             )
+        if flags & mmap.MAP_PRIVATE:  # what others write may be cut short by them
+            bus_errors.watch(self._address, size)
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -79,8 +88,9 @@ class _Map:
             "data": (self._address, False),
         }
 
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
+    def __del__(self, unwatch: Any = bus_errors.unwatch, munmap: Any = _libc.munmap) -> None:
         if self._address != _FAILED:
+            unwatch(self._address)
             munmap(self._address, self._size)
 
 
