@@ -9,8 +9,9 @@ import gzip
 import importlib.util
 import io
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -18,7 +19,7 @@ import orjson
 
 from growcache.config import SourceConfig, table_kind
 from growcache.errors import ConfigError, FormatError, StoreError
-from growcache.remote.store import Entry, open_store
+from growcache.remote.store import Entry, Store, open_store
 from growcache.remote.tables import Growing, Table
 from growcache.remote.urls import LOCAL, parse_url, redact
 
@@ -26,9 +27,28 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MOST_BYTES = 1_000_000_000  # of a table, unpacked
+PIECE = 1 << 22  # bytes that are read at a time, where a rate is to be kept
 ROWS = 1 << 14  # that are objects of Python at once
 
 Columns: TypeAlias = dict[str, Growing]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be read of a store, and who counts it.
+
+    Attributes:
+        most_bytes: of a table; None: any.
+        piece_bytes: so many at a time; None: all at once.
+        spent: called after each piece with its bytes; returns when the next one may be read.
+    """
+
+    most_bytes: int | None = None
+    piece_bytes: int | None = None
+    spent: Callable[[int], Awaitable[None]] | None = None
+
+
+UNBOUNDED = Budget()
 
 
 def require_reader(url: str) -> None:
@@ -43,7 +63,9 @@ def require_reader(url: str) -> None:
         )
 
 
-def fetch(url: str, source: SourceConfig, timeout_seconds: float) -> Buffer:
+def fetch(
+    url: str, source: SourceConfig, timeout_seconds: float, budget: Budget = UNBOUNDED
+) -> Buffer:
     """Return the bytes of the one object that a URL names. Blocks.
 
     Args:
@@ -51,6 +73,7 @@ def fetch(url: str, source: SourceConfig, timeout_seconds: float) -> Buffer:
             is no local path.
         source: as configured.
         timeout_seconds: without progress for so long it is given up.
+        budget: of what is read; a local table costs nothing.
 
     Raises:
         ConfigError: not one object, or too large a one.
@@ -63,7 +86,7 @@ def fetch(url: str, source: SourceConfig, timeout_seconds: float) -> Buffer:
 
     async def read(entry: Entry) -> Buffer:
         try:
-            return await store.read(entry)
+            return await _read(store, entry, UNBOUNDED if local else budget)
         finally:
             await store.close()
 
@@ -71,11 +94,31 @@ def fetch(url: str, source: SourceConfig, timeout_seconds: float) -> Buffer:
         raise ConfigError(f"expected one table at {redact(url)}, found {len(listed)}")
     if listed[0].size > MOST_BYTES:
         _refuse_size(f"{listed[0].size:,}")
+    if not local and budget.most_bytes is not None and listed[0].size >= budget.most_bytes:
+        raise ConfigError(
+            f"reading it takes {listed[0].size:,} bytes, and sampling.max_egress lets a run read "
+            f"{budget.most_bytes:,}; raise that, or make the table smaller"
+        )
     return asyncio.run(read(listed[0]))
 
 
+async def _read(store: Store, entry: Entry, budget: Budget) -> Buffer:
+    piece = budget.piece_bytes or max(1, entry.size)
+    pieces: list[Buffer] = []
+    for start in range(0, entry.size, piece):
+        pieces.append(await store.read(entry, start, min(entry.size, start + piece)))
+        if budget.spent is not None:
+            await budget.spent(memoryview(pieces[-1]).nbytes)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 def read_table(
-    url: str, key: str, columns: Sequence[str], source: SourceConfig, timeout_seconds: float
+    url: str,
+    key: str,
+    columns: Sequence[str],
+    source: SourceConfig,
+    timeout_seconds: float,
+    budget: Budget = UNBOUNDED,
 ) -> Table:
     """Return a table. Blocks, for some seconds where it has a million rows.
 
@@ -85,6 +128,7 @@ def read_table(
         columns: the others that are wanted.
         source: see `fetch`.
         timeout_seconds: see `fetch`.
+        budget: see `fetch`.
 
     Raises:
         ConfigError: it is not one, or lacks a column; says what is wrong, and where.
@@ -92,7 +136,7 @@ def read_table(
     """
     shown = redact(url)
     try:
-        data = fetch(url, source, timeout_seconds)
+        data = fetch(url, source, timeout_seconds, budget)
         return parse_table(data, table_kind(url), key, columns)
     except StoreError as error:
         told = type(error)(f"source.labels: {error}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from growcache.config import MATCHES, LabelsConfig, SourceConfig
 from growcache.errors import ConfigError
-from growcache.remote.table_files import read_table
+from growcache.remote.table_files import UNBOUNDED, Budget, read_table
 from growcache.remote.tables import NONE, Ints, Table
 from growcache.remote.urls import LOCAL, parse_url, redact
 from growcache.sampling.messages import Joined
@@ -141,8 +141,15 @@ def _respelled(spellings: Sequence[tuple[str, str]]) -> Way:
     return spelled
 
 
-def read_labels(source: SourceConfig, timeout_seconds: float) -> Labels:
+def read_labels(
+    source: SourceConfig, timeout_seconds: float, budget: Budget = UNBOUNDED
+) -> Labels:
     """Return the labels of a source. Blocks.
+
+    Args:
+        source: with ``labels``.
+        timeout_seconds: without progress for so long it is given up.
+        budget: of what is read.
 
     Raises:
         ConfigError: the table cannot be used; says why.
@@ -150,5 +157,5 @@ def read_labels(source: SourceConfig, timeout_seconds: float) -> Labels:
     """
     wanted = source.labels
     assert wanted is not None
-    table = read_table(wanted.url, wanted.key, wanted.columns, source, timeout_seconds)
+    table = read_table(wanted.url, wanted.key, wanted.columns, source, timeout_seconds, budget)
     return Labels(source, table)

@@ -7,20 +7,23 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from growcache.config import SourceConfig
+from growcache.config import SamplingConfig, SourceConfig
 from growcache.errors import GrowcacheError, SamplingError
 from growcache.remote.sources import each, firsts, numbered, owner
+from growcache.remote.table_files import PIECE, UNBOUNDED, Budget
 from growcache.remote.tables import NONE
 from growcache.sampling.draws import Ints
 from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import Joined
+from growcache.sampling.pace import Pace
 from growcache.sampling.pairs import Complete, Pairs
 
 AnyLabels: TypeAlias = "Labels | MixedLabels"
+T = TypeVar("T")
 AnyPairs: TypeAlias = "Pairs | MixedPairs"
 
 
@@ -147,7 +150,9 @@ def pairs_of(sources: Sequence[SourceConfig]) -> AnyPairs | None:
     return Pairs(sources[0].fields) if len(sources) == 1 else MixedPairs(sources)
 
 
-def read_all_labels(sources: Sequence[SourceConfig], timeout_seconds: float) -> AnyLabels:
+def read_all_labels(
+    sources: Sequence[SourceConfig], timeout_seconds: float, budget: Budget = UNBOUNDED
+) -> AnyLabels:
     """Return the labels of all sources. Blocks.
 
     Raises:
@@ -156,7 +161,9 @@ def read_all_labels(sources: Sequence[SourceConfig], timeout_seconds: float) -> 
     """
 
     def read(source: SourceConfig) -> Labels | None:
-        return None if source.labels is None else read_labels(source, timeout_seconds)
+        if source.labels is None:
+            return None
+        return read_labels(source, timeout_seconds, budget)
 
     found = each(sources, read)
     only = found[0]
@@ -168,30 +175,44 @@ class Reading:
 
     Args:
         sources: of which one at least has ``labels``.
-        timeout_seconds: without progress for so long it is given up.
+        sampling: what may be read at all, and how fast.
+        on_bytes: told how many bytes were read, on the event loop.
         on_end: told the labels, or why there are none, on the event loop.
     """
 
     def __init__(
         self,
         sources: Sequence[SourceConfig],
-        timeout_seconds: float,
+        sampling: SamplingConfig,
+        on_bytes: Callable[[int], None],
         on_end: Callable[[AnyLabels | GrowcacheError], None],
     ) -> None:
         self._sources = sources
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds = sampling.timeout_seconds
+        self._pace = Pace(sampling.max_bytes_per_second)
+        paced = None if sampling.max_bytes_per_second is None else PIECE
+        self._budget = Budget(sampling.max_egress, paced, self._spent)
+        self._on_bytes = on_bytes
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="labels", daemon=True).start()
 
+    async def _spent(self, nbytes: int) -> None:
+        self._tell(self._on_bytes, nbytes)
+        self._pace.charge(nbytes)
+        await self._pace.wait()
+
+    def _tell(self, whom: Callable[[T], None], what: T) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(whom, what)
+
     def _run(self) -> None:
         try:
             found: AnyLabels | GrowcacheError = read_all_labels(
-                self._sources, self._timeout_seconds
+                self._sources, self._timeout_seconds, self._budget
             )
         except GrowcacheError as error:
             found = error
         except Exception as error:  # noqa: BLE001 - a client may raise anything; all is told
             found = SamplingError(f"source.labels: {type(error).__name__}: {error}")
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._on_end, found)
+        self._tell(self._on_end, found)

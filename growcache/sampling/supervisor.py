@@ -222,8 +222,12 @@ class Supervisor:
 
     def _start_labels(self) -> None:
         if self._unlabelled:
-            timeout = self._config.sampling.timeout_seconds
-            Reading(self._config.sources, timeout, self._labels_came)
+            sampling = self._config.sampling
+            Reading(self._config.sources, sampling, self._fetched, self._labels_came)
+
+    def _fetched(self, nbytes: int) -> None:
+        """Count bytes that this process read from the store."""
+        self._overview.egress_bytes += nbytes
 
     def _labels_came(self, found: AnyLabels | GrowcacheError) -> None:
         if isinstance(found, GrowcacheError):
