@@ -18,7 +18,7 @@ class Cut:
         samples_per_object: about how many samples one visit yields.
         stride_bytes: bytes that an object advances per sample.
         overhead_bytes: bytes of an object that hold no sample.
-        whole: each object is one part (it is read whole, or objects are weighted alike).
+        whole: each object is one part (it is read whole, or drawn at random and independently).
         ranged: whether its format reads parts of objects by byte range.
         samples_per_whole: about how many samples an object yields that is one part.
     """

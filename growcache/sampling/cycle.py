@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from growcache.sampling.draws import Ints, Permutation
+from growcache.sampling.draws import Ints, Order, Permutation
 from growcache.seeding import derive, stream64
 
 _CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
@@ -30,8 +31,12 @@ class _Stretch:
     draws: int
     edition: int
     round: int
-    order: Permutation
-    earlier: tuple[tuple[Permutation, int], ...] = ()
+    order: Order
+    earlier: tuple[tuple[Order, int], ...] = ()
+
+
+# As `draws.MakeOrder`, of an edition and the parts that the stratum has in it.
+OrderOf: TypeAlias = Callable[[int, int, int, tuple[Order, int] | None], Order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,12 @@ class Cycle:
 
     Args:
         where: what the orders depend on, beside edition and round.
+        order: makes the orders; by default parts are permuted.
     """
 
-    def __init__(self, *where: int | str) -> None:
+    def __init__(self, *where: int | str, order: OrderOf | None = None) -> None:
         self._where = where
+        self._order = order or self._permuted
         # Ascending; the last goes on for ever, with full rounds of its edition behind it.
         self._stretches: list[_Stretch] = []
         self._walked: tuple[_Stretch, int, int] | None = None  # draws and positions passed
@@ -77,7 +84,7 @@ class Cycle:
             return
         earlier = (*last.earlier, (last.order, self._position(last, yielded)))
         left = last.draws - yielded + parts - last.order.size
-        order = self._full(drawn, parts, edition, last.round).order
+        order = self._order(edition, parts, last.round, earlier[-1])
         self._stretches += [last, _Stretch(drawn, left, edition, last.round, order, earlier)]
 
     def draw(self, start: int, stop: int) -> Drawn:
@@ -118,8 +125,13 @@ class Cycle:
         return min([stretch.first + stretch.draws, *following])
 
     def _full(self, first: int, parts: int, edition: int, round_: int) -> _Stretch:
-        order = Permutation(parts, derive(*self._where, "order", edition, round_))
+        order = self._order(edition, parts, round_, None)
         return _Stretch(first, parts, edition, round_, order)
+
+    def _permuted(
+        self, edition: int, parts: int, round_: int, before: tuple[Order, int] | None
+    ) -> Order:
+        return Permutation(parts, derive(*self._where, "order", edition, round_))
 
     def _parts(self, stretch: _Stretch, skip: int, count: int) -> Ints:
         if not stretch.earlier:

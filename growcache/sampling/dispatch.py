@@ -29,7 +29,7 @@ from growcache.sampling.permits import LISTING_FIRST, Outlook, Verdict, decide
 from growcache.sampling.population import Population
 from growcache.sampling.reasons import reason, suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
-from growcache.sampling.sizing import check_bound
+from growcache.sampling.sizing import check_bound, takes
 from growcache.sampling.wished import NO_ROOM, Task, Wished
 from growcache.usercode import printable, short
 
@@ -175,7 +175,6 @@ class Dispatcher:
     def _take_off(
         self, draw: Draw, tries: int, write: tuple[int, ...], fresh: tuple[int, ...]
     ) -> Permit:
-        whole_objects = self._config.sampling.weight_by == "objects"
         record = self._cache.deferrals
         made_up = record.makeups.get(draw.group) or ()
         stops = self._drawing.population.stops(draw)
@@ -191,7 +190,7 @@ class Dispatcher:
             round=draw.round,
             shards=self._shards_of(draw.group),
             stops=stops,
-            take=self._sizing.samples_per_object if whole_objects else None,
+            take=self._sizing.samples_per_object if takes(self._config.sampling) else None,
             editions=tuple(
                 (edition.objects, edition.digest, edition.first_group)
                 for edition in self._cache.editions[: draw.edition + 1]

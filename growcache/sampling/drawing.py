@@ -17,12 +17,14 @@ from growcache.cache.index.rows import Edition
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.remote.catalog import Catalog
-from growcache.sampling.draws import Draw, Draws, Ints, Sizing, Span
+from growcache.sampling.draws import Draw, Draws, Ints, MakeOrder, Order, Sizing, Span
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population, next_edition, wants_edition
+from growcache.sampling.sizing import by_turns
 from growcache.sampling.strata import block_of, mixture, quotas
 from growcache.sampling.stratified import Deal, Strata, StratifiedDraws, weighted
 from growcache.sampling.stratify import NamedBy, Stratification, named_by, sources_named
+from growcache.sampling.turns import TurnOrders
 
 
 class Drawing:
@@ -55,11 +57,22 @@ class Drawing:
             sizing,
             mine=self.population.mine,
             replacement=self.replacement,
+            order=self._by_turns() if by_turns(sampling) else None,
         )
         for edition in self._editions:
             self._add(edition)
         self._peeked: tuple[tuple[int, int], Draw | None] | None = None
         self._last: Draw | None = None
+
+    def _by_turns(self) -> MakeOrder:
+        orders = TurnOrders(self._sampling.seed)
+
+        def make(span: Span, round_: int, before: tuple[Order, int] | None) -> Order:
+            return orders.make(
+                span.edition, self.population.starts(span.objects), round_, before
+            )
+
+        return make
 
     def _by_strata(
         self, config: Config, objects: Objects, sizing: Sizing
@@ -74,7 +87,13 @@ class Drawing:
         else:
             return None
         self._stratification = Stratification(
-            objects, self.population, names, sampling.node, sampling.nodes, known
+            objects,
+            self.population,
+            names,
+            sampling.node,
+            sampling.nodes,
+            known,
+            by_objects=sampling.weight_by == "objects",
         )
         return StratifiedDraws(
             sampling.seed,
@@ -82,6 +101,7 @@ class Drawing:
             deal,
             self._stratification.strata,
             replacement=self.replacement,
+            turns=by_turns(sampling),
         )
 
     def _mixing(self, weights: Sequence[float]) -> Deal:

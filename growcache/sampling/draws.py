@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from growcache.seeding import GOLDEN, derive, finalize64, generator
 
 Ints = npt.NDArray[np.int64]
 DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
+TURNS_VERSION = 2  # of draws by `turns`; what they replace was of version 1
 RAMP_GROUPS = 4  # groups of each size before the size doubles
 RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
 RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
@@ -37,7 +39,7 @@ class Sizing:
         samples_per_object: about how many samples one visit yields.
         stride_bytes: bytes that an object advances per sample.
         overhead_bytes: bytes of an object that hold no sample.
-        whole: each object is one part (it is read whole, or objects are weighted alike).
+        whole: each object is one part (it is read whole, or drawn at random and independently).
         shard_samples: samples in a full shard.
         group_shards: shards filled together.
         max_parts: parts of the fixed set; None where the set is not fixed.
@@ -143,6 +145,20 @@ def _mix(word: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]
     return finalize64((word + GOLDEN) ^ key)
 
 
+class Order(Protocol):
+    """A bijection of 0 … size-1: which parts come one after the other."""
+
+    @property
+    def size(self) -> int:
+        """Of how many parts it is."""
+
+    def forward(self, positions: Ints) -> Ints:
+        """Return the parts at these positions of the order."""
+
+    def inverse(self, elements: Ints) -> Ints:
+        """Return the positions at which these parts stand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """From which group on how many parts are known: an edition, seen by the draws."""
@@ -151,6 +167,20 @@ class Span:
     parts: int
     first_group: int
     objects: int = 0  # listed
+
+
+# Returns the order of an edition in a round, and where the round began with an earlier edition,
+# is told the order of that, and how many positions of it were passed.
+MakeOrder: TypeAlias = Callable[[Span, int, tuple[Order, int] | None], Order]
+
+
+def permuted(seed: int) -> MakeOrder:
+    """Return what makes the orders in which every part is as likely to be next."""
+
+    def make(span: Span, round_: int, before: tuple[Order, int] | None) -> Order:
+        return Permutation(span.parts, derive(seed, "order", span.edition, round_))
+
+    return make
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +206,12 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A stretch of groups that follow one permutation."""
+    """A stretch of groups that follow one order."""
 
     span: Span
     round: int
-    order: Permutation
-    earlier: tuple[tuple[Permutation, int], ...]  # of this round: order, positions consumed
+    order: Order
+    earlier: tuple[tuple[Order, int], ...]  # of this round: order, positions consumed
     parts: int  # that it yields in all
 
 
@@ -204,6 +234,7 @@ class Draws:
         sizing: see `Sizing`.
         mine: which parts this node may draw, as a mask; None for all.
         replacement: independent draws instead of a permutation.
+        order: makes the orders; by default parts are permuted.
     """
 
     def __init__(
@@ -213,8 +244,10 @@ class Draws:
         *,
         mine: Callable[[Ints], npt.NDArray[np.bool_]] | None = None,
         replacement: bool = False,
+        order: MakeOrder | None = None,
     ) -> None:
         self._seed = seed
+        self._order = order or permuted(seed)
         self._sizing = sizing
         self._mine = mine
         self._replacement = replacement
@@ -373,10 +406,10 @@ class Draws:
         return self._totals[span]
 
     def _segment(
-        self, span: Span, round_: int, earlier: tuple[tuple[Permutation, int], ...], parts: int
+        self, span: Span, round_: int, earlier: tuple[tuple[Order, int], ...], parts: int
     ) -> _Segment:
-        key = derive(self._seed, "order", span.edition, round_)
-        return _Segment(span, round_, Permutation(span.parts, key), earlier, parts)
+        order = self._order(span, round_, earlier[-1] if earlier else None)
+        return _Segment(span, round_, order, earlier, parts)
 
     def _take(self, segment: _Segment, position: int, count: int) -> tuple[Ints, int]:
         """The next parts from a position on, and the position behind them."""

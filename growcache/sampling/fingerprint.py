@@ -9,13 +9,12 @@ from typing import Any
 
 import orjson
 
-import growcache.sampling.draws as draws
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.config import Config, SourceConfig
 from growcache.plain import to_plain
-from growcache.sampling.draws import Sizing
-from growcache.sampling.sizing import sizing_values
+from growcache.sampling.draws import DRAW_VERSION, TURNS_VERSION, Sizing
+from growcache.sampling.sizing import by_turns, sizing_values
 from growcache.schema import Schema
 from growcache.secrecy import public, public_url
 
@@ -79,7 +78,7 @@ def wishes(config: Config) -> dict[str, Any]:
             "cache.format": config.cache.format,
             "layout version": CACHE_FORMATS[config.cache.format].LAYOUT_VERSION,
             "cache.max_samples": config.cache.max_samples,
-            "draw version": draws.DRAW_VERSION,
+            "draw version": TURNS_VERSION if by_turns(sampling) else DRAW_VERSION,
         }
         | _sources(config)
         | _chosen(config)

@@ -11,7 +11,7 @@ import numpy as np
 from growcache.cache import budget
 from growcache.cache.files import BLOCK_BYTES
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.config import Config
+from growcache.config import Config, SamplingConfig
 from growcache.errors import ConfigError
 from growcache.remote.formats import Measure
 from growcache.sampling.cuts import Cut
@@ -46,6 +46,22 @@ class Measured:
     ranged: bool
 
 
+def by_turns(sampling: SamplingConfig) -> bool:
+    """Whether objects take turns, until all of each was drawn; see `turns`."""
+    return sampling.weight_by == "objects" and sampling.order == "permutation"
+
+
+def takes(sampling: SamplingConfig) -> bool:
+    """Whether a visit takes some samples of a whole object, however many it has.
+
+    Draws that know nothing of one another exhaust nothing: objects are alike if each visit to
+    one brings as much. Where they take turns instead, an object that is read whole yields all
+    of its samples in its one turn: to take some of them and come back for others would fetch
+    all of it each time.
+    """
+    return sampling.weight_by == "objects" and sampling.order == "replacement"
+
+
 def mixed_sizing(
     config: Config,
     measured: Sequence[Measured],
@@ -61,7 +77,7 @@ def mixed_sizing(
         for n, one in enumerate(measured)
     ]
     cuts = [_cut(sizing, one) for sizing, one in zip(ones, measured, strict=True)]
-    if config.sampling.weight_by == "objects":  # each visit takes as many samples
+    if takes(config.sampling):  # each visit takes as many samples
         least = min(cut.samples_per_object for cut in cuts)
         cuts = [replace(c, samples_per_object=least, samples_per_whole=least) for c in cuts]
     visits = np.array([c.samples_per_whole if c.whole else c.samples_per_object for c in cuts])
@@ -104,7 +120,6 @@ def measure_sizing(
             where they differ in size.
         source: whose objects they are, by its number.
     """
-    by_objects = config.sampling.weight_by == "objects"
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
     if not ranged:
@@ -121,7 +136,7 @@ def measure_sizing(
         samples_per_object=visit,
         stride_bytes=float(measure.stride_bytes),
         overhead_bytes=measure.overhead_bytes,
-        whole=by_objects or not ranged,
+        whole=takes(config.sampling) or not ranged,
         shard_samples=_samples_per_shard(config, record_bytes, group),
         group_shards=group,
         max_parts=None if limit is None else limit // visit,

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from growcache.sampling.cycle import Cycle, Independent
-from growcache.sampling.draws import Draw, Ints, Sizing, Span
+from growcache.sampling.cycle import Cycle, Independent, OrderOf
+from growcache.sampling.draws import Draw, Ints, Order, Sizing, Span
 from growcache.sampling.strata import Floats, Slots, Weights, quotas, shares
+from growcache.sampling.turns import TurnOrders
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,16 @@ class Strata:
         parts: of each.
         place: returns parts by their number in the edition, for parts by their numbers in a
             stratum.
+        starts: returns the first part of every object of a stratum, and the total, by their
+            numbers in the stratum.
+        natural: how often each is drawn where none is favoured.
     """
 
     names: Sequence[str]
     parts: Ints
     place: Callable[[int, Ints], Ints]
+    starts: Callable[[int], Ints]
+    natural: Ints
 
 
 # Says how many draws of a block each stratum of an edition has.
@@ -35,7 +41,7 @@ Deal: TypeAlias = Callable[[Span, Strata], Ints]
 
 def weighted(weights: Weights) -> Deal:
     """Return what deals by weights; see `strata.shares`."""
-    return lambda _, strata: quotas(shares(strata.names, strata.parts, weights))
+    return lambda _, strata: quotas(shares(strata.names, strata.natural, weights))
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class StratifiedDraws:
         deal: says how many draws each stratum has.
         strata: returns the parts of so many listed objects, by their strata.
         replacement: independent draws within a stratum instead of permutations.
+        turns: the objects of a stratum take turns.
     """
 
     def __init__(
@@ -84,12 +91,14 @@ class StratifiedDraws:
         strata: Callable[[int], Strata],
         *,
         replacement: bool = False,
+        turns: bool = False,
     ) -> None:
         self._seed = seed
         self._sizing = sizing
         self._deal = deal
         self._strata = strata
-        self._kind = Independent if replacement else Cycle
+        self._replacement = replacement
+        self._turns = turns
         self._eras: list[_Era] = []
         self._cycles: list[Cycle | Independent] = []
 
@@ -105,7 +114,7 @@ class StratifiedDraws:
         if self._eras:
             passed = self._draws_before(span.first_group)
             drawn = self._eras[-1].before(passed)
-        natural = strata.parts / strata.parts.sum()
+        natural = strata.natural / strata.natural.sum()
         given = slots.counts / slots.counts.sum()
         weights = np.divide(natural, given, out=np.zeros(len(given)), where=given > 0)
         self._eras.append(_Era(span, strata, slots, passed, drawn, weights))
@@ -113,10 +122,27 @@ class StratifiedDraws:
 
     def _grow(self, edition: int, parts: Ints, drawn: Ints) -> None:
         for stratum in range(len(self._cycles), len(parts)):
-            self._cycles.append(self._kind(self._seed, "stratum", stratum))
+            self._cycles.append(self._cycle(stratum))
         for stratum, cycle in enumerate(self._cycles):
             passed = int(drawn[stratum]) if stratum < len(drawn) else 0
             cycle.grow(edition, int(parts[stratum]), passed)
+
+    def _cycle(self, stratum: int) -> Cycle | Independent:
+        where = (self._seed, "stratum", stratum)
+        if self._replacement:
+            return Independent(*where)
+        return Cycle(*where, order=self._by_turns(stratum) if self._turns else None)
+
+    def _by_turns(self, stratum: int) -> OrderOf:
+        orders = TurnOrders(self._seed, "stratum", stratum)
+
+        def make(
+            edition: int, parts: int, round_: int, before: tuple[Order, int] | None
+        ) -> Order:
+            era = next(era for era in self._eras if era.span.edition == edition)
+            return orders.make(edition, era.strata.starts(stratum), round_, before)
+
+        return make
 
     def group(self, number: int) -> Draw | None:
         """Return what group ``number`` holds; None past the end of a fixed set.

@@ -96,6 +96,7 @@ class Stratification:
         nodes: machines that draw disjoint objects. By object and not by part as elsewhere:
             then each stratum's parts can be numbered without a look at every one of them.
         known: strata that come first, whether there is an object of theirs by now or not.
+        by_objects: all objects are weighted alike.
     """
 
     def __init__(
@@ -106,7 +107,10 @@ class Stratification:
         node: int,
         nodes: int,
         known: Sequence[str] = (),
+        *,
+        by_objects: bool = False,
     ) -> None:
+        self._by_objects = by_objects
         self._objects = objects
         self._population = population
         self._names = names
@@ -137,7 +141,15 @@ class Stratification:
             found: Ints = starts[order[places]] + within
             return found
 
-        return Strata(tuple(self._numbers), np.diff(bounds), place)
+        def starts_of(stratum: int) -> Ints:
+            first, stop = firsts[stratum], firsts[stratum + 1]
+            found: Ints = sorted_starts[first : stop + 1] - bounds[stratum]
+            return found
+
+        natural = counts = np.diff(bounds)
+        if self._by_objects:
+            natural = np.bincount(strata[parts > 0], minlength=len(self._numbers))
+        return Strata(tuple(self._numbers), counts, place, starts_of, natural)
 
     def _look(self, objects: int) -> None:
         known = len(self._strata)

@@ -131,7 +131,7 @@ sampling:
   # auto: 1 where objects are read by range, but what a chunk holds where they have chunks;
   # those read whole yield all they hold
   samples_per_object: auto
-  # samples: long recordings are visited more often | objects: all equally often
+  # samples: long recordings are visited more often | objects: in turns, all equally often
   weight_by: samples
   # Samples in a full shard (one file of the cache).
   # auto: about 64 MB, or a 64th of cache.max_bytes if that is less

@@ -38,6 +38,7 @@ from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import open_sources
 from growcache.remote.store import Entry
 from growcache.remote.urls import BUCKETS, LOCAL, SSH, parse_url
+from growcache.sampling.draws import DRAW_VERSION
 from growcache.sampling.fill import WEIGHT, Filler
 from growcache.sampling.fingerprint import LABELS, wishes
 from growcache.sampling.messages import Permit, Stop
@@ -240,7 +241,9 @@ async def _made_again(
     if labels is not None:
         (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
         stop = replace(stop, joined=joined)
-    take = identity.sizes["samples_per_object"] if sampling.weight_by == "objects" else None
+    # Caches whose objects take turns are of a later version; of the first one, visits took some.
+    taken = sampling.weight_by == "objects" and identity.parts["draw version"] == DRAW_VERSION
+    take = identity.sizes["samples_per_object"] if taken else None
     sidecar = peeked.sidecar
     permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
     round_ = permit.round if stop.round is None else stop.round

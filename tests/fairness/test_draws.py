@@ -22,6 +22,7 @@ from growcache.sampling.population import Population
 from growcache.sampling.strata import block_of, mixture, quotas, shares
 from growcache.sampling.stratified import Strata, StratifiedDraws, weighted
 from growcache.sampling.subsets import Subsets
+from growcache.sampling.turns import TurnOrders
 from tests.fairness.chance import agree, balanced, planted
 
 SEEDS = 60
@@ -168,11 +169,44 @@ def test_objects_come_as_often_as_their_weight(tmp_path: Path, by_objects: bool)
     assert not agree(counts, planted(wanted))
 
 
+def test_objects_that_take_turns_are_alike_and_so_are_their_parts() -> None:
+    """Of objects of 1 to 12 parts, 30 of each: who comes early in a turn, which part, who next."""
+    lengths = np.repeat(np.arange(1, 13), 30)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    early, low, following, seeds = np.zeros(12), 0, np.zeros(9), 1000
+    for seed in range(seeds):
+        order = TurnOrders(seed).make(0, starts, 0, None)
+        drawn = order.forward(np.arange(2 * 360 - 30))  # two turns
+        objects = np.searchsorted(starts, drawn, side="right") - 1
+        assert len(np.unique(objects[:360])) == 360
+        assert sorted(objects[360:]) == list(range(30, 360))
+        first, within = objects[:360], (drawn - starts[objects])[:360]
+        early += np.bincount(first[:180] // 30, minlength=12)
+        even = lengths[first] % 2 == 0
+        low += int((within[even] < lengths[first][even] // 2).sum())
+        thirds = first % 3
+        following += np.bincount(thirds[:-1] * 3 + thirds[1:], minlength=9)
+    assert agree(early, np.ones(12))
+    assert not agree(early, planted(np.ones(12)))
+    assert balanced(low, 0.5, 180 * seeds)
+    assert not balanced(1.05 * low, 0.5, 180 * seeds)
+    # The next one is never the same object.
+    pairs = np.array([119 if a == b else 120 for a in range(3) for b in range(3)])
+    assert agree(following, pairs)
+    assert not agree(following, planted(pairs))
+
+
 @pytest.mark.parametrize("weights", ["balanced", "sqrt", "natural"])
 def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> None:
     parts = np.array([50, 400, 2000])
     bounds = np.concatenate([[0], np.cumsum(parts)])
-    strata = Strata(("a", "b", "c"), parts, lambda stratum, local: bounds[stratum] + local)
+    strata = Strata(
+        ("a", "b", "c"),
+        parts,
+        lambda stratum, local: bounds[stratum] + local,
+        lambda stratum: np.arange(parts[stratum] + 1),
+        parts,
+    )
     counts, within = np.zeros(3), np.zeros(20)
     for seed in range(20):
         draws = StratifiedDraws(seed, sizing(), weighted(weights), lambda _: strata)

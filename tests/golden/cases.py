@@ -87,6 +87,9 @@ CASES: dict[str, Case] = {
     "replacement": Case(ROWS, {**ONE, "order": "replacement"}, FIXED),
     "max_samples": Case(ROWS, {**ONE, "seed": 5}, FIXED, slow=True),
     "weight_by objects": Case(ROWS, {**ONE, "weight_by": "objects"}),
+    "weight_by objects, replacement": Case(
+        ROWS, {**ONE, "weight_by": "objects", "order": "replacement"}, FIXED, slow=True
+    ),
     "strata": Case(ROWS, {**ONE, "strata": {"by": r"(?P<stratum>sub-\d)"}}, FIXED),
     "split": Case(
         ROWS,

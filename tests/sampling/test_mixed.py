@@ -60,9 +60,16 @@ def test_visits_of_each_source_are_as_large_as_are_worth_their_request() -> None
     assert stored_sizing(json.loads(json.dumps(sizing_values(sizing)))) == sizing
 
 
-def test_by_objects_each_visit_takes_as_many() -> None:
-    sizing = sizing_of((4, True, 100.0), (50, True, 1000.0), weight_by="objects")
+def test_by_objects_each_independent_visit_takes_as_many() -> None:
+    sources = ((4, True, 100.0), (50, True, 1000.0))
+    sizing = sizing_of(*sources, weight_by="objects", order="replacement")
     assert {cut.samples_per_object for cut in sizing.cuts} == {4} == {sizing.samples_per_object}
+    assert all(cut.whole for cut in sizing.cuts)
+
+
+def test_objects_that_take_turns_are_cut_as_those_that_do_not() -> None:
+    sources = ((4, True, 100.0), (50, True, 1000.0))
+    assert sizing_of(*sources, weight_by="objects") == sizing_of(*sources)
 
 
 def test_a_visit_is_counted_by_what_objects_hold(tmp_path: Path) -> None:

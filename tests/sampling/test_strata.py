@@ -141,7 +141,14 @@ def sizing(**more: object) -> Sizing:
 def simple(parts: list[int]) -> Strata:
     starts = np.concatenate([[0], np.cumsum(parts)])
     names = tuple(str(n) for n in range(len(parts)))
-    return Strata(names, np.array(parts), lambda stratum, local: starts[stratum] + local)
+    counts = np.array(parts)
+    return Strata(
+        names,
+        counts,
+        lambda stratum, local: starts[stratum] + local,
+        lambda stratum: np.arange(counts[stratum] + 1),
+        counts,
+    )
 
 
 def stratified(
