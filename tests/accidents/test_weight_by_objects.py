@@ -69,7 +69,7 @@ def take_turns(found: Drawn, known: dict[str, int]) -> bool:
 
 
 def write(tmp_path: Path, source: Any, **more: Any) -> Path:
-    sampling = {"weight_by": "objects", "shard_samples": 8, "workers": 1, **more}
+    sampling = {"weight_by": "objects", "samples_per_object": 1, "shard_samples": 8, **more}
     config = write_config(tmp_path / "c.yaml", {}, sampling=sampling)
     values = yaml.safe_load(config.read_text())
     values["source"] = source
@@ -125,7 +125,7 @@ def test_objects_that_are_read_whole(tmp_path: Path, folder: Path, order: str) -
         "format": "npz",
         "options": {"axis": 0, "read": "whole"},
     }
-    config = write(tmp_path, source, order=order)
+    config = write(tmp_path, source, order=order, samples_per_object="auto")
     if order == "permutation":
         found = run(config)
         assert (found["samples"], found["coverage"]) == (sum(LENGTHS), 1.0)
