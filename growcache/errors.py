@@ -93,7 +93,14 @@ class StoreError(GrowcacheError, OSError):
 
 
 class TransientStoreError(StoreError):
-    """A failure that another try may cure: timeout, throttling, reset."""
+    """A failure that another try may cure: timeout, throttling, reset.
+
+    Attributes:
+        since: when the first of several tries failed, monotonic seconds; None where that is
+            not known.
+    """
+
+    since: float | None = None
 
 
 class ObjectMissingError(StoreError):

@@ -105,6 +105,35 @@ class SubsetStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAsideStatus:
+    """What keeps failing while the rest of the store answers.
+
+    Attributes:
+        parts: that were drawn and are in no shard yet; they come when their objects answer.
+        objects: that keep failing.
+        key: of one of them, the last that was noted.
+        reason: why it fails.
+        seconds: until the first of them is tried again.
+    """
+
+    parts: int = 0
+    objects: int = 0
+    key: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """Say it in a line; empty where nothing is set aside."""
+        objects = "1 object keeps" if self.objects == 1 else f"{self.objects:,} objects keep"
+        verb = "is" if self.objects == 1 else "are"
+        parts = "1 part" if self.parts == 1 else f"{self.parts:,} parts"
+        if self.objects:
+            return f"{objects} failing and {verb} set aside, {parts} so far ({self.key}: {self.reason})"
+        return f"{parts} set aside" if self.parts else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything that ``growcache status --json`` prints.
 
@@ -147,6 +176,7 @@ class Status:
         subsets: of the split; none without one, or while the source is being listed.
         sources: that are mixed; none where there is one, or while they are being listed.
         unmatched: objects that are left out for want of labels or partners (`source.on_missing`).
+        set_aside: objects that keep failing while others answer, and the parts of theirs that wait.
         restart_for: settings that differ in the config file, and need a restart to take effect.
     """
 
@@ -203,6 +233,7 @@ class Status:
     subsets: list[SubsetStatus] = field(default_factory=list)
     sources: list[SourceStatus] = field(default_factory=list)
     unmatched: int = 0
+    set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
     restart_for: list[str] = field(default_factory=list)
 
     def to_json(self) -> builtins.bytes:
@@ -221,7 +252,7 @@ class Status:
 
 _NESTED: dict[str, type] = {
     "LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus, "SubsetStatus": SubsetStatus,
-    "SourceStatus": SourceStatus,
+    "SourceStatus": SourceStatus, "SetAsideStatus": SetAsideStatus,
 }  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),

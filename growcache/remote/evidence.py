@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from growcache.remote.store import Entry
 
+LASTS = (
+    2.0  # times `timeout_seconds`: for so long an object that was given up is tried only once
+)
+MOST_GIVEN_UP = 10_000  # objects that are remembered
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -57,3 +62,28 @@ class Evidence:
     def _others(self, key: str) -> list[Answered]:
         found = (self._last, self._before)
         return [one for one in found if one is not None and one.entry.key != key]
+
+
+class GivenUp:
+    """The objects of one store that kept failing while others answered.
+
+    Args:
+        timeout_seconds: after which a read that keeps failing is given up.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._lasts = LASTS * timeout_seconds
+        self._at: dict[str, float] = {}
+
+    def note(self, key: str) -> None:
+        """Note that an object was given up now."""
+        now = time.monotonic()
+        if len(self._at) >= MOST_GIVEN_UP:
+            self._at = {k: at for k, at in self._at.items() if at + self._lasts > now}
+        if len(self._at) < MOST_GIVEN_UP:
+            self._at[key] = now
+
+    def since(self, key: str, moment: float = 0.0) -> bool:
+        """Whether an object was given up lately, and after a moment, monotonic seconds."""
+        at = self._at.get(key)
+        return at is not None and at >= moment and at + self._lasts > time.monotonic()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import TransientStoreError
@@ -36,7 +38,7 @@ class Patience:
         timeout_seconds: float,
         on_retry: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._on_retry = on_retry
 
     def call(self, attempt: Callable[[], T]) -> T:
@@ -50,13 +52,14 @@ class Patience:
         except TransientStoreError as error:
             from tenacity import Retrying
 
+            policy = self._policy(time.monotonic())
             first = _Once(error)
 
             def again() -> T:
                 first.raise_it()
                 return attempt()
 
-            return Retrying(**self._policy())(again)
+            return Retrying(**policy)(again)
 
     async def again(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
         """Return what ``attempt`` returns, in the end, after a first try ended in ``error``.
@@ -69,23 +72,24 @@ class Patience:
         """
         from tenacity import AsyncRetrying
 
+        policy = self._policy(time.monotonic())
         first = _Once(error)
 
         async def again() -> T:
             first.raise_it()
             return await attempt()
 
-        return await AsyncRetrying(**self._policy())(again)
+        return await AsyncRetrying(**policy)(again)
 
-    def _policy(self) -> dict[str, Any]:
+    def _policy(self, since: float) -> dict[str, Any]:
         from tenacity import retry_if_exception_type, stop_before_delay, wait_random_exponential
 
         return {
             "retry": retry_if_exception_type(TransientStoreError),
             "wait": wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
-            "stop": stop_before_delay(self._timeout_seconds),
+            "stop": stop_before_delay(self.timeout_seconds),
             "before_sleep": self._tell,
-            "retry_error_callback": self._give_up,
+            "retry_error_callback": partial(self._give_up, since),
         }
 
     def _tell(self, state: RetryCallState) -> None:
@@ -94,12 +98,14 @@ class Patience:
             if error is not None:
                 self._on_retry(error)
 
-    def _give_up(self, state: RetryCallState) -> Any:
+    def _give_up(self, since: float, state: RetryCallState) -> Any:
         error = state.outcome.exception() if state.outcome is not None else None
-        raise TransientStoreError(
+        given_up = TransientStoreError(
             f"{error}; given up after {state.attempt_number} tries, "
-            f"{self._timeout_seconds:g} s without progress"
-        ) from error
+            f"{self.timeout_seconds:g} s without progress"
+        )
+        given_up.since = since
+        raise given_up from error
 
 
 class _Once:

@@ -94,6 +94,29 @@ class Sources:
         assert isinstance(store, RemoteStore)
         return store.others_answered(own, since)
 
+    async def fails_alone(
+        self, entry: Entry, since: float, others: Sequence[Entry] = ()
+    ) -> bool:
+        """Whether an object keeps failing while others answer; see `Store.fails_alone`."""
+        number = owner(self._firsts, entry.store)
+        own = [self._own(e) for e in others if owner(self._firsts, e.store) == number]
+        return await self._opened[number].store.fails_alone(self._own(entry), since, own)
+
+    def given_up(self, entry: Entry, since: float = 0.0) -> bool:
+        """Whether an object was given up lately; see `Store.given_up`."""
+        store = self._opened[owner(self._firsts, entry.store)].store
+        return store.given_up(self._own(entry), since)
+
+    async def renewed(self, entry: Entry) -> Entry:
+        """Return the entry of the version of an object that is there now."""
+        store = self._opened[owner(self._firsts, entry.store)].store
+        return replace(await store.renewed(self._own(entry)), store=entry.store)
+
+    def _own(self, entry: Entry) -> Entry:
+        """Return an entry as the store of its source knows it."""
+        first = self._firsts[owner(self._firsts, entry.store)]
+        return replace(entry, store=entry.store - first) if first else entry
+
     async def close(self) -> None:
         """Give connections and threads back."""
         for one in self._opened:

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Protocol
 from growcache.config import SourceConfig
 from growcache.errors import (
     AccessError,
+    ObjectChangedError,
     ObjectMissingError,
     StoreError,
     TransientStoreError,
 )
-from growcache.remote.evidence import Evidence
+from growcache.remote.evidence import Evidence, GivenUp
 from growcache.remote.response_check import (
     BrokenReadError,
     check_length,
     check_same_object,
 )
-from growcache.remote.retry import Patience
+from growcache.remote.retry import Patience, stalled_seconds
 from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
 from growcache.remote.urls import BUCKETS, SSH, WEB, Location, parse_url
 from growcache.usercode import short
@@ -43,6 +44,7 @@ MOST_KEY = (
 )
 MOST_ETAG = 1024  # characters
 MOST_SIZE = 1 << 50  # bytes; no store holds larger objects, and sums of sizes must stay exact
+MOST_ASKED = 2  # other objects, to find out whether only one fails
 _SHOWN_KEY = 80  # characters
 
 
@@ -120,6 +122,29 @@ class Store(Protocol):
             AccessError: refused.
             TransientStoreError: no progress for ``timeout_seconds``, retries included.
             StoreError: any other answer.
+        """
+
+    async def fails_alone(
+        self, entry: Entry, since: float, others: Sequence[Entry] = ()
+    ) -> bool:
+        """Whether an object keeps failing while others of its bucket or host answer.
+
+        It is *given up* then: for some time reads of it that fail are not tried again.
+
+        Args:
+            entry: of the object, a read of which was given up.
+            since: when that failed first, monotonic seconds.
+            others: asked for one byte if nothing else answered since.
+        """
+
+    def given_up(self, entry: Entry, since: float = 0.0) -> bool:
+        """Whether an object was given up lately, and after a moment, monotonic seconds."""
+
+    async def renewed(self, entry: Entry) -> Entry:
+        """Return the entry of the version of an object that is there now.
+
+        Raises:
+            StoreError: as `read` does.
         """
 
     async def close(self) -> None:
@@ -242,6 +267,10 @@ class RemoteStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         by_client = {id(backend): Evidence() for backend in self._backends}
         self._evidence = [by_client[id(backend)] for backend in self._backends]
+        given_up = {
+            id(backend): GivenUp(patience.timeout_seconds) for backend in self._backends
+        }
+        self._given_up = [given_up[id(backend)] for backend in self._backends]
 
     def others_answered(self, entry: Entry, since: float) -> bool:
         """Return whether another key of the object's store could be read since then.
@@ -265,6 +294,8 @@ class RemoteStore:
             try:
                 data = await self._read_once(entry, start, stop)
             except TransientStoreError as error:
+                if self.given_up(entry):
+                    raise
                 data = await self._read_again(entry, start, stop, error)
         self._evidence[entry.store].answered(entry)
         if self._on_bytes is not None:
@@ -305,6 +336,44 @@ class RemoteStore:
         except AccessError:  # some may read an object and not ask for its size
             return
         check_same_object(entry, found)
+
+    async def fails_alone(
+        self, entry: Entry, since: float, others: Sequence[Entry] = ()
+    ) -> bool:
+        """See `Store.fails_alone`."""
+        if not self.others_answered(entry, since):
+            evidence = self._evidence[entry.store]
+            near = [one for one in others if self._evidence[one.store] is evidence]
+            known = evidence.witnesses(entry.key) or near
+            asked = [one for one in known if one.size and one.key != entry.key]
+            if not await self._one_answers(asked):
+                return False
+        self._given_up[entry.store].note(entry.key)
+        return True
+
+    async def _one_answers(self, entries: Sequence[Entry]) -> bool:
+        """Ask for a byte of the first few objects, past the reads that wait for a slot."""
+        for entry in entries[:MOST_ASKED]:
+            try:
+                async with asyncio.timeout(stalled_seconds(self._patience.timeout_seconds)):
+                    await self._backends[entry.store].get(entry, 0, 1)
+            except (ObjectMissingError, ObjectChangedError):
+                return True
+            except (StoreError, TimeoutError):
+                continue
+            return True
+        return False
+
+    def given_up(self, entry: Entry, since: float = 0.0) -> bool:
+        """See `Store.given_up`."""
+        return self._given_up[entry.store].since(entry.key, since)
+
+    async def renewed(self, entry: Entry) -> Entry:
+        """See `Store.renewed`."""
+        head = self._backends[entry.store].head
+        async with self._slots_of_this_loop():
+            found = await asyncio.to_thread(self._patience.call, lambda: head(entry.key))
+        return replace(found, key=entry.key, store=entry.store)
 
     async def find(self, key: str) -> Entry:
         """See `Store.find`."""

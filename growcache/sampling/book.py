@@ -16,6 +16,7 @@ class _Open:
     tries: int = 0
     due: float = 0.0  # monotonic seconds
     suspicion: int = 0
+    set_aside: bool = False
 
 
 class Book:
@@ -58,8 +59,15 @@ class Book:
 
     @property
     def failing(self) -> int:
-        """How many groups failed and wait for another try."""
-        return sum(1 for entry in self._open.values() if entry.tries)
+        """How many groups failed and wait for another try, but for those that are set aside."""
+        return sum(1 for entry in self._open.values() if entry.tries and not entry.set_aside)
+
+    @property
+    def only_set_aside(self) -> bool:
+        """Whether every group that is not committed was tried, and is set aside."""
+        return not (self.behind or self._filling) and all(
+            entry.set_aside for entry in self._open.values()
+        )
 
     def due(self, now: float) -> int | None:
         """Return the lowest open group whose time has come; None where there is none."""
@@ -139,6 +147,11 @@ class Book:
         longest = LONGEST_DISK_SECONDS if disk else LONGEST_DELAY_SECONDS
         delay = min(longest, FIRST_DELAY_SECONDS * 2 ** (tries - 1))
         self._reopen(group, _Open(tries, now + delay, entry.suspicion))
+
+    def set_aside(self, group: int, due: float) -> None:
+        """Note that all objects of a makeup group still fail, and when it is tried again."""
+        entry = self._filling[group]
+        self._reopen(group, _Open(entry.tries + 1, due, entry.suspicion, set_aside=True))
 
     def abandoned(self, group: int, suspicion: int = 1) -> int:
         """Note that the group's sampler died: it is filled again at once.

@@ -10,20 +10,24 @@ import math
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.identity import Identity
 from growcache.cache.sidecar import Sidecar
+from growcache.cache.status import SetAsideStatus
 from growcache.config import Config
 from growcache.errors import CacheFullError, SamplingError
 from growcache.remote.catalog import Catalog
+from growcache.remote.store import Entry
 from growcache.sampling.book import Book
 from growcache.sampling.drawing import Drawing
 from growcache.sampling.draws import RAMP_END, Draw, Sizing
 from growcache.sampling.forecast import Forecast
 from growcache.sampling.landlord import Landlord
-from growcache.sampling.messages import Permit
+from growcache.sampling.makeups import Makeups, name_of
+from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.objects import Objects
 from growcache.sampling.permits import LISTING_FIRST, Outlook, Verdict, decide
 from growcache.sampling.population import Population
@@ -112,6 +116,10 @@ class Dispatcher:
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self._book = Book(next_new, unfinished)
         self._wished = Wished(cache, catalog, self._drawing, self._book, sizing.group_shards)
+        self._makeups = Makeups(
+            cache, self._drawing, sizing, unfinished, config.sampling.timeout_seconds
+        )
+        self._objects = objects
         last_drawn = cache.deferrals.last_drawn(next_new)
         last = self._drawing.again(last_drawn) if last_drawn >= 0 else None
         self._round = last.round if last is not None else 0
@@ -135,7 +143,7 @@ class Dispatcher:
         if wish is not None:
             return self._grant_wish(wish)
         group = self._book.due(now)
-        draw = self._drawing.again(group) if group is not None else self._next_draw()
+        draw = self._drawing.again(group) if group is not None else self._next_group()
         self.verdict = decide(self._outlook(draw))
         if not self.verdict.granted or draw is None or not self._issue(draw):
             return None
@@ -161,11 +169,13 @@ class Dispatcher:
         if draw.group < self._book.next_new:
             return True
         try:
+            self._makeups.record(draw)
             self._cache.issue(draw.group)
         except CacheFullError as error:
             self.verdict = Verdict(False, "waiting", f"free space on the disk: {error}")
             return False
-        self._round = draw.round
+        if draw.group not in self._cache.deferrals.makeups:
+            self._round = draw.round
         return True
 
     def _shards_of(self, group: int) -> tuple[int, ...]:
@@ -183,6 +193,8 @@ class Dispatcher:
                 replace(stop, renewed=True) if record.renews(first) else stop
                 for stop, first in zip(stops, made_up, strict=True)
             )
+        defers = len(fresh) == self._sizing.group_shards and self._may_set_aside(draw.group)
+        left_out = self._makeups.left_out(draw.group, stops, defers=defers)
         permit = Permit(
             id=f"{self._run}-{draw.group:08d}-{tries}-{uuid.uuid4().hex[:4]}",
             group=draw.group,
@@ -196,13 +208,32 @@ class Dispatcher:
                 for edition in self._cache.editions[: draw.edition + 1]
             ),
             write=write,
-            left_out=tuple(sorted(record.left_out(draw.group))),
+            left_out=left_out,
+            defers=defers,
             makeups=record.before(draw.group),
             made_up=tuple((*first, int(record.renews(first))) for first in made_up),
+            others=self._others(stops, left_out) if defers else (),
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
         self.flights[permit.id] = Flight(permit, estimate, fresh=fresh)
         return permit
+
+    def _may_set_aside(self, group: int) -> bool:
+        """Whether visits of a group, of which nothing was ever committed, may be set aside."""
+        return self._makeups.may_defer or group in self._cache.deferrals.makeups
+
+    def _others(self, stops: Sequence[Stop], left_out: Sequence[int]) -> tuple[Entry, ...]:
+        """Return a few objects of the source, where all visits are to one of them."""
+        skipped = set(left_out)
+        visited = {name_of(s) for place, s in enumerate(stops) if place not in skipped}
+        if len(visited) != 1:
+            return ()
+        sources = range(len(self._config.sources))
+        near = [self._objects.stops(self._objects.numbers(n, 0, 2)) for n in sources]
+        return tuple(s.entry for some in near for s in some if name_of(s) not in visited)
+
+    def _next_group(self) -> Draw | None:
+        return self._makeups.next(self._book.next_new) or self._next_draw()
 
     def _next_draw(self) -> Draw | None:
         draw = self._drawing.next(self._book.next_new, self._round)
@@ -223,13 +254,30 @@ class Dispatcher:
     @property
     def complete(self) -> bool:
         """Whether all that shall be cached is; then nothing more is drawn."""
-        if not self._book.settled or not self._catalog.complete or not self._drawing.up_to_date:
+        if not self._book.settled or self._makeups.missing or not self._listed_and_known:
             return False
         draw = self._drawing.next(self._book.next_new, self._round)
         if draw is None:
             return True
         ended = not self._drawing.replacement and draw.round != self._round
         return ended and self._kept_everything
+
+    @property
+    def _listed_and_known(self) -> bool:
+        return self._catalog.complete and self._drawing.up_to_date
+
+    @property
+    def only_set_aside(self) -> bool:
+        """Whether all that is left to be cached failed again after it was set aside."""
+        if self.flights or not self._makeups.missing or not self._makeups.tried:
+            return False
+        known = self._book.only_set_aside and self._listed_and_known
+        return known and self._next_draw() is None
+
+    @property
+    def set_aside(self) -> SetAsideStatus:
+        """What keeps failing while the rest of the store answers."""
+        return self._makeups.status
 
     def follow_wishes(self) -> list[str]:
         """Take up what readers wish for; return permits that nobody waits for any more."""
@@ -301,6 +349,7 @@ class Dispatcher:
             holders=self.landlord.awaited_for_wishes() if wished else "",
             wishes=0 if wished else self._book.urgent,
             wishes_unlisted=self._wished.listing_awaited,
+            set_aside=self._makeups.words if self._book.only_set_aside else "",
         )
 
     def _estimate(self, parts: int) -> int:
@@ -360,14 +409,15 @@ class Dispatcher:
 
     def coverage(self, population: int) -> float:
         """Return the share of the population's parts that were ever drawn, 0 to 1."""
-        drawn = self._cache.totals().drawn_parts
+        drawn, missing = self._cache.totals().drawn_parts, self._makeups.missing
         distinct = self._drawing.distinct(self._book.next_new)
         if distinct is not None and not self._drawing.replacement:
-            return min(distinct, drawn) / population
+            return max(0, min(distinct - missing, drawn)) / population
         if self._drawing.replacement:
             return -math.expm1(-drawn / population)  # expected, for independent draws
         # A wish may have skipped ahead, to a later round even.
-        return 1.0 if self._round and not self._book.behind else min(1.0, drawn / population)
+        whole = bool(self._round) and not self._book.behind
+        return max(0.0, 1.0 - missing / population) if whole else min(1.0, drawn / population)
 
     # -------------------------------------------------------------------- room
 
@@ -480,10 +530,13 @@ class Dispatcher:
             return []  # of a permit that was taken back
         shards = [self._sidecar(permit, number) for number in flight.permit.written]
         try:
+            self._makeups.committing(flight.permit, shards)
             rows = self._cache.commit(permit, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
+            self._cache.discard(permit, flight.permit.shards)
             self._fail(flight.permit.group, str(error), disk=True)
             return []
+        self._makeups.committed(flight.permit)
         self.landlord.filled(sum(row.allocated for row in rows))
         self._book.done(flight.permit.group)
         fresh = [shard for shard in shards if shard.number in flight.fresh]
@@ -508,6 +561,17 @@ class Dispatcher:
             self._fail(flight.permit.group, error, disk=disk)
             if disk:
                 self.landlord.make_room(self._cache.room_for_shards() + flight.estimate_bytes)
+
+    def set_back(self, permit: str, place: int, error: str) -> None:
+        """Note that a visit is set aside: its object keeps failing while others answer."""
+        if flight := self.flights.get(permit):
+            self._makeups.set_back(flight.permit, place, error)
+
+    def failed_again(self, permit: str) -> None:
+        """Note that all objects of a makeup group still fail: it is tried again later."""
+        if flight := self._land(permit):
+            due = self._makeups.failed_again(flight.permit)
+            self._book.set_aside(flight.permit.group, due)
 
     def _fail(self, group: int, error: str, *, disk: bool) -> None:
         self.failures += 1

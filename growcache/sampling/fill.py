@@ -8,8 +8,9 @@ client's buffer to the file, and everything is encoded before any room is asked 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import Sources
-from growcache.remote.store import Entry
+from growcache.remote.store import MOST_ASKED, Entry
 from growcache.sampling.allowance import Allowance, Limits, Visited
 from growcache.sampling.messages import Joined, Permit, Stop
 from growcache.sampling.pace import Pace
@@ -81,6 +82,7 @@ class Filler:
         schema: Schema | None,
         on_visit: Callable[[], None],
         limits: Limits | None = None,
+        on_setback: Callable[[int, str], None] = lambda place, error: None,
     ) -> Sequence[Visited]:
         """Return what each stop of the permit brought, in their order.
 
@@ -92,13 +94,15 @@ class Filler:
             schema: of the samples; None where it is not known yet.
             on_visit: called after each.
             limits: of what is kept in memory; beyond them are holes.
+            on_setback: told the place of a visit that is set aside, and why: its object keeps
+                failing while others answer.
 
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.
         """
         allowance = Allowance(len(permit.stops), limits)
         stops = iter(enumerate(permit.stops))
-        left_out = frozenset(permit.left_out)
+        left_out, began = frozenset(permit.left_out), time.monotonic()
         begun = asyncio.Event()  # all visits, or one has failed
 
         async def work() -> None:
@@ -112,7 +116,14 @@ class Filler:
                         on_visit()
                         continue
                     await self._pace.wait()
-                    allowance.put(place, await self.visit(permit, stop, schema))
+                    try:
+                        visited = await self._visited(permit, stop, schema, began)
+                    except TransientStoreError as error:
+                        if not await self._is_set_aside(permit, stop, error, began):
+                            raise
+                        on_setback(place, str(error))
+                        visited = Visited(left_out=True)
+                    allowance.put(place, visited)
                     on_visit()
                     await allowance.room()
             finally:
@@ -131,21 +142,56 @@ class Filler:
                 task.cancel()
         return allowance.results()
 
+    async def _visited(
+        self, permit: Permit, stop: Stop, schema: Schema | None, began: float
+    ) -> Visited:
+        """Return what one stop brought; nothing where its object is known to fail.
+
+        Makeup groups find that out anew.
+        """
+        since = began if permit.made_up else 0.0
+        if permit.defers and self._sources.given_up(stop.entry, since):
+            return Visited(left_out=True)
+        return await self.visit(permit, stop, schema)
+
+    async def _is_set_aside(
+        self, permit: Permit, stop: Stop, error: TransientStoreError, began: float
+    ) -> bool:
+        """Whether a visit that failed is set aside, for others of its store are answered."""
+        if not permit.defers:
+            return False
+        since = began if error.since is None else error.since
+        others = [one.entry for one in permit.stops if one.entry.key != stop.entry.key]
+        return await self._sources.fails_alone(
+            stop.entry, since, [*others[:MOST_ASKED], *permit.others]
+        )
+
     async def visit(self, permit: Permit, stop: Stop, schema: Schema | None) -> Visited:
         """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
         try:
+            if stop.renewed:
+                stop = await self._renewed(stop)
             reader = self._sources.reader(stop.entry, stop.partners)
             found, unread = await read_found(self._sources.format_of(stop.entry), reader, visit)
             visited = self.prepared(permit, stop, found, schema)
             if unread is not None:
                 visited.hole = reason(stop.entry.key, unread)
+            if stop.renewed:
+                visited.entry = stop.entry
             return visited
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
             return Visited(hole=reason(stop.entry.key, error))
+
+    async def _renewed(self, stop: Stop) -> Stop:
+        """Return a stop with the versions of its objects that are there now."""
+        entry, *partners = [
+            await self._sources.renewed(one) for one in (stop.entry, *stop.partners)
+        ]
+        return replace(stop, entry=entry, partners=tuple(partners))
 
     def prepared(
         self,

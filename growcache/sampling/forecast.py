@@ -24,7 +24,8 @@ class Forecast:
         """Note what the shards take that a permit is about."""
         share = len(permit.written) / len(permit.shards)
         beyond = max(0, nbytes / share - self._rounding_bytes)
-        self._part_bytes = beyond / len(permit.stops)
+        if visits := len(permit.stops) - len(permit.left_out):
+            self._part_bytes = beyond / visits
 
     def group_bytes(self, parts: int) -> int:
         """Return what a group of so many parts takes."""

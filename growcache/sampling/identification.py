@@ -54,7 +54,8 @@ class _Search:
     Attributes:
         source: its number.
         unreadable: objects without a sample, from the first one on.
-        failed: of them, all but those that are left out as the user may want.
+        failed: of them, all but those that are left out as the user may want, and
+        set_aside: those that keep failing while others answer.
         first_error: of them.
         suspicion: that it is the objects that kill who looks at them.
         answer: what the first that can be read showed.
@@ -63,6 +64,7 @@ class _Search:
     source: int
     unreadable: int = 0
     failed: int = 0
+    set_aside: int = 0
     first_error: str = ""
     suspicion: int = 0
     answer: Message | None = None
@@ -190,6 +192,8 @@ class Identification:
             search = self._search
             search.unreadable += len(message["errors"])
             search.failed += len(message["errors"]) - message["passed_over"]
+            search.failed -= message["set_aside"]
+            search.set_aside += message["set_aside"]
             search.suspicion = 0  # of those that were looked at
             search.first_error = search.first_error or message["errors"][0]
             self._give_up_early(listed=listed)
@@ -212,6 +216,9 @@ class Identification:
         if not search.first_error:
             return
         objects, skipped = self._found_objects, self._config.sampling.max_skipped
+        if listed and search.unreadable >= objects and search.set_aside:
+            self._start_over(search)
+            return
         which = "no object of the source"
         if not (listed and search.unreadable >= objects):
             if search.failed < max(MOST_FAILED, skipped * objects):
@@ -221,6 +228,12 @@ class Identification:
         shown = " and ".join(dict.fromkeys(form for form, _ in formats))
         said = f"{which} yields a sample with source.format {shown}; the first: {search.first_error}"
         raise SamplingError(numbered(said, search.source, len(self._searches)))
+
+    def _start_over(self, search: _Search) -> None:
+        """Look once more: what failed while others answered may be all that can be read."""
+        self.waiting_for = f"the store to answer ({search.first_error})"
+        self._not_before = time.monotonic() + AGAIN_SECONDS
+        search.unreadable = search.failed = search.set_aside = 0
 
     def _measured(self, answers: Sequence[Message], introduction: Message) -> Found:
         schema = self._covering([Schema.from_json(one["schema"]) for one in answers])

@@ -1,7 +1,8 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
     supervisor → sampler   setup · probe · permit · grant · revoke
-    sampler → supervisor   ready · refused · probed · progress · called · need · written · failed
+    sampler → supervisor   ready · refused · probed · progress · called · setback · need · written
+                           failed
 
 The end of the pipe is a message too: whoever reads it stops.
 """
@@ -107,6 +108,7 @@ class Permit:
         defers: whether further visits may be set aside: nothing of the group was ever committed.
         makeups: the makeup groups before this one.
         made_up: of a makeup group: where each visit was drawn first, and 1 where it was a hole.
+        others: other objects, to be asked for a byte where all visits are to one object.
     """
 
     id: str
@@ -122,6 +124,7 @@ class Permit:
     defers: bool = False
     makeups: tuple[int, ...] = ()
     made_up: tuple[tuple[int, int, int], ...] = ()
+    others: tuple[Entry, ...] = ()
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -142,6 +145,7 @@ class Permit:
             "defers": self.defers,
             "makeups": self.makeups,
             "made_up": self.made_up,
+            "others": [entry_values(entry) for entry in self.others],
             "stops": [stop.to_values() for stop in self.stops],
         }
 
@@ -162,6 +166,7 @@ class Permit:
             message["defers"],
             tuple(message["makeups"]),
             tuple((group, place, hole) for group, place, hole in message["made_up"]),
+            tuple(Entry(*values) for values in message["others"]),
         )
 
 

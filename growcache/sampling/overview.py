@@ -8,6 +8,7 @@ from dataclasses import replace
 from growcache.cache.cache import Cache
 from growcache.cache.locks import this_process
 from growcache.cache.status import (
+    SetAsideStatus,
     SourceStatus,
     State,
     Status,
@@ -163,6 +164,7 @@ class Overview:
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=unmatched,
+            set_aside=SetAsideStatus() if dispatcher is None else dispatcher.set_aside,
             restart_for=restart_for,
         )
 

@@ -45,6 +45,8 @@ class Outlook:
         holders: that, in words.
         wishes: groups that readers wish for and that new ones come after, and
         wishes_unlisted: whether some of them wait for the listing to end.
+        set_aside: what keeps failing while others answer, in words; empty where anything else
+            is under way.
     """
 
     measured: bool = True
@@ -74,6 +76,7 @@ class Outlook:
     holders: str = ""
     wishes: int = 0
     wishes_unlisted: bool = False
+    set_aside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def _for_work(o: Outlook) -> Verdict | None:
     if not o.parts_known and not o.listing_complete:
         return _wait("the listing to go on: everything listed so far is drawn")
     if not o.parts_known:
-        return _wait("the groups in flight, the last of this round")
+        return _wait(o.set_aside or "the groups in flight, the last of this round")
     return None
 
 

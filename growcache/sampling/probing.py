@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -125,17 +126,20 @@ class Prober:
 
         All are of one source.
         """
-        form = self._format_of(objects[0])
+        form, began, listed = self._format_of(objects[0]), time.monotonic(), objects
         objects = chunk(objects, ranged=form.ranged)
         wanted = -(-LOOKS // len(objects))
         look = self._look_at_parts if form.ranged else self._look_at_whole
         looks = [look(one, wanted) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
-        for result in found:
+        set_aside = 0
+        for stop, result in zip(objects, found, strict=True):
             if isinstance(result, TransientStoreError):
-                # Not the objects' fault: others might give another schema.
-                return {"type": "probed", "transient": str(result)}
-            if isinstance(result, BaseException) and not isinstance(
+                if not await self._fails_alone(stop, result, began, listed):
+                    # Not the objects' fault: others might give another schema.
+                    return {"type": "probed", "transient": str(result)}
+                set_aside += 1
+            elif isinstance(result, BaseException) and not isinstance(
                 result, StoreError | FormatError
             ):
                 raise result
@@ -147,7 +151,16 @@ class Prober:
             "type": "probed",
             "errors": [reason(one.entry.key, why) for one, why in reasons],
             "passed_over": sum(isinstance(why, PassedOverError) for why in found),
+            "set_aside": set_aside,
         }
+
+    async def _fails_alone(
+        self, stop: Stop, error: TransientStoreError, began: float, listed: Sequence[Stop]
+    ) -> bool:
+        """Whether an object keeps failing while others answer: it is passed over then."""
+        since = began if error.since is None else error.since
+        others = [one.entry for one in listed if one.entry.key != stop.entry.key]
+        return await self._sources.fails_alone(stop.entry, since, others)
 
     def _format_of(self, stop: Stop) -> ObjectFormat:
         return self._sources.format_of(stop.entry)

@@ -316,7 +316,12 @@ class Supervisor:
             case "failed" if dispatcher and permit in slot.permits:
                 self._landed(slot, permit)
                 self._last_errors.append(message["error"])
-                dispatcher.failed(permit, message["error"], disk=message["disk"])
+                if message["set_aside"]:
+                    dispatcher.failed_again(permit)
+                else:
+                    dispatcher.failed(permit, message["error"], disk=message["disk"])
+            case "setback" if dispatcher and permit in slot.permits:
+                dispatcher.set_back(permit, message["place"], message["error"])
 
     def _landed(self, slot: Slot, permit: str) -> None:
         slot.permits.pop(permit, None)
@@ -511,6 +516,9 @@ class Supervisor:
             return
         if limits.samples is not None and dispatcher.drawn_this_run >= limits.samples:
             self._end()
+        elif dispatcher.only_set_aside and (limits.until_full or limits.samples is not None):
+            self._end()
+            _log.warning("ended without all samples: %s", dispatcher.set_aside.words)
         elif dispatcher.at_rest and (limits.until_full or limits.samples is not None):
             self._end()
             if not limits.until_full:

@@ -233,8 +233,15 @@ class Sampler:
         self._tally.parts[permit.id] = 0
         try:
             visited = await self._filler.visit_all(
-                permit, self._schema, lambda: self._visited(permit.id), self._limits
+                permit,
+                self._schema,
+                lambda: self._visited(permit.id),
+                self._limits,
+                lambda place, error: self._set_aside(permit.id, place, error),
             )
+            if permit.made_up and all(one.left_out for one in visited):
+                self._fail(permit, "every object of it keeps failing", set_aside=True)
+                return
             assert self._schema is not None
             shards = await asyncio.to_thread(
                 encode_group,
@@ -275,9 +282,15 @@ class Sampler:
         self.report()  # first, so that budgets count what was read before more is asked for
         self._line.send({"type": "written", "id": permit.id})
 
-    def _fail(self, permit: Permit, error: str, *, disk: bool = False) -> None:
+    def _fail(
+        self, permit: Permit, error: str, *, disk: bool = False, set_aside: bool = False
+    ) -> None:
         self.report()
-        self._line.send({"type": "failed", "id": permit.id, "error": error, "disk": disk})
+        what = {"disk": disk, "set_aside": set_aside}
+        self._line.send({"type": "failed", "id": permit.id, "error": error, **what})
+
+    def _set_aside(self, permit: str, place: int, error: str) -> None:
+        self._line.send({"type": "setback", "id": permit, "place": place, "error": error})
 
     async def _probe(self, stops: list[Stop]) -> None:
         found = await self._prober.probe(stops)

@@ -101,6 +101,8 @@ def line(status: Status) -> str:
         parts.append(plural(status.failures, "failed attempt"))
     if status.holes:
         parts.append(plural(status.holes, "hole"))
+    if status.set_aside.parts:
+        parts.append(f"{plural(status.set_aside.parts, 'part')} set aside")
     return " · ".join(parts)
 
 
@@ -332,7 +334,7 @@ def _sources(status: Status) -> Group:
     )
 
 
-def _trouble(status: Status) -> Text | Pieces | Group:
+def _trouble(status: Status) -> Text | Group:
     found = [
         text
         for number, text in (
@@ -343,12 +345,15 @@ def _trouble(status: Status) -> Text | Pieces | Group:
         )
         if number
     ]
-    if not found:
+    aside = status.set_aside.words
+    lines: list[RenderableType] = [Text(aside, style="yellow")] if aside else []
+    if not found and not lines:
         return Text("none", style="dim")
-    words = Pieces([Text(text, style="yellow") for text in found])
-    if not status.last_errors:
-        return words
-    return Group(words, OneLine(f"last: {status.last_errors[-1]}", "dim"))
+    if found:
+        lines = [Pieces([Text(text, style="yellow") for text in found]), *lines]
+    if status.last_errors:
+        lines.append(OneLine(f"last: {status.last_errors[-1]}", "dim"))
+    return Group(*lines)
 
 
 def _renamed(status: Status) -> list[WorkerStatus]:

@@ -121,7 +121,7 @@ def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
 def test_a_search_without_end_is_given_up(search: Identification, passed_over: int) -> None:
     slot = Slot(0)
     errors = ["k000: expected an .npy file"] * MOST_FAILED
-    message = {"type": "probed", "errors": errors, "passed_over": passed_over}
+    message = {"type": "probed", "errors": errors, "passed_over": passed_over, "set_aside": 0}
     search.probe([slot], listed=False)
     if passed_over:  # as the user may want
         assert search.answered(slot, message, READY, listed=False) is None
@@ -136,7 +136,12 @@ def test_a_listing_that_ends_after_the_last_look_ends_the_search(
     slot = Slot(0)
     for _ in range(3):
         search.probe([slot], listed=False)
-        message = {"type": "probed", "errors": ["k000: text"] * PROBED, "passed_over": 0}
+        message = {
+            "type": "probed",
+            "errors": ["k000: text"] * PROBED,
+            "passed_over": 0,
+            "set_aside": 0,
+        }
         assert search.answered(slot, message, READY, listed=False) is None
     search.probe([slot], listed=False)
     assert not slot.probing  # for all that is listed so far was looked at
