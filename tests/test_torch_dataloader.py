@@ -128,7 +128,7 @@ def test_the_rows_of_the_rest_of_an_epoch(loader: Any) -> None:
 def test_batches_that_are_not_its_own_are_refused(loader: Any) -> None:
     with pytest.raises(ConfigError, match="needs its batch_size and drop_last"):
         next(iter(remade(loader(), batch_size=12)))
-    with pytest.raises(ConfigError, match="leave num_workers 0"):
+    with pytest.raises(ConfigError, match="expected num_workers=0"):
         next(iter(remade(loader(), num_workers=1)))
     gc.collect()  # torch waits there for its worker, in whatever thread collects
 

@@ -17,6 +17,7 @@ from growcache.loading.ranks import Deal, Ranks, find_ranks
 from growcache.loading.report import Report
 from growcache.loading.resume import MISSING, Missing
 from growcache.loading.state import LoaderState
+from growcache.loading.torch_workers import refuse_worker
 from growcache.loading.waiting import wait_for_samples
 
 
@@ -161,7 +162,12 @@ class Loader:
         return find_ranks(*self._said, self.framework.ranks(), os.environ)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the next epoch."""
+        """Return an iterator over the next epoch.
+
+        Raises:
+            ConfigError: this is a worker process of torch's DataLoader.
+        """
+        refuse_worker()
         return self._epoch()
 
     def _epoch(self) -> Iterator[Any]:

@@ -25,7 +25,7 @@ README = """\
 
 Taken from `{source}`: {samples} in {shards} under `shards/`, in the format {format}. The
 `.json` beside each shard says which object each sample came from, and what range of it.
-`manifest.json` lists the files.
+`manifest.json` lists the files. The programs below run in this folder.
 
 {reading}
 With growcache it is a complete cache of its own, which nothing fills or empties:
@@ -33,7 +33,10 @@ With growcache it is a complete cache of its own, which nothing fills or empties
 ```python
 from growcache.torch import EpochLoader
 
-loader = EpochLoader("{out}", batch_size=256, fixed=True)
+loader = EpochLoader(".", batch_size=256, fixed=True)
+for batch in loader:
+    print({{name: len(values) for name, values in batch.items()}})
+loader.close()
 ```
 """
 
@@ -127,7 +130,6 @@ def _readme(
         source=", ".join(_source(folder)),
         format=cache_format,
         reading=tfrecord_code(snapshot.schema) if tfrecord else npy_code(snapshot.schema),
-        out=folder.name.removeprefix(".").rsplit(".", 2)[0],
     )
 
 

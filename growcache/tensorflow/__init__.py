@@ -1,10 +1,20 @@
 """TensorFlow's front door: epochs over a cache as a `tf.data.Dataset`."""
 
 from growcache.tensorflow.datasets import EpochDataset, dataset
+from growcache.tensorflow.files import Files, files
 from growcache.tensorflow.native import CYCLE_SHARDS
 from growcache.tensorflow.sizes import SHUFFLE_BYTES, SHUFFLE_SAMPLES
 
-__all__ = ["CYCLE_SHARDS", "SHUFFLE_BYTES", "SHUFFLE_SAMPLES", "EpochDataset", "dataset"]
+__all__ = [
+    "CYCLE_SHARDS",
+    "SHUFFLE_BYTES",
+    "SHUFFLE_SAMPLES",
+    "EpochDataset",
+    "Files",
+    "dataset",
+    "files",
+]
 
 # Where users know them to be: in tracebacks and in help().
 EpochDataset.__module__ = dataset.__module__ = __name__
+Files.__module__ = files.__module__ = __name__

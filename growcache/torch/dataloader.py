@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from growcache.errors import ConfigError
 from growcache.loading.report import Report
 from growcache.loading.resume import Missing
+from growcache.loading.torch_workers import refuse_worker
 from growcache.torch.epochs import EpochLoader
 
 P = ParamSpec("P")
@@ -46,10 +47,7 @@ class Rows(IterableDataset[Row]):
         self.loader = loader
 
     def __iter__(self) -> Iterator[Row]:
-        if get_worker_info() is not None:
-            raise ConfigError(
-                "expected no worker processes, for the batches come ready; leave num_workers 0"
-            )
+        refuse_worker()
         size, samples = self.loader.options.batch_size, len(self)
         for batch in self.loader:
             # By the step, for this may be the rest of an epoch.
