@@ -13,9 +13,12 @@
     │   └── CorruptShardError              a shard's bytes are not what was written   exit 1
     ├── StoreError(OSError)
     │   ├── TransientStoreError            worth another try (timeout, 503, reset)
+    │   │   └── StoreRefusedError          the store answers nobody like us, whatever the object
+    │   │       ├── CredentialsError(AccessError)         credentials, clock, certificate  exit 2
+    │   │       └── StoreMissingError(ObjectMissingError) no bucket, no folder, no mount   exit 2
     │   ├── ObjectMissingError             permanent: the object is gone
     │   ├── ObjectChangedError             permanent: the object was rewritten
-    │   └── AccessError(PermissionError)   permanent: the store refuses us            exit 2
+    │   └── AccessError(PermissionError)   permanent: the store refuses this object   exit 2
     ├── FormatError(ValueError)            an object or sample is not what the format says
     └── SamplingError                      the service gives up, with its reasons     exit 1
 
@@ -113,6 +116,31 @@ class ObjectChangedError(StoreError):
 
 class AccessError(StoreError, PermissionError):
     """The store refuses the credentials, the bucket or the key."""
+
+    exit_code = 2
+
+
+class StoreRefusedError(TransientStoreError):
+    """A refusal that is the store's: it says nothing about the object that was asked for.
+
+    It ends when what is missing is there, so trying again for a while is of no use and giving up
+    would be wrong: whoever works on waits for that, and asks now and then.
+
+    Attributes:
+        wanted: what is missing, in a word or two.
+    """
+
+    wanted = "the store"
+
+
+class CredentialsError(StoreRefusedError, AccessError):
+    """The store refuses who asks: credentials, permissions of all keys, clock or certificate."""
+
+    wanted = "credentials"
+
+
+class StoreMissingError(StoreRefusedError, ObjectMissingError):
+    """The bucket, folder or mount that holds all objects is not there."""
 
     exit_code = 2
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from growcache.errors import AccessError, ConfigError
+from growcache.errors import ConfigError, CredentialsError
 
 # botocore renews temporary credentials ten minutes before they end at the latest, so asking it
 # anew more often than that never hands out dead ones.
@@ -95,7 +95,7 @@ def s3_settings(
     """Return obstore's settings for a bucket; None where obstore has no word for an option.
 
     Raises:
-        AccessError: no credentials anywhere.
+        CredentialsError: no credentials anywhere.
         ConfigError: half a key pair, or a profile that does not exist.
     """
     environment = os.environ if environment is None else environment
@@ -203,6 +203,32 @@ def _static(
     return StaticCredentials(str(key), str(secret), token)
 
 
+def server_option(
+    scheme: str, options: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> str:
+    """Return the setting that says which server is asked, in words; empty where none does.
+
+    >>> server_option("s3", {"endpoint_url": "http://minio:9000"})
+    'endpoint_url in source.storage_options'
+    >>> server_option("s3", {}, {"AWS_ENDPOINT_URL": "http://minio:9000"})
+    'AWS_ENDPOINT_URL'
+    """
+    if scheme in ("http", "https", "sftp", "ssh"):
+        return "source.url"
+    given = [options, options.get("client_kwargs")]
+    for values in given:
+        for name in ("endpoint_url", "endpoint", "base_url", "connection_string"):
+            if isinstance(values, Mapping) and values.get(name):
+                return f"{name} in source.storage_options"
+    if scheme not in ("s3", "s3a"):
+        return ""
+    environment = os.environ if environment is None else environment
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if environment.get(name):
+            return name
+    return ""
+
+
 class _AwsFiles:
     """The environment and ``~/.aws``; botocore is loaded only if there is something to read."""
 
@@ -221,7 +247,7 @@ class _AwsFiles:
             return None
         found = self._opened().get_credentials()
         if found is None:
-            raise AccessError(
+            raise CredentialsError(
                 f"no credentials for s3://{bucket}: set key and secret in source.storage_options, "
                 "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anon: true for a public bucket"
             )

@@ -21,10 +21,12 @@ class Answered:
 
     Attributes:
         entry: the object.
-        at: when, monotonic seconds.
+        began: when it was asked for, and
+        at: when all of it was there, monotonic seconds.
     """
 
     entry: Entry
+    began: float
     at: float
 
 
@@ -39,12 +41,17 @@ class Evidence:
         self._last: Answered | None = None
         self._before: Answered | None = None  # the last one of another key
 
-    def answered(self, entry: Entry) -> None:
-        """Note a successful read."""
+    def answered(self, entry: Entry, began: float) -> None:
+        """Note a successful read.
+
+        Args:
+            entry: the object.
+            began: when it was asked for, monotonic seconds.
+        """
         last = self._last
         if last is not None and last.entry.key != entry.key:
             self._before = last
-        self._last = Answered(entry, time.monotonic())
+        self._last = Answered(entry, began, time.monotonic())
 
     def others_since(self, key: str, since: float) -> bool:
         """Return whether the store answered for another key.
@@ -54,6 +61,13 @@ class Evidence:
             since: when its request began, monotonic seconds.
         """
         return any(one.at >= since for one in self._others(key))
+
+    def others_asked_since(self, key: str, since: float) -> bool:
+        """Return whether the store answered for another key that was asked for since then.
+
+        What was asked for before may have been let in before who asks was refused.
+        """
+        return any(one.began >= since for one in self._others(key))
 
     def witnesses(self, key: str) -> list[Entry]:
         """Return objects other than ``key`` that could be read, the last one first."""

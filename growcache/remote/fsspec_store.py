@@ -20,6 +20,8 @@ from fsspec.core import url_to_fs
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
 from growcache.remote.answers import UNTRUSTED, Answer, explain
+from growcache.remote.credentials import server_option
+from growcache.remote.fsspec_failures import connection_failure
 from growcache.remote.response_check import (
     BrokenReadError,
     check_length,
@@ -52,9 +54,15 @@ class FsspecBackend:
     """One fsspec file system; ``root`` is what its paths have before our keys."""
 
     def __init__(
-        self, opened: Callable[[], Any], location: Location, root: str, concurrency: int
+        self,
+        opened: Callable[[], Any],
+        location: Location,
+        root: str,
+        concurrency: int,
+        option: str = "",
     ) -> None:
         self._open = opened
+        self._option = option
         self._fs = opened()
         self._location = location
         self._root = root
@@ -162,7 +170,7 @@ class FsspecBackend:
                     f"({type(error).__name__}: {error})"
                 )
             return error  # a bug
-        return explain(_answer(error), self._location.root, key)
+        return explain(_answer(error), self._location.root, key, self._option)
 
 
 def walk(
@@ -258,8 +266,8 @@ def _answer(error: BaseException) -> Answer:
         return Answer(type(error).__name__, 401)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Answer(type(error).__name__, cause=UNTRUSTED)
-    words = getattr(error, "strerror", None) or type(error).__name__
-    return Answer(type(error).__name__, cause=f"no answer ({words})")
+    words, address = connection_failure(error)
+    return Answer(type(error).__name__, cause=words, address=address)
 
 
 def _may_be_an_answer(error: BaseException) -> bool:
@@ -514,7 +522,8 @@ def open_fsspec(
                 )
             location = replace(location, pattern=path + folder)
         del fs
-        return location, FsspecBackend(opened, location, root, concurrency)
+        option = server_option(location.scheme, source.storage_options)
+        return location, FsspecBackend(opened, location, root, concurrency, option)
     except (ImportError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, KeyError):
             error = ValueError(f"storage_options lack {error}")

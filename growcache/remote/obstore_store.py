@@ -16,7 +16,7 @@ from growcache.config import SourceConfig
 from growcache.errors import ConfigError, StoreError
 from growcache.remote.answers import explain, read_answer
 from growcache.remote.azure_names import azure_settings
-from growcache.remote.credentials import s3_settings
+from growcache.remote.credentials import s3_settings, server_option
 from growcache.remote.response_check import (
     BrokenReadError,
     Response,
@@ -46,9 +46,19 @@ _GCS_OPTIONS = frozenset(
 class ObstoreBackend:
     """One bucket, container or web host."""
 
-    def __init__(self, store: AnyStore, root: str, *, checks_answers: bool) -> None:
-        """``checks_answers``: web servers may send more than they were asked for."""
+    def __init__(
+        self, store: AnyStore, root: str, *, checks_answers: bool, option: str = ""
+    ) -> None:
+        """Take a client into use.
+
+        Args:
+            store: the client.
+            root: of the keys, in messages.
+            checks_answers: web servers may send more than they were asked for.
+            option: the setting that says which server is asked.
+        """
         self._store = store
+        self._option = option
         self.identity = self._root = root
         # Azure lists from the start always, and so does S3 Express, in an order of its own.
         self.sorted = isinstance(store, S3Store | GCSStore) and not root.endswith("--x-s3/")
@@ -125,7 +135,7 @@ class ObstoreBackend:
     def _translated(self, error: Exception, key: str) -> Exception:
         if isinstance(error, StoreError):
             return error
-        return explain(read_answer(error), self._root, key)
+        return explain(read_answer(error), self._root, key, self._option)
 
 
 async def _at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
@@ -206,7 +216,12 @@ def open_obstore(
                 "use client: auto or fsspec"
             )
         return None
-    return ObstoreBackend(opened, location.root, checks_answers=location.scheme in WEB)
+    return ObstoreBackend(
+        opened,
+        location.root,
+        checks_answers=location.scheme in WEB,
+        option=server_option(location.scheme, source.storage_options),
+    )
 
 
 def _open_s3(

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from growcache.errors import TransientStoreError
+from growcache.errors import StoreRefusedError, TransientStoreError
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 8.0
+LONGEST_ENDLESS_SECONDS = 5.0  # so that whoever waits for hours goes on soon
 
 
 def stalled_seconds(timeout_seconds: float) -> float:
@@ -31,15 +32,23 @@ class Patience:
 
     The clock starts with the first failure, so that one long attempt that broke off (a
     large object on a slow link) is not by itself a reason to give up.
+
+    Args:
+        timeout_seconds: how long; of no meaning with ``endless``.
+        on_retry: told of every failure that is tried again.
+        endless: tells what is tried again for ever. Without it what is refused is not tried
+            again at all, for nothing will come of it soon.
     """
 
     def __init__(
         self,
         timeout_seconds: float,
         on_retry: Callable[[BaseException], None] | None = None,
+        endless: Callable[[TransientStoreError], bool] | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self._on_retry = on_retry
+        self._endless = endless
 
     def call(self, attempt: Callable[[], T]) -> T:
         """Return what ``attempt`` returns, in the end.
@@ -50,6 +59,8 @@ class Patience:
         try:
             return attempt()
         except TransientStoreError as error:
+            if not self._is_tried_again(error):
+                raise
             from tenacity import Retrying
 
             policy = self._policy(time.monotonic())
@@ -81,13 +92,27 @@ class Patience:
 
         return await AsyncRetrying(**policy)(again)
 
-    def _policy(self, since: float) -> dict[str, Any]:
-        from tenacity import retry_if_exception_type, stop_before_delay, wait_random_exponential
+    def _is_tried_again(self, error: BaseException) -> bool:
+        if not isinstance(error, TransientStoreError):
+            return False
+        if self._endless is not None:
+            return self._endless(error)
+        return not isinstance(error, StoreRefusedError)
 
+    def _policy(self, since: float) -> dict[str, Any]:
+        from tenacity import (
+            retry_if_exception,
+            stop_before_delay,
+            stop_never,
+            wait_random_exponential,
+        )
+
+        endless = self._endless is not None
+        longest = LONGEST_ENDLESS_SECONDS if endless else LONGEST_WAIT_SECONDS
         return {
-            "retry": retry_if_exception_type(TransientStoreError),
-            "wait": wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
-            "stop": stop_before_delay(self.timeout_seconds),
+            "retry": retry_if_exception(self._is_tried_again),
+            "wait": wait_random_exponential(FIRST_WAIT_SECONDS, longest),
+            "stop": stop_never if endless else stop_before_delay(self.timeout_seconds),
             "before_sleep": self._tell,
             "retry_error_callback": partial(self._give_up, since),
         }

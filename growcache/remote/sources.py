@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from growcache.config import SourceConfig
-from growcache.errors import GrowcacheError
+from growcache.errors import GrowcacheError, TransientStoreError
 from growcache.remote.formats import ObjectFormat, open_source
 from growcache.remote.store import PAGE, Entry, RemoteStore, Store, StoreReader, open_store
 
@@ -81,6 +81,18 @@ class Sources:
         own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
         return StoreReader(self._opened[number].store, own[0], tuple(own[1:]))
 
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` from now on. Blocks.
+
+        Args:
+            options: of each source.
+
+        Raises:
+            CredentialsError: no client can be made with them now; the next read tries again.
+        """
+        for store, storage in zip(self._stores, options, strict=True):
+            store.adopt(storage)
+
     def others_answered(self, entry: Entry, since: float) -> bool:
         """Return whether another key of the object's store could be read since then.
 
@@ -90,9 +102,11 @@ class Sources:
         """
         number = owner(self._firsts, entry.store)
         own = replace(entry, store=entry.store - self._firsts[number])
-        store = self._opened[number].store
-        assert isinstance(store, RemoteStore)
-        return store.others_answered(own, since)
+        return self._stores[number].others_answered(own, since)
+
+    @property
+    def _stores(self) -> list[RemoteStore]:
+        return [one.store for one in self._opened if isinstance(one.store, RemoteStore)]
 
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
@@ -145,6 +159,7 @@ def open_sources(
     timeout_seconds: float = 60,
     on_retry: Callable[[BaseException], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    lazily: bool = False,
 ) -> Sources:
     """Return the sources, ready to be read from; see `open_store`.
 
@@ -160,6 +175,7 @@ def open_sources(
             timeout_seconds=timeout_seconds,
             on_retry=on_retry,
             on_bytes=on_bytes,
+            lazily=lazily,
         )
         return Opened(store, open_source(source))
 
@@ -209,6 +225,11 @@ class Pages:
     def __init__(self, stores: Sequence[RemoteStore]) -> None:
         self._stores = stores
 
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` from now on; see `Sources.adopt`."""
+        for store, storage in zip(self._stores, options, strict=True):
+            store.adopt(storage)
+
     def pages(self) -> Iterator[list[Entry]]:
         """Yield the listing page by page, as `Store.pages` does."""
         if len(self._stores) == 1:
@@ -231,10 +252,17 @@ def open_pages(
     *,
     timeout_seconds: float,
     on_retry: Callable[[BaseException], None],
+    endless: Callable[[TransientStoreError], bool] | None = None,
 ) -> Pages:
     """Return the listing of all sources; see `open_store`."""
 
     def opened(source: SourceConfig) -> RemoteStore:
-        return open_store(source, timeout_seconds=timeout_seconds, on_retry=on_retry)
+        return open_store(
+            source,
+            timeout_seconds=timeout_seconds,
+            on_retry=on_retry,
+            lazily=True,
+            endless=endless,
+        )
 
     return Pages(each(sources, opened))

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, zip_longest
-from typing import TYPE_CHECKING, Protocol
+from itertools import chain, groupby, islice, zip_longest
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from growcache.config import SourceConfig
 from growcache.errors import (
     AccessError,
+    CredentialsError,
     ObjectChangedError,
     ObjectMissingError,
     StoreError,
     TransientStoreError,
 )
-from growcache.remote.evidence import Evidence, GivenUp
+from growcache.remote.clients import Client
+from growcache.remote.evidence import GivenUp
+from growcache.remote.refusals import (
+    AGAIN_SECONDS,
+    MOST_WITNESSES,
+    Inquiry,
+    is_doubtful,
+    is_passing,
+)
 from growcache.remote.response_check import (
     BrokenReadError,
     check_length,
@@ -35,6 +45,8 @@ from growcache.usercode import short
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -154,11 +166,13 @@ class Store(Protocol):
 class Backend(Protocol):
     """One client on one bucket, host or file system; single attempts, growcache's errors."""
 
-    identity: str
-    """Backends of one identity have the same objects under the same keys."""
+    @property
+    def identity(self) -> str:
+        """Backends of one identity have the same objects under the same keys."""
 
-    sorted: bool
-    """Whether listings are in the order of keys, and begin after any name for one request."""
+    @property
+    def sorted(self) -> bool:
+        """Whether listings are in the order of keys, and begin after any name for one request."""
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """Yield pages of what lies below ``location.prefix``, matching or not.
@@ -169,7 +183,7 @@ class Backend(Protocol):
     def head(self, key: str) -> Entry:
         """Return the entry of one object. Blocks."""
 
-    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+    def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
         """Return a non-empty range of an object, unless it changed."""
 
     async def close(self) -> None:
@@ -256,21 +270,21 @@ class RemoteStore:
         patience: Patience,
         concurrency: int,
         on_bytes: Callable[[int], None] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.source = source
+        self._settings = settings
         self._locations = [location for location, _ in backends]
-        self._backends = [backend for _, backend in backends]
+        clients = {id(backend): _as_client(backend) for _, backend in backends}
+        self._backends = [clients[id(backend)] for _, backend in backends]
         self._patience = patience
         self._concurrency = concurrency
         self._on_bytes = on_bytes
         self._slots: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        by_client = {id(backend): Evidence() for backend in self._backends}
-        self._evidence = [by_client[id(backend)] for backend in self._backends]
-        given_up = {
-            id(backend): GivenUp(patience.timeout_seconds) for backend in self._backends
-        }
-        self._given_up = [given_up[id(backend)] for backend in self._backends]
+        given_up = {id(client): GivenUp(patience.timeout_seconds) for client in self._backends}
+        self._given_up = [given_up[id(client)] for client in self._backends]
+        self._inquiries: dict[int, Inquiry] = {}
 
     def others_answered(self, entry: Entry, since: float) -> bool:
         """Return whether another key of the object's store could be read since then.
@@ -279,7 +293,7 @@ class RemoteStore:
             entry: an object that could not.
             since: monotonic seconds.
         """
-        return self._evidence[entry.store].others_since(entry.key, since)
+        return self._backends[entry.store].evidence.others_since(entry.key, since)
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
         """See `Store.read`."""
@@ -289,15 +303,18 @@ class RemoteStore:
             raise ValueError(f"start must not be negative, found {start}")
         if start >= stop:
             return b""
+        client = self._backends[entry.store]
         # A read that backs off keeps its slot: fewer requests is what a throttling store wants.
         async with self._slots_of_this_loop():
+            began, generation = time.monotonic(), client.generation
             try:
                 data = await self._read_once(entry, start, stop)
-            except TransientStoreError as error:
-                if self.given_up(entry):
+            except StoreError as error:
+                if is_passing(error) and self.given_up(entry):
                     raise
-                data = await self._read_again(entry, start, stop, error)
-        self._evidence[entry.store].answered(entry)
+                attempt = self._another_read(entry, start, stop, error)
+                data = await self._despite(error, entry, attempt, generation)
+        client.evidence.answered(entry, began)
         if self._on_bytes is not None:
             self._on_bytes(stop - start)
         return data
@@ -307,11 +324,11 @@ class RemoteStore:
         check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
         return data
 
-    async def _read_again(
-        self, entry: Entry, start: int, stop: int, error: TransientStoreError
-    ) -> Buffer:
-        """Retry; after a broken response, first ask whether the object was rewritten."""
-        last: TransientStoreError = error
+    def _another_read(
+        self, entry: Entry, start: int, stop: int, error: StoreError
+    ) -> Callable[[], Awaitable[Buffer]]:
+        """Return a retry; after a broken response it first asks whether the object was rewritten."""
+        last = error
 
         async def attempt() -> Buffer:
             nonlocal last
@@ -319,11 +336,11 @@ class RemoteStore:
                 await self._check_unchanged(entry)
             try:
                 return await self._read_once(entry, start, stop)
-            except TransientStoreError as error:
+            except StoreError as error:
                 last = error
                 raise
 
-        return await self._patience.again(attempt, error)
+        return attempt
 
     async def _check_unchanged(self, entry: Entry) -> None:
         """Refuse an object that was rewritten, because no retry would mend that.
@@ -342,9 +359,9 @@ class RemoteStore:
     ) -> bool:
         """See `Store.fails_alone`."""
         if not self.others_answered(entry, since):
-            evidence = self._evidence[entry.store]
-            near = [one for one in others if self._evidence[one.store] is evidence]
-            known = evidence.witnesses(entry.key) or near
+            client = self._backends[entry.store]
+            near = [one for one in others if self._backends[one.store] is client]
+            known = client.evidence.witnesses(entry.key) or near
             asked = [one for one in known if one.size and one.key != entry.key]
             if not await self._one_answers(asked):
                 return False
@@ -370,18 +387,14 @@ class RemoteStore:
 
     async def renewed(self, entry: Entry) -> Entry:
         """See `Store.renewed`."""
-        head = self._backends[entry.store].head
-        async with self._slots_of_this_loop():
-            found = await asyncio.to_thread(self._patience.call, lambda: head(entry.key))
-        return replace(found, key=entry.key, store=entry.store)
+        return replace(await self._headed(entry.store, entry.key), store=entry.store)
 
     async def find(self, key: str) -> Entry:
         """See `Store.find`."""
-        location, head = self._locations[0], self._backends[0].head
+        location = self._locations[0]
         if location.pattern.startswith("/") and not key.startswith("/"):
             key = location.prefix + key
-        async with self._slots_of_this_loop():
-            return await asyncio.to_thread(self._patience.call, lambda: head(key))
+        return await self._headed(0, key)
 
     def key_beside(self, store: int, below: str) -> str:
         """Return the key of an object of another field; see `beside`."""
@@ -397,13 +410,104 @@ class RemoteStore:
         Raises:
             StoreError: as `Store.read` does.
         """
-        key, head = self.key_beside(store, below), self._backends[store].head
+        return replace(await self._headed(store, self.key_beside(store, below)), store=store)
+
+    async def _headed(self, store: int, key: str) -> Entry:
+        """Return the entry of an object as the store has it now, among those of the first URL."""
+        client = self._backends[store]
+
+        def head() -> Awaitable[Entry]:
+            return asyncio.to_thread(client.head, key)
+
         async with self._slots_of_this_loop():
-            found = await asyncio.to_thread(self._patience.call, lambda: head(key))
-        return replace(found, store=store)
+            began, generation = time.monotonic(), client.generation
+            try:
+                found = await head()
+            except StoreError as error:
+                asked = Entry(key, 0, None, None, store)
+                found = await self._despite(error, asked, head, generation)
+        if found.size:
+            client.evidence.answered(found, began)
+        return found
+
+    async def _despite(
+        self,
+        error: StoreError,
+        entry: Entry,
+        attempt: Callable[[], Awaitable[T]],
+        generation: int,
+    ) -> T:
+        """Return what an attempt returns, after a first one failed.
+
+        Args:
+            error: of the first one.
+            entry: what it is about.
+            attempt: another one.
+            generation: of the client that made the first one.
+
+        Raises:
+            StoreRefusedError: the failure is the store's.
+            TransientStoreError: there was no answer for too long.
+            StoreError: it is this object's.
+        """
+        client = self._backends[entry.store]
+        if is_passing(error):
+            try:
+                return await self._patience.again(attempt, error)
+            except StoreError as last:
+                if is_passing(last):
+                    raise
+                error = last
+        inquiry = self._inquiry(entry.store)
+        refusal = await inquiry.refusal(entry, error)
+        if refusal is None and not is_doubtful(error):
+            raise error from None
+        if refusal is None:
+            await asyncio.sleep(AGAIN_SECONDS)
+        elif not await asyncio.to_thread(client.renew, generation):
+            raise refusal from None
+        try:
+            return await attempt()
+        except StoreError as again:
+            if is_passing(again):
+                raise
+            raise await inquiry.refusal(entry, again) or again from None
+
+    def _inquiry(self, store: int) -> Inquiry:
+        client = self._backends[store]
+        if (found := self._inquiries.get(id(client))) is None:
+            found = Inquiry(client, lambda: self._some_listed(client))
+            self._inquiries[id(client)] = found
+        return found
+
+    def _some_listed(self, client: Client) -> Iterator[Entry]:
+        """Yield some objects that a client has, as far as it can list; blocks.
+
+        Raises:
+            TransientStoreError: it does not answer.
+        """
+        for number, (location, backend) in enumerate(
+            zip(self._locations, self._backends, strict=True)
+        ):
+            if backend is not client:
+                continue
+            try:
+                if location.is_key:
+                    yield replace(client.head(location.pattern), store=number)
+                    continue
+                page = next(client.listing(location, None), Page())
+            except StoreError as error:
+                if is_passing(error):
+                    raise
+                continue
+            found = [one for one in page if one.size and location.matches(one.key)]
+            step = max(1, len(found) // (MOST_WITNESSES + 1))
+            yield from (replace(one, store=number) for one in islice(found, 0, None, step))
 
     def pages(self) -> Iterator[list[Entry]]:
         """See `Store.pages`."""
+        for client in self._backends:
+            self._patience.call(client.opened)
         numbered = enumerate(zip(self._locations, self._backends, strict=True))
         listings = []
         for (is_key, _), grouped in groupby(numbered, lambda n: (n[1][0].is_key, id(n[1][1]))):
@@ -411,13 +515,27 @@ class RemoteStore:
             listings.append(self._heads(run) if is_key else self._listings(run))
         yield from self._in_order(listings)
 
+    def adopt(self, options: Mapping[str, object]) -> None:
+        """Go by other ``storage_options`` from now on. Blocks.
+
+        Raises:
+            CredentialsError: no client can be made with them now; the next read tries again.
+        """
+        if self._settings is None or dict(options) == self.source.storage_options:
+            return
+        source = self.source.model_copy(update={"storage_options": dict(options)})
+        self.source = source
+        self._settings.source = source
+        for client in {id(client): client for client in self._backends}.values():
+            client.renew(client.generation, at_once=True)
+
     async def close(self) -> None:
         """See `Store.close`."""
         for backend in {id(backend): backend for backend in self._backends}.values():
             await backend.close()
 
     def _listings(
-        self, run: list[tuple[int, tuple[Location, Backend]]]
+        self, run: list[tuple[int, tuple[Location, Client]]]
     ) -> Iterator[list[Entry]]:
         sections = [
             Section(number, location, backend, lambda key, n: not self._listed(key, n))
@@ -456,10 +574,10 @@ class RemoteStore:
         for pages in zip_longest(*listings):
             yield from (page for page in pages if page is not None)
 
-    def _heads(self, run: list[tuple[int, tuple[Location, Backend]]]) -> Iterator[list[Entry]]:
-        def head(one: tuple[int, tuple[Location, Backend]]) -> Entry:
+    def _heads(self, run: list[tuple[int, tuple[Location, Client]]]) -> Iterator[list[Entry]]:
+        def head(one: tuple[int, tuple[Location, Client]]) -> Entry:
             number, (location, backend) = one
-            entry = self._patience.call(lambda: backend.head(location.pattern))
+            entry = self._patience.call(lambda: _listed_by_name(backend, location.pattern))
             return replace(entry, store=number)
 
         fresh = [one for one in run if not self._listed(one[1][0].pattern, one[0])]
@@ -510,7 +628,26 @@ class RemoteStore:
         loop = asyncio.get_running_loop()
         if self._slots is None or self._loop is not loop:
             self._slots, self._loop = asyncio.Semaphore(self._concurrency), loop
+            self._inquiries = {}
         return self._slots
+
+
+def _as_client(backend: Backend) -> Client:
+    return backend if isinstance(backend, Client) else Client(lambda: backend)
+
+
+def _listed_by_name(backend: Backend, key: str) -> Entry:
+    """Return the entry of an object that a URL names.
+
+    Raises:
+        CredentialsError: it is refused. What a listing is refused is told as of all of it.
+    """
+    try:
+        return backend.head(key)
+    except CredentialsError:
+        raise
+    except AccessError as error:
+        raise CredentialsError(str(error)) from None
 
 
 def _moving(pages: Iterator[Page]) -> Iterator[Page]:
@@ -537,6 +674,8 @@ def open_store(
     timeout_seconds: float = 60,
     on_retry: Callable[[BaseException], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    lazily: bool = False,
+    endless: Callable[[TransientStoreError], bool] | None = None,
 ) -> RemoteStore:
     """Return the store that holds the objects of a source. Asks it nothing yet.
 
@@ -546,13 +685,16 @@ def open_store(
         timeout_seconds: without progress for so long, a read or listing is given up.
         on_retry: told of every failure that is tried again, in the thread it happened in.
         on_bytes: told the size of every successful read.
+        lazily: where no credentials are to be found, say so only when something is asked for.
+        endless: tells which failures are tried again for ever; see `Patience`.
 
     Raises:
         ConfigError: a URL or option that no client understands.
-        AccessError: no credentials are to be found.
+        CredentialsError: no credentials are to be found.
     """
-    clients: dict[tuple[object, ...], Backend] = {}
-    backends = []
+    clients: dict[tuple[object, ...], Client] = {}
+    backends: list[tuple[Location, Backend]] = []
+    settings = Settings(source, concurrency, timeout_seconds)
     for url in source.url:
         location = parse_url(url)
         if location.scheme == "file" and source.client != "fsspec":
@@ -564,16 +706,49 @@ def open_store(
             client = (location.root, location.userinfo, location.asked, is_web_key)
         else:
             client = (url,)
-        if client in clients:
-            backends.append((location, clients[client]))
-            continue
-        location, clients[client] = _open_backend(
-            location, url, source, concurrency, timeout_seconds
-        )
+        if client not in clients:
+            opening = _Opening(location, url, settings)
+            clients[client] = Client(opening.backend, lazily=lazily)
+            location = opening.location
         backends.append((location, clients[client]))
-    return RemoteStore(
-        source, backends, Patience(timeout_seconds, on_retry), concurrency, on_bytes
-    )
+    patience = Patience(timeout_seconds, on_retry, endless)
+    return RemoteStore(source, backends, patience, concurrency, on_bytes, settings)
+
+
+@dataclass(slots=True)
+class Settings:
+    """What clients are made of; the options of a source may change while it is read.
+
+    Attributes:
+        source: as it is configured now.
+        concurrency: reads in flight.
+        timeout_seconds: see `open_store`.
+    """
+
+    source: SourceConfig
+    concurrency: int
+    timeout_seconds: float
+
+
+class _Opening:
+    """Makes the client of a URL, again and again.
+
+    Attributes:
+        location: of the URL, as the client has it.
+    """
+
+    def __init__(self, location: Location, url: str, settings: Settings) -> None:
+        self.location = self._location = location
+        self._url = url
+        self._settings = settings
+
+    def backend(self) -> Backend:
+        """Return a new client."""
+        now = self._settings
+        self.location, backend = _open_backend(
+            self._location, self._url, now.source, now.concurrency, now.timeout_seconds
+        )
+        return backend
 
 
 def _open_backend(

@@ -153,6 +153,11 @@ class Book:
         entry = self._filling[group]
         self._reopen(group, _Open(entry.tries + 1, due, entry.suspicion, set_aside=True))
 
+    def returned(self, group: int) -> None:
+        """Note that nothing was tried in truth: the group is filled again as if it never was."""
+        entry = self._filling[group]
+        self._reopen(group, _Open(entry.tries, 0.0, entry.suspicion))
+
     def abandoned(self, group: int, suspicion: int = 1) -> int:
         """Note that the group's sampler died: it is filled again at once.
 

@@ -25,6 +25,7 @@ from growcache.sampling.book import Book
 from growcache.sampling.drawing import Drawing
 from growcache.sampling.draws import RAMP_END, Draw, Sizing
 from growcache.sampling.forecast import Forecast
+from growcache.sampling.halt import Halt
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.makeups import Makeups, name_of
 from growcache.sampling.messages import Permit, Stop
@@ -126,6 +127,7 @@ class Dispatcher:
         self._drawn_before = cache.totals().drawn
         self._forecast = Forecast(sizing, identity.sizes["record_bytes"])
         self._reasons: deque[str] = deque(maxlen=3)
+        self._halt = Halt()
         self.flights: dict[str, Flight] = {}
         self.failures = 0
         self.last_error = self._retry_event = ""
@@ -216,6 +218,7 @@ class Dispatcher:
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
         self.flights[permit.id] = Flight(permit, estimate, fresh=fresh)
+        self._halt.took_off(permit.id)
         return permit
 
     def _may_set_aside(self, group: int) -> bool:
@@ -322,12 +325,14 @@ class Dispatcher:
             for f in self.flights.values()
             if f.fresh
         )
+        now = time.monotonic()
         return Outlook(
+            refused=self._halt.waiting_for if self._halt.holds_back(now) else "",
             parts_known=draw is not None,
             listing_complete=self._catalog.complete,
             needs_whole_listing=self._drawing.needs_whole_listing,
             complete=self.complete if draw is None else False,
-            retrying=self._book.failing if self._book.due(time.monotonic()) is None else 0,
+            retrying=self._book.failing if self._book.due(now) is None else 0,
             max_retrying=2 * sampling.workers,
             last_error=self.last_error,
             retry_event=self._retry_event,
@@ -486,6 +491,11 @@ class Dispatcher:
         return all(f.need_bytes is not None and not f.granted for f in flights)
 
     @property
+    def at_work(self) -> bool:
+        """Whether groups are being filled, or will be as soon as the store answers."""
+        return bool(self.flights) or self._book.failing > 0
+
+    @property
     def at_rest(self) -> bool:
         """Whether nothing in this run can change any more what is cached."""
         if (
@@ -518,6 +528,16 @@ class Dispatcher:
                     flight.permit.group, NO_ROOM.format(nbytes, nbytes, self.landlord.capacity)
                 )
             self._forecast.learn(flight.permit, nbytes)
+            self._halt.answered(permit, whole=True)
+
+    def visited(self, permit: str) -> None:
+        """Note that the store answered for a group that is being filled."""
+        self._halt.answered(permit, whole=False)
+
+    @property
+    def refused(self) -> str:
+        """What the store refuses everybody for, and what has to be done; empty where it does not."""
+        return self._halt.waiting_for
 
     def written(self, permit: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes.
@@ -549,6 +569,17 @@ class Dispatcher:
         path = self._cache.incoming_path(permit, number, ".json")
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
+    def refuse(self, permit: str, waiting_for: str) -> None:
+        """Note that the store refuses a group, as it would all others: it is filled again.
+
+        Args:
+            permit: of the group.
+            waiting_for: what has to happen first, in words.
+        """
+        if flight := self._land(permit):
+            self._halt.refused(permit, printable(waiting_for), time.monotonic())
+            self._book.returned(flight.permit.group)
+
     def failed(self, permit: str, error: str, *, disk: bool) -> None:
         """Note a transient failure: the group is filled again later.
 
@@ -559,6 +590,8 @@ class Dispatcher:
         """
         if flight := self._land(permit):
             self._fail(flight.permit.group, error, disk=disk)
+            if self._halt.waiting_for and not disk:  # it was on trial
+                self._halt.waiting_for = f"the store to answer ({self.last_error})"
             if disk:
                 self.landlord.make_room(self._cache.room_for_shards() + flight.estimate_bytes)
 
@@ -611,6 +644,7 @@ class Dispatcher:
         flight = self.flights.pop(permit, None)
         if flight is not None:
             self._cache.discard(permit, flight.permit.shards)
+            self._halt.ended(permit, time.monotonic())
         return flight
 
     def _check_holes(self) -> None:

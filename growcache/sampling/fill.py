@@ -18,7 +18,7 @@ from growcache.cache.formats.values import EncodedFile
 from growcache.cache.incoming import needed_bytes
 from growcache.cache.packing import pack
 from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar
-from growcache.errors import FormatError, StoreError, TransientStoreError
+from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import Sources
 from growcache.remote.store import MOST_ASKED, Entry
@@ -158,7 +158,7 @@ class Filler:
         self, permit: Permit, stop: Stop, error: TransientStoreError, began: float
     ) -> bool:
         """Whether a visit that failed is set aside, for others of its store are answered."""
-        if not permit.defers:
+        if not permit.defers or isinstance(error, StoreRefusedError):
             return False
         since = began if error.since is None else error.since
         others = [one.entry for one in permit.stops if one.entry.key != stop.entry.key]

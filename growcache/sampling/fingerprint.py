@@ -105,7 +105,7 @@ def _source(source: SourceConfig) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "format": source.format,
         "options": public(source.options),
-        "storage_options": _server(source.storage_options),
+        "storage_options": server(source.storage_options),
     }
     if source.fields:
         # As a list, for their order counts, and mappings are compared without it.
@@ -132,13 +132,13 @@ def _chosen(config: Config) -> dict[str, Any]:
     }
 
 
-def _server(options: Mapping[str, Any]) -> dict[str, Any]:
+def server(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that choose the server: buckets of one name may be on several."""
     found: dict[str, Any] = {}
     for name in sorted(SERVER_OPTIONS & options.keys()):
         value = options[name]
         if isinstance(value, Mapping):  # fsspec hands client_kwargs on
-            found |= _server(value)
+            found |= server(value)
         elif isinstance(value, str):
             address = re.split(r"[?#]", value)[0]  # a query may be a signature
             found[name] = re.sub(r"^([^/]*//)?[^/]*@", r"\1", address).rstrip("/")

@@ -7,8 +7,9 @@ cannot be read, or cannot be done, costs a line; the settings stay what they wer
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from pydantic import BaseModel
 from growcache.cache.watching import watched
 from growcache.config import Config, load_config
 from growcache.errors import ConfigError
-from growcache.plain import to_plain
+from growcache.plain import from_plain, to_plain
+from growcache.sampling.fingerprint import server
 
 LIVE = (
     *("cache.max_bytes", "cache.min_free", "cache.min_uses"),
@@ -69,33 +71,60 @@ def merged(running: Config, found: Config) -> tuple[Config, list[str]]:
     before, after = _flat(running), _flat(found)
     changed = [key for key in after if before.get(key, ...) != after[key]]
     named = _named(found)
-    live = {key: after[key] for key in changed if key in LIVE and key in named}
-    values = running.model_dump()
-    for key, value in live.items():
-        section, _, name = key.partition(".")
-        values[section][name] = value
+    live = [key for key in changed if key in named and _is_live(key, before, after)]
+    values, new = running.model_dump(), found.model_dump()
+    for key in live:
+        *sections, name = key.split(".")
+        _within(values, sections)[name] = _within(new, sections)[name]
     config = load_config(values) if live else running
     return config, [key for key in changed if key not in live]
+
+
+def _is_live(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a setting may change; of the options of a store who asks may, and not whom."""
+    if not _STORAGE.fullmatch(key):
+        return key in LIVE
+    return server(from_plain(before[key])) == server(from_plain(after[key]))
+
+
+_STORAGE = re.compile(r"source(\.\d+)?\.storage_options")
+
+
+def _within(values: Any, sections: Sequence[str]) -> Any:
+    """Return a section of a configuration, or one of several sources in it."""
+    for section in sections:
+        values = values[int(section) if section.isdigit() else section]
+    return values
 
 
 def _flat(config: Config) -> dict[str, Any]:
     """Return every setting under its dotted name, as a JSON value: those can be compared."""
     flat: dict[str, Any] = {}
     for section, value in to_plain(config.model_dump()).items():
-        if isinstance(getattr(config, section), BaseModel):
-            flat |= {f"{section}.{key}": inner for key, inner in value.items()}
-        else:
+        for prefix, _, part in _parts(section, getattr(config, section), value):
+            flat |= {f"{prefix}.{key}": inner for key, inner in part.items()}
+        if not any(key.startswith(f"{section}.") for key in flat):
             flat[section] = value
     return flat
 
 
+def _parts(section: str, model: Any, value: Any) -> Iterator[tuple[str, BaseModel, Any]]:
+    """Yield the models of a section under their dotted names, with their values."""
+    if isinstance(model, BaseModel):
+        yield section, model, value
+    elif section == "source":
+        for number, (one, inner) in enumerate(zip(model, value, strict=True)):
+            yield f"{section}.{number}", one, inner
+
+
 def _named(config: Config) -> set[str]:
     """Return the dotted names of the settings that are not left to their defaults."""
+    values = config.model_dump()
     return {
-        f"{section}.{key}"
+        f"{prefix}.{key}"
         for section in type(config).model_fields
-        if isinstance(value := getattr(config, section), BaseModel)
-        for key in value.model_fields_set
+        for prefix, model, _ in _parts(section, getattr(config, section), values[section])
+        for key in model.model_fields_set
     }
 
 

@@ -36,7 +36,7 @@ from growcache.usercode import short
 PROBED = 16  # objects tried at once, in order, in search of a readable one
 MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
 CRASH = Death(1).suspicion  # of one; as much as that of many a SIGKILL
-AGAIN_SECONDS = 1.0  # after a store that did not answer
+AGAIN_SECONDS = 2.0  # after a store that did not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class Identification:
         self._searches = [_Search(source) for source in range(len(config.sources))]
         self._prober: Slot | None = None
         self._not_before = 0.0
+        self._silent = False  # whether the store did not answer the last time
         self.waiting_for = "samplers to start"
 
     @property
@@ -135,7 +136,8 @@ class Identification:
         stops = self._objects.stops(
             self._objects.numbers(search.source, first, min(found, first + probed))
         )
-        self.waiting_for = "a first object to be read"
+        if not self._silent:
+            self.waiting_for = "a first object to be read"
         self._prober = ready[0]
         self._prober.probing = True
         self._prober.moved()
@@ -184,8 +186,9 @@ class Identification:
         self._prober, slot.probing = None, False
         if "transient" in message:
             self._not_before = time.monotonic() + AGAIN_SECONDS
-            self.waiting_for = f"the store to answer ({message['transient']})"
+            self.waiting_for, self._silent = message["transient"], True
             return None
+        self._silent = False
         if "mixed" in message:
             raise SamplingError(message["mixed"])
         if "errors" in message:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from growcache.cache.cache import Cache
 from growcache.config import Config
-from growcache.errors import ConfigError, GrowcacheError
+from growcache.errors import (
+    ConfigError,
+    GrowcacheError,
+    StoreRefusedError,
+    TransientStoreError,
+)
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import endless_entry, is_user_format
 from growcache.remote.sources import firsts, numbered, open_pages, owner
@@ -40,6 +46,7 @@ class Intake:
         wake: called when there is something to take.
         fail: told what ends the listing early.
         retried: told of failures that were tried again, from the listing's thread.
+        answered: told that the store answers.
 
     Attributes:
         listed: whether the catalog has all of the source.
@@ -53,6 +60,7 @@ class Intake:
         wake: Callable[[], None],
         fail: Callable[[Exception], None],
         retried: Callable[[BaseException], None],
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._cache = cache
@@ -60,6 +68,7 @@ class Intake:
         self._wake = wake
         self._fail = fail
         self._retried = retried
+        self._answered = answered
         self._pages: deque[list[Entry]] = deque()
         self._firsts = firsts(config.sources)
         self._shown: set[int] = set()  # sources of which there is something
@@ -67,6 +76,7 @@ class Intake:
         self._born = time.monotonic()
         self._next_page = -math.inf  # monotonic seconds
         self._over = False
+        self._told = len(catalog) > 0  # whether anything was ever listed
         self._page_needs = 0  # bytes, the largest so far
         self.listed = False
 
@@ -93,8 +103,22 @@ class Intake:
             self._config.sources,
             timeout_seconds=self._config.sampling.timeout_seconds,
             on_retry=self._retried,
+            endless=self._is_waited_for,
         )
         self._listing = Listing(pages, self._page, self._ended)
+
+    def _is_waited_for(self, error: TransientStoreError) -> bool:
+        """Whether the listing is tried again for ever; asked in its thread.
+
+        Who is refused before there is anything has most likely made a mistake, and is told so
+        at once. A store that does not answer may come up later.
+        """
+        return self._told or not isinstance(error, StoreRefusedError)
+
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` of the sources from now on."""
+        if self._listing is not None:
+            self._listing.adopt(options)
 
     def stop(self) -> None:
         """Let the listing's thread end."""
@@ -102,10 +126,13 @@ class Intake:
             self._listing.stop()
 
     def _page(self, page: list[Entry]) -> None:
+        self._told = True
+        self._answered()
         self._pages.append(page)
         self._wake()
 
     def _ended(self, error: GrowcacheError | None) -> None:
+        self._answered()
         if error is not None:
             self._fail(error)
         self._over = True

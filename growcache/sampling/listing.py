@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from growcache.errors import GrowcacheError, SamplingError
+from growcache.errors import CredentialsError, GrowcacheError, SamplingError
 from growcache.remote.sources import Pages
 from growcache.remote.store import Entry
 
@@ -37,6 +39,17 @@ class Listing:
     def more(self) -> None:
         """Let the thread go on: a page that it told was dealt with."""
         self._slots.release()
+
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` of the sources from now on."""
+        thread = threading.Thread(
+            target=self._adopt, args=(options,), name="listing-options", daemon=True
+        )
+        thread.start()
+
+    def _adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        with contextlib.suppress(CredentialsError):  # the next request tells, and tries again
+            self._source.adopt(options)
 
     def stop(self) -> None:
         """Let the thread end at its next page; nothing more is told."""

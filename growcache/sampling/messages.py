@@ -1,6 +1,6 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
-    supervisor → sampler   setup · probe · permit · grant · revoke
+    supervisor → sampler   setup · probe · permit · grant · revoke · storage
     sampler → supervisor   ready · refused · probed · progress · called · setback · need · written
                            failed
 

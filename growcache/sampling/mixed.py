@@ -12,7 +12,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from growcache.config import SamplingConfig, SourceConfig
-from growcache.errors import GrowcacheError, SamplingError
+from growcache.errors import GrowcacheError, SamplingError, TransientStoreError
+from growcache.remote.retry import Patience
 from growcache.remote.sources import each, firsts, numbered, owner
 from growcache.remote.table_files import PIECE, UNBOUNDED, Budget
 from growcache.remote.tables import NONE
@@ -21,6 +22,8 @@ from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import Joined
 from growcache.sampling.pace import Pace
 from growcache.sampling.pairs import Complete, Pairs
+
+ATTEMPT_SECONDS = 10.0  # at a table, before that is told; attempts go on
 
 AnyLabels: TypeAlias = "Labels | MixedLabels"
 T = TypeVar("T")
@@ -178,6 +181,8 @@ class Reading:
         sampling: what may be read at all, and how fast.
         on_bytes: told how many bytes were read, on the event loop.
         on_end: told the labels, or why there are none, on the event loop.
+        on_retry: told there why an attempt failed; another one follows.
+        endless: tells whether one does.
     """
 
     def __init__(
@@ -186,14 +191,18 @@ class Reading:
         sampling: SamplingConfig,
         on_bytes: Callable[[int], None],
         on_end: Callable[[AnyLabels | GrowcacheError], None],
+        on_retry: Callable[[BaseException], None],
+        endless: Callable[[TransientStoreError], bool],
     ) -> None:
-        self._sources = sources
+        self.sources = sources
         self._timeout_seconds = sampling.timeout_seconds
         self._pace = Pace(sampling.max_bytes_per_second)
         paced = None if sampling.max_bytes_per_second is None else PIECE
         self._budget = Budget(sampling.max_egress, paced, self._spent)
         self._on_bytes = on_bytes
         self._on_end = on_end
+        self._on_retry = on_retry
+        self._endless = endless
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="labels", daemon=True).start()
 
@@ -207,12 +216,19 @@ class Reading:
             self._loop.call_soon_threadsafe(whom, what)
 
     def _run(self) -> None:
+        patience = Patience(self._timeout_seconds, self._retried, self._endless)
         try:
-            found: AnyLabels | GrowcacheError = read_all_labels(
-                self._sources, self._timeout_seconds, self._budget
-            )
+            found: AnyLabels | GrowcacheError = patience.call(self._read)
         except GrowcacheError as error:
             found = error
         except Exception as error:  # noqa: BLE001 - a client may raise anything; all is told
             found = SamplingError(f"source.labels: {type(error).__name__}: {error}")
         self._tell(self._on_end, found)
+
+    def _read(self) -> AnyLabels:
+        """Read them with what the sources are by now, their options may have changed."""
+        timeout_seconds = min(self._timeout_seconds, ATTEMPT_SECONDS)
+        return read_all_labels(self.sources, timeout_seconds, self._budget)
+
+    def _retried(self, error: BaseException) -> None:
+        self._tell(self._on_retry, error)

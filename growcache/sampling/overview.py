@@ -94,6 +94,7 @@ class Overview:
         endless: bool,
         complete: bool,
         beginning: str,
+        silent: str,
         stopped: bool,
         disk_full: bool,
         objects: int,
@@ -108,7 +109,9 @@ class Overview:
         state: State = "stopped"
         waiting_for = None
         if not stopped:
-            state, waiting_for = self._state(dispatcher, beginning=beginning, complete=complete)
+            state, waiting_for = self._state(
+                dispatcher, beginning=beginning, silent=silent, complete=complete
+            )
         if disk_full and not stopped:
             state, waiting_for = "waiting", "free space on the disk: it is full"
         identity = cache.identity
@@ -169,11 +172,13 @@ class Overview:
         )
 
     def _state(
-        self, dispatcher: Dispatcher | None, *, beginning: str, complete: bool
+        self, dispatcher: Dispatcher | None, *, beginning: str, silent: str, complete: bool
     ) -> tuple[State, str | None]:
         if dispatcher is None:
             return "waiting", beginning
         verdict = dispatcher.verdict
+        if dispatcher.refused and not complete:
+            return "waiting", dispatcher.refused
         if self._cache.shrinking:
             return "shrinking", dispatcher.landlord.awaited_to_shrink()
         if dispatcher.blocked and dispatcher.stuck:
@@ -181,6 +186,8 @@ class Overview:
             return state, dispatcher.blocked
         if complete:
             return "complete", None
+        if silent and dispatcher.at_work:
+            return "waiting", silent
         if verdict.granted or (verdict.mood == "waiting" and dispatcher.flights):
             # Work is under way; why no more of it is given out is said all the same.
             return "running", verdict.waiting_for

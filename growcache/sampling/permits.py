@@ -16,6 +16,7 @@ class Outlook:
     """All that the decision depends on.
 
     Attributes:
+        refused: what the store refuses everybody for, in words, and what has to be done.
         measured: whether schema and sizes are known.
         parts_known: whether the next group has parts left in this round.
         listing_complete: whether the source is listed to its end.
@@ -49,6 +50,7 @@ class Outlook:
             is under way.
     """
 
+    refused: str = ""
     measured: bool = True
     parts_known: bool = True
     listing_complete: bool = True
@@ -95,6 +97,8 @@ LISTING_FIRST = "the listing to end: room is kept for the rest of it"
 
 def decide(outlook: Outlook) -> Verdict:
     """Return the verdict on one more group."""
+    if outlook.refused:
+        return _wait(outlook.refused)
     if outlook.wished:
         return _for_budgets(outlook) or _for_wished_room(outlook) or GRANTED
     if outlook.wishes:

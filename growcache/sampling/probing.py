@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import fmean
 
-from growcache.errors import FormatError, StoreError, TransientStoreError
+from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
 from growcache.remote.formats import Measure, ObjectFormat, Visit, read_found
 from growcache.remote.formats.small import measured
 from growcache.remote.sources import Sources
 from growcache.sampling.fill import Filler
+from growcache.sampling.halt import awaited
 from growcache.sampling.messages import Message, Permit, Stop
 from growcache.sampling.reasons import reason
 from growcache.schema import Sample, Schema, sample_bytes
@@ -137,7 +138,7 @@ class Prober:
             if isinstance(result, TransientStoreError):
                 if not await self._fails_alone(stop, result, began, listed):
                     # Not the objects' fault: others might give another schema.
-                    return {"type": "probed", "transient": str(result)}
+                    return {"type": "probed", "transient": awaited(result)}
                 set_aside += 1
             elif isinstance(result, BaseException) and not isinstance(
                 result, StoreError | FormatError
@@ -158,6 +159,8 @@ class Prober:
         self, stop: Stop, error: TransientStoreError, began: float, listed: Sequence[Stop]
     ) -> bool:
         """Whether an object keeps failing while others answer: it is passed over then."""
+        if isinstance(error, StoreRefusedError):
+            return False
         since = began if error.since is None else error.since
         others = [one.entry for one in listed if one.entry.key != stop.entry.key]
         return await self._sources.fails_alone(stop.entry, since, others)

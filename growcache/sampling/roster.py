@@ -209,6 +209,10 @@ class Roster:
         """How often a sampler had to be started again."""
         return sum(slot.restarts for slot in self.slots)
 
+    def adopt(self, setup: Message) -> None:
+        """Give another setup to processes that start from now on."""
+        self._setup = setup
+
     def broadcast(self, message: Message) -> None:
         """Send a message to every sampler that is ready."""
         for slot in self.slots:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from growcache.cache.ballast import is_full_disk
 from growcache.cache.cache import Cache
@@ -28,15 +29,19 @@ from growcache.errors import (
     ConfigError,
     GrowcacheError,
     SamplingError,
+    StoreRefusedError,
+    TransientStoreError,
 )
 from growcache.plain import to_plain
 from growcache.remote.catalog import Catalog
 from growcache.remote.formats import check_source
 from growcache.remote.sources import each, firsts
+from growcache.remote.store import open_store
 from growcache.remote.table_files import require_reader
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import wishes
 from growcache.sampling.following import ConfigFile, Following
+from growcache.sampling.halt import Notice, Silence, awaited
 from growcache.sampling.identification import Found, Identification
 from growcache.sampling.intake import Intake, runs_user_format
 from growcache.sampling.messages import Message
@@ -57,6 +62,8 @@ WARN_SECONDS = 60.0
 MOST_STILLBORN = 5  # samplers in one place that end before they are ready
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
 GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
+
+LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # who asks a store
 
 OnStatus = Callable[[Status], None]
 
@@ -146,9 +153,18 @@ class Supervisor:
         self._identity: Identity | None = None
         self._introduction: Message | None = None
         self._identification = Identification(config, cache, self._catalog, self._objects)
+        self._silences = {who: Silence() for who in (LISTING, TABLES, SAMPLERS)}
         self._intake = Intake(
-            config, cache, self._catalog, self._wake, self._fail, self._listing_retried
+            config,
+            cache,
+            self._catalog,
+            self._wake,
+            self._fail,
+            self._listing_retried,
+            self._silences[LISTING].answered,
         )
+        self._reading: Reading | None = None
+        self._notice = Notice()
         self._file = file
         self._following: Following | None = None
         self._found: Found | None = None
@@ -166,8 +182,10 @@ class Supervisor:
         self._born = time.monotonic()
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
-        setup: Message = {"type": "setup", "config": to_plain(self._config.model_dump())}
+        setup = _setup_message(self._config)
         self._roster = Roster(sampling.workers, setup, self._heard, self._died, self._fail)
+        if self._file is not None:
+            self._following = Following(self._file, self._config, self._adopt, self._wake_soon)
         try:
             self._guard(self._start_listing)
             self._guard(self._start_labels)
@@ -222,14 +240,29 @@ class Supervisor:
 
     def _start_labels(self) -> None:
         if self._unlabelled:
-            sampling = self._config.sampling
-            Reading(self._config.sources, sampling, self._fetched, self._labels_came)
+            self._reading = Reading(
+                self._config.sources,
+                self._config.sampling,
+                self._fetched,
+                self._labels_came,
+                self._labels_retried,
+                self._are_labels_waited_for,
+            )
+
+    def _are_labels_waited_for(self, error: TransientStoreError) -> bool:
+        """Whether tables are asked for again; see `Intake`, of whose listing the same holds."""
+        return len(self._catalog) > 0 or not isinstance(error, StoreRefusedError)
+
+    def _labels_retried(self, error: BaseException) -> None:
+        self._overview.failures += 1
+        self._note_failure(TABLES, error)
 
     def _fetched(self, nbytes: int) -> None:
         """Count bytes that this process read from the store."""
         self._overview.egress_bytes += nbytes
 
     def _labels_came(self, found: AnyLabels | GrowcacheError) -> None:
+        self._silences[TABLES].answered()
         if isinstance(found, GrowcacheError):
             self._fail(found)
         else:
@@ -245,6 +278,11 @@ class Supervisor:
     def _listing_retried(self, error: BaseException) -> None:
         self._overview.failures += 1  # from the listing's thread; a lost count is no harm
         self._last_errors.append(f"listing: {error}")
+        self._note_failure(LISTING, error)
+
+    def _note_failure(self, who: str, error: BaseException) -> None:
+        refused = isinstance(error, StoreRefusedError)
+        self._silences[who].failed(awaited(error), time.monotonic(), refused=refused)
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
@@ -316,7 +354,9 @@ class Supervisor:
             case "failed" if dispatcher and permit in slot.permits:
                 self._landed(slot, permit)
                 self._last_errors.append(message["error"])
-                if message["set_aside"]:
+                if message["refused"]:
+                    dispatcher.refuse(permit, message["refused"])
+                elif message["set_aside"]:
                     dispatcher.failed_again(permit)
                 else:
                     dispatcher.failed(permit, message["error"], disk=message["disk"])
@@ -335,13 +375,54 @@ class Supervisor:
             if work is not None and work.done != done:
                 slot.moved()
                 work.done = done
+                if self._dispatcher is not None:
+                    self._dispatcher.visited(permit)
         self._overview.failures += message["retries"]
         self._overview.egress_bytes += message["nbytes"]
+        silence = self._silences[SAMPLERS]
+        if message["nbytes"]:
+            silence.answered()
+        elif message["retries"]:
+            said = f"the store to answer ({printable(message['last_error'])})"
+            silence.failed(said, time.monotonic())
         if message["retries"]:
             self._last_errors.append(message["last_error"])
 
+    def _adopt(self, config: Config) -> None:
+        """Go by what may change while the service runs.
+
+        Raises:
+            ConfigError: a bound or an option that cannot be.
+        """
+        options = [source.storage_options for source in config.sources]
+        is_new = options != [source.storage_options for source in self._config.sources]
+        if is_new:
+            for source in config.sources:
+                open_store(
+                    source, lazily=True
+                )  # asks nothing, but refuses what cannot be meant
+        if self._dispatcher is not None:
+            self._dispatcher.follow(config)
+        else:
+            self._cache.follow(config.cache)
+        self._config = config
+        if is_new:
+            self._adopt_options(options)
+
+    def _adopt_options(self, options: list[dict[str, Any]]) -> None:
+        """Let everybody who asks a store do so with other options."""
+        self._roster.adopt(_setup_message(self._config))
+        self._roster.broadcast({"type": "storage", "options": to_plain(options)})
+        self._intake.adopt(options)
+        if self._reading is not None:
+            self._reading.sources = self._config.sources
+
     def _introduce(self, slot: Slot, message: Message) -> None:
         slot.ready = True
+        options = [source.storage_options for source in self._config.sources]
+        slot.send(
+            {"type": "storage", "options": to_plain(options)}
+        )  # it may have changed since
         first, self._introduction = self._introduction is None, message
         if first and runs_user_format(self._config):
             self._start_listing()
@@ -404,10 +485,6 @@ class Supervisor:
             self._limits,
         )
         dispatcher.check_bound(self._config)
-        if self._file is not None:
-            self._following = Following(
-                self._file, self._config, dispatcher.follow, self._wake_soon
-            )
         self._identity, self._dispatcher = found.identity, dispatcher
         self._roster.broadcast(_identity_message(found.identity))
 
@@ -532,9 +609,23 @@ class Supervisor:
 
     def _show(self) -> None:
         status = self._status()
+        self._say_what_is_missing(time.monotonic())
         self._on_status(status)
         if self._due("status", time.monotonic(), 2 * SHOW_SECONDS):
             write_status(self._config.cache.path, status)
+
+    def _beginning(self) -> str:
+        """What is awaited before there is anything to draw, in words."""
+        now = time.monotonic()
+        found = (silence.waiting_for(now) for silence in self._silences.values())
+        return next(filter(None, found), self._identification.waiting_for)
+
+    def _say_what_is_missing(self, now: float) -> None:
+        """Say it once on the error stream when a store refuses or is silent for some seconds."""
+        missing = self._dispatcher.refused if self._dispatcher is not None else ""
+        silences = (silence.waiting_for(now) for silence in self._silences.values())
+        for said in self._notice.look(missing or next(filter(None, silences), ""), now):
+            _log.warning("%s", said)
 
     def _status(self, *, stopped: bool = False) -> Status:
         endless = self._introduction is not None and not self._introduction["listed"]
@@ -551,13 +642,18 @@ class Supervisor:
             listed=self._intake.listed,
             endless=endless,
             complete=self._cache.complete,
-            beginning=printable(self._identification.waiting_for),
+            beginning=printable(self._beginning()),
+            silent=printable(self._silences[SAMPLERS].waiting_for(time.monotonic())),
             stopped=stopped,
             disk_full=self._disk_full,
             objects=0 if endless else self._objects.listed,
             unmatched=self._objects.unmatched,
             restart_for=self._following.restart_for if self._following else [],
         )
+
+
+def _setup_message(config: Config) -> Message:
+    return {"type": "setup", "config": to_plain(config.model_dump())}
 
 
 def _identity_message(identity: Identity) -> Message:

@@ -8,6 +8,7 @@ of the input is its death, and the sampler's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvloop
 
@@ -28,7 +30,9 @@ from growcache.cache.memory import memory_bytes
 from growcache.config import Config, SamplingConfig
 from growcache.errors import (
     ConfigError,
+    CredentialsError,
     GrowcacheError,
+    StoreRefusedError,
     TransientStoreError,
 )
 from growcache.plain import from_plain
@@ -36,6 +40,7 @@ from growcache.remote.sources import open_sources
 from growcache.sampling.allowance import Limits
 from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
+from growcache.sampling.halt import awaited
 from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
 from growcache.sampling.pace import Pace
 from growcache.sampling.probing import Prober
@@ -160,6 +165,7 @@ class Sampler:
             timeout_seconds=sampling.timeout_seconds,
             on_retry=self._retried,
             on_bytes=self._read,
+            lazily=True,
         )
         if not self._sources.listed:
             _refuse_choices(config)
@@ -221,6 +227,13 @@ class Sampler:
                     case "revoke" if event := self._grants.get(message["id"]):
                         self._revoked.add(message["id"])
                         event.set()
+                    case "storage":
+                        tasks.create_task(self._adopt(message["options"]))
+
+    async def _adopt(self, options: list[dict[str, Any]]) -> None:
+        """Go by other options of the stores from now on."""
+        with contextlib.suppress(CredentialsError):  # whoever reads is told, and tries again
+            await asyncio.to_thread(self._sources.adopt, from_plain(options))
 
     def _limits_of(self, group_bytes: int | None) -> Limits | None:
         if group_bytes is None or self._schema is None:
@@ -252,6 +265,8 @@ class Sampler:
                 self._cache_format,
             )
             await self._write(permit, shards)
+        except StoreRefusedError as error:
+            self._fail(permit, str(error), refused=awaited(error))
         except TransientStoreError as error:
             self._fail(permit, str(error))
         except OSError as error:
@@ -283,10 +298,16 @@ class Sampler:
         self._line.send({"type": "written", "id": permit.id})
 
     def _fail(
-        self, permit: Permit, error: str, *, disk: bool = False, set_aside: bool = False
+        self,
+        permit: Permit,
+        error: str,
+        *,
+        disk: bool = False,
+        set_aside: bool = False,
+        refused: str = "",
     ) -> None:
         self.report()
-        what = {"disk": disk, "set_aside": set_aside}
+        what = {"disk": disk, "set_aside": set_aside, "refused": refused}
         self._line.send({"type": "failed", "id": permit.id, "error": error, **what})
 
     def _set_aside(self, permit: str, place: int, error: str) -> None:

@@ -82,14 +82,37 @@ class Running:
         process: of the service.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], said: Path, told: Path) -> None:
         self.process = process
         self._said = said
+        self._told = told
 
     @property
     def errors(self) -> str:
         """What it wrote to standard error so far."""
         return self._said.read_text(errors="replace")
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last status that it wrote to standard output; empty before the first one."""
+        lines = [line for line in self._told.read_bytes().split(b"\n")[:-1] if line]
+        found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        return found
+
+    def wait_for(
+        self, holds: Callable[[dict[str, Any]], object], seconds: float = 60
+    ) -> dict[str, Any]:
+        """Return the first status it wrote for which something holds; fail where none does in time.
+
+        This costs no process, as `wait_for_status` does for every look.
+        """
+        deadline = time.monotonic() + seconds
+        while not (found := self.last) or not holds(found):
+            late = time.monotonic() > deadline
+            assert not late, f"what was awaited did not come; the last: {found}; {self.errors}"
+            assert self.alive, f"the service ended: {self.errors}"
+            time.sleep(0.02)
+        return found
 
     @property
     def alive(self) -> bool:
@@ -101,10 +124,11 @@ class Running:
 def running(config: Path, *arguments: str, **options: Any) -> Iterator[Running]:
     """Run the service of a config; it does not outlive the block."""
     said = config.with_name(config.name + f".{time.monotonic_ns()}.stderr")
-    with said.open("wb") as errors:
-        process = _spawn(config, arguments, errors, options)
+    told = said.with_suffix(".stdout")
+    with said.open("wb") as errors, told.open("wb") as output:
+        process = _spawn(config, arguments, output, errors, options)
     try:
-        yield Running(process, said)
+        yield Running(process, said, told)
     finally:
         if process.poll() is None:
             process.kill()
@@ -112,11 +136,15 @@ def running(config: Path, *arguments: str, **options: Any) -> Iterator[Running]:
 
 
 def _spawn(
-    config: Path, arguments: tuple[str, ...], errors: IO[bytes], options: Mapping[str, Any]
+    config: Path,
+    arguments: tuple[str, ...],
+    output: IO[bytes],
+    errors: IO[bytes],
+    options: Mapping[str, Any],
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command("run", config, *arguments),
-        stdout=subprocess.DEVNULL,
+        stdout=output,
         stderr=errors,
         start_new_session=True,
         **options,

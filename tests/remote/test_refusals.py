@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from growcache.config import SourceConfig
-from growcache.errors import AccessError, ConfigError, ObjectMissingError, StoreError
+from growcache.errors import (
+    AccessError,
+    ConfigError,
+    CredentialsError,
+    ObjectMissingError,
+    StoreError,
+    StoreMissingError,
+)
 from growcache.errors import TransientStoreError as Transient
-from growcache.remote.answers import UNTRUSTED, Answer, explain
+from growcache.remote.answers import LATE, REFUSED, UNRESOLVED, UNTRUSTED, Answer, explain
 from growcache.remote.store import Entry, RemoteStore, open_store
 from tests.servers import Bucket, free_port
 
@@ -102,7 +109,7 @@ def test_nobody_there_on_the_web(url: str) -> None:
     """fsspec calls it "not found", which would end a run that had only to wait."""
     address = url.format(f"http://127.0.0.1:{free_port()}")
     store = opened(address, "fsspec", {}, timeout_seconds=0.5)
-    with pytest.raises(Transient, match=r"no answer .*given up after"):
+    with pytest.raises(Transient, match=r"connection refused by 127\.0\.0\.1.*given up after"):
         listed(store)
 
 
@@ -146,14 +153,23 @@ def test_sources_that_cannot_be_meant(source: dict[str, Any], words: str) -> Non
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (Answer("E", 301, "PermanentRedirect", region="eu-west-1"), AccessError, "eu-west-1"),
-        (Answer("E", 400, "ExpiredToken"), AccessError, "expired"),
-        (Answer("E", 403, "RequestTimeTooSkewed"), AccessError, "clock"),
+        (
+            Answer("E", 301, "PermanentRedirect", region="eu-west-1"),
+            CredentialsError,
+            "eu-west-1",
+        ),
+        (Answer("E", 400, "ExpiredToken"), CredentialsError, "expired"),
+        (Answer("E", 403, "RequestTimeTooSkewed"), CredentialsError, "clock"),
+        (Answer("E", 403, "InvalidAccessKeyId"), CredentialsError, "refuses the credentials"),
+        (Answer("E", 403, "AccessDenied"), AccessError, "s3://bucket/key may not be read"),
+        (Answer("E", 401), AccessError, "s3://bucket/key refuses the credentials"),
+        (Answer("E", 404, "NoSuchBucket"), StoreMissingError, "s3://bucket does not exist"),
+        (Answer("E", 404, "NoSuchKey"), ObjectMissingError, "s3://bucket/key does not exist"),
         (Answer("E", 503, "SlowDown"), Transient, "503 SlowDown"),
         (Answer("E", 429), Transient, "429"),
         (Answer("E", 400, "RequestTimeout"), Transient, "RequestTimeout"),
         (Answer("E", None, cause="the connection was reset"), Transient, "was reset"),
-        (Answer("E", cause=UNTRUSTED), AccessError, "{client_kwargs: {verify: FILE}}"),
+        (Answer("E", cause=UNTRUSTED), CredentialsError, "{client_kwargs: {verify: FILE}}"),
         (Answer("E", 400, "MalformedXML"), StoreError, "answered 400 MalformedXML"),
         (Answer("E", 418), StoreError, "answered 418"),
     ],
@@ -162,3 +178,30 @@ def test_what_answers_mean(answer: Answer, kind: Callable[..., Any], words: str)
     error = explain(answer, "s3://bucket/", "key")
     assert type(error) is kind
     assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer("E", 403), "s3://bucket may not be read"),
+        (Answer("E", 401), "s3://bucket refuses the credentials"),
+    ],
+)
+def test_a_refused_listing_is_about_no_key(answer: Answer, words: str) -> None:
+    error = explain(answer, "s3://bucket/", "")
+    assert type(error) is CredentialsError
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (REFUSED, "connection refused by minio:9 (endpoint_url in source.storage_options)"),
+        (UNRESOLVED, "unknown host minio:9 (endpoint_url in source.storage_options)"),
+        (LATE, "no answer in time from minio:9 (endpoint_url in source.storage_options)"),
+    ],
+)
+def test_who_did_not_answer_is_named_with_the_option(cause: str, words: str) -> None:
+    option = "endpoint_url in source.storage_options"
+    answer = Answer("E", cause=cause, address="minio:9")
+    assert words in str(explain(answer, "s3://bucket/", "key", option))

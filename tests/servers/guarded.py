@@ -1,0 +1,187 @@
+"""An S3 bucket of a folder, whose guard is told whom to let in: any refusal, for any while.
+
+    with guarded(folder) as bucket:
+        bucket.refuse(400, "ExpiredToken")   # everybody
+        bucket.refuse_key("a.npy", 403, "AccessDenied")
+        bucket.let_in("KEY-2")               # whoever has this access key, and nobody else
+        bucket.open()
+
+Which access key a request names is read; its signature is not checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+_DATE = "2026-01-01T00:00:00.000Z"
+_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
+
+Answer = tuple[int, str]
+
+
+@dataclass
+class GuardedBucket:
+    """The bucket ``b`` of a server in threads of this process.
+
+    Attributes:
+        folder: whose files are the objects.
+        endpoint: the server's address.
+        answers: how many requests were answered as they wanted, and
+        refusals: how many were not.
+    """
+
+    folder: Path
+    endpoint: str = ""
+    answers: int = 0
+    refusals: int = 0
+    _everybody: Answer | None = None
+    _of_keys: dict[str, Answer] = field(default_factory=dict)
+    _known: set[str] | None = None
+
+    def storage_options(self, key: str = "KEY-1") -> dict[str, Any]:
+        """What opens it, with an access key."""
+        return {"key": key, "secret": f"secret-of-{key}", "endpoint_url": self.endpoint}
+
+    def refuse(self, status: int, code: str) -> None:
+        """Answer every request so."""
+        self._everybody = (status, code)
+
+    def refuse_key(self, key: str, status: int, code: str) -> None:
+        """Answer every request for one object so."""
+        self._of_keys[key] = (status, code)
+
+    def let_in(self, *access_keys: str, refusal: Answer = (403, "InvalidAccessKeyId")) -> None:
+        """Answer those who have one of these keys, and refuse all others."""
+        self._known, self._refusal = set(access_keys), refusal
+
+    def open(self) -> None:
+        """Let everybody in again, to every object."""
+        self._everybody = self._known = None
+        self._of_keys.clear()
+
+    def verdict(self, key: str, access_key: str) -> Answer | None:
+        """Return how a request is refused; None where it is not."""
+        if self._everybody is not None:
+            return self._everybody
+        if self._known is not None and access_key not in self._known:
+            return self._refusal
+        return self._of_keys.get(key)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    bucket: GuardedBucket
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        address = urlsplit(self.path)
+        _, _, key = unquote(address.path).lstrip("/").partition("/")
+        named = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
+        refusal = self.bucket.verdict(key, named[1] if named else "")
+        if refusal is not None:
+            self.bucket.refusals += 1
+            status, code = refusal
+            text = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
+            self._answer(status, text.encode(), {"Content-Type": "application/xml"})
+            return
+        self.bucket.answers += 1
+        if key:
+            self._object(self.bucket.folder / key)
+        else:
+            self._page({name: one[0] for name, one in parse_qs(address.query).items()})
+
+    def _page(self, query: dict[str, str]) -> None:
+        after = query.get("start-after", "")
+        files = sorted(path for path in self.bucket.folder.iterdir() if path.name > after)
+        rows = "".join(
+            f"<Contents><Key>{escape(path.name)}</Key><Size>{path.stat().st_size}</Size>"
+            f"<ETag>{escape(_etag(path))}</ETag><LastModified>{_DATE}</LastModified></Contents>"
+            for path in files
+        )
+        text = (
+            f"<ListBucketResult><Name>b</Name><KeyCount>{len(files)}</KeyCount>"
+            f"<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+        )
+        self._answer(200, text.encode(), {"Content-Type": "application/xml"})
+
+    def _object(self, path: Path) -> None:
+        if not path.is_file():
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>", {})
+            return
+        data = path.read_bytes()
+        headers = {"ETag": _etag(path), "Last-Modified": _MODIFIED, "Accept-Ranges": "bytes"}
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            data = data[start:stop]
+        self._answer(206 if wanted else 200, data, headers)
+
+    def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    allow_reuse_address = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of those who break off, or do not trust its certificate."""
+
+
+def _etag(path: Path) -> str:
+    return f'"{hashlib.md5(path.name.encode()).hexdigest()}"'
+
+
+@contextlib.contextmanager
+def guarded(
+    folder: Path, *, port: int = 0, tls: ssl.SSLContext | None = None
+) -> Iterator[GuardedBucket]:
+    """A bucket of the files of a folder; its server ends with the block.
+
+    Args:
+        folder: of the objects.
+        port: to listen on; 0: any that is free.
+        tls: of a server whose address begins with https.
+    """
+    bucket = GuardedBucket(folder)
+    server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"bucket": bucket}))
+    if tls is not None:  # the handshake is the thread's that answers
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    scheme = "http" if tls is None else "https"
+    bucket.endpoint = f"{scheme}://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield bucket
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
