@@ -14,6 +14,7 @@ from growcache.errors import (
     StoreMissingError,
     TransientStoreError,
 )
+from growcache.usercode import short
 
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
@@ -32,6 +33,8 @@ _CAUSES = (
     ("UnexpectedEof", "connection broken off"),
     ("Connect", "no connection"),
 )
+NO_CREDENTIALS = "no credentials that hold are found"
+_PROVIDER = re.compile(r"credential provider: (\w+(?:: [^\n]*)?)")
 _ADDRESS = re.compile(r"Error performing [A-Z]+ https?://(?:[^/@\s]*@)?([^/?#\s]+)")
 
 _AMAZON = (
@@ -76,7 +79,7 @@ class Answer:
     Attributes:
         kind: the client's name of the failure, as a last resort.
         status: HTTP status; None where no answer came.
-        code: the store's own word, as in S3's ``<Code>``.
+        code: the store's own word, as in S3's ``<Code>``; or what the chain of credentials says.
         cause: in plain words, why there was no answer.
         region: where the bucket is, if the store says so.
         address: host and port that were asked.
@@ -97,6 +100,8 @@ def read_answer(error: Exception) -> Answer:
     status = int(found[1] or found[2]) if found else None
     if status is None and isinstance(error, FileNotFoundError):
         status = 404
+    if provider := _PROVIDER.search(text):
+        return Answer(type(error).__name__, code=short(provider[1]), cause=NO_CREDENTIALS)
     code, region, address = _CODE.search(text), _REGION.search(text), _ADDRESS.search(text)
     cause = next((words for sign, words in _CAUSES if sign in text), "")
     return Answer(
@@ -137,6 +142,10 @@ def explain(answer: Answer, root: str, key: str, option: str = "") -> StoreError
         return CredentialsError(
             f"{store} is in another region ({said}); set source.storage_options to "
             f"{{client_kwargs: {{region_name: {region}}}}}"
+        )
+    if answer.cause == NO_CREDENTIALS:
+        return CredentialsError(
+            f"{store}: {NO_CREDENTIALS} ({answer.code}); check {_credentials(store)}"
         )
     if answer.cause == UNTRUSTED:
         file = "SSL_CERT_FILE"

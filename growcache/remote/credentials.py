@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from growcache.errors import ConfigError, CredentialsError
+from growcache.usercode import short
 
 # botocore renews temporary credentials ten minutes before they end at the latest, so asking it
 # anew more often than that never hands out dead ones.
@@ -245,7 +246,14 @@ class _AwsFiles:
                     "source.storage_options: profile needs boto3; install growcache[s3]"
                 )
             return None
-        found = self._opened().get_credentials()
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            found = self._opened().get_credentials()
+        except BotoCoreError as error:
+            raise CredentialsError(
+                f"no credentials for s3://{bucket}: {type(error).__name__}: {short(str(error))}"
+            ) from None
         if found is None:
             raise CredentialsError(
                 f"no credentials for s3://{bucket}: set key and secret in source.storage_options, "

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from growcache.remote.answers import LATE, REFUSED, RESET, UNRESOLVED
+from growcache.usercode import short
 
 _BY_ERRNO = {
     errno.ECONNREFUSED: REFUSED,
@@ -27,6 +28,25 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
     address = next(filter(None, map(_address, causes)), "")
     words = getattr(error, "strerror", None) or type(error).__name__
     return cause or f"no answer ({words})", address
+
+
+def credentials_failure(error: BaseException) -> str | None:
+    """Return why there are no credentials to ask with; None where that is not what is wrong."""
+    for one in _causes(error):
+        if type(one).__name__ in _NO_CREDENTIALS:
+            said = " ".join(str(one).split())
+            return short(f"{type(one).__name__}: {said}" if said else type(one).__name__)
+    return None
+
+
+# What botocore, google-auth and azure-identity raise before any store is asked.
+_NO_CREDENTIALS = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
+     "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "SSOError",
+     "ProfileNotFound", "RefreshWithMFAUnsupportedError", "MetadataRetrievalError",
+     "LoginRefreshRequired", "RefreshError", "DefaultCredentialsError",
+     "CredentialUnavailableError", "ClientAuthenticationError"}
+)  # fmt: skip
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

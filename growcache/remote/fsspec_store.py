@@ -19,9 +19,9 @@ from fsspec.core import url_to_fs
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
-from growcache.remote.answers import UNTRUSTED, Answer, explain
+from growcache.remote.answers import NO_CREDENTIALS, UNTRUSTED, Answer, explain
 from growcache.remote.credentials import server_option
-from growcache.remote.fsspec_failures import connection_failure
+from growcache.remote.fsspec_failures import connection_failure, credentials_failure
 from growcache.remote.response_check import (
     BrokenReadError,
     check_length,
@@ -191,11 +191,16 @@ def walk(
         Exception: whatever the file system raises; but a sub-folder that has gone is empty,
             and one that may not be listed is left out with a warning, as local ones are.
     """
-    yield from _below(fs, fs.ls(top, detail=True), top, depth, after)
+    yield from _below(fs, fs.ls(top, detail=True), top, depth, after, lambda: fs.ls(top, True))
 
 
 def _below(
-    fs: Any, found: list[Mapping[str, Any]], folder: str, depth: int | None, after: str | None
+    fs: Any,
+    found: list[Mapping[str, Any]],
+    folder: str,
+    depth: int | None,
+    after: str | None,
+    ask_top: Callable[[], object],
 ) -> Iterator[Mapping[str, Any]]:
     for name, info in sorted(
         ((_name(info), info) for info in found if info["name"]), key=itemgetter(0)
@@ -207,8 +212,8 @@ def _below(
             if after is None or name > after:
                 yield info
         elif (depth is None or depth > 1) and not _is_behind(name, after):
-            inside = _listed(fs, _folder(name))
-            yield from _below(fs, inside, name, depth and depth - 1, after)
+            inside = _listed(fs, _folder(name), ask_top)
+            yield from _below(fs, inside, name, depth and depth - 1, after, ask_top)
 
 
 def _folder(name: str) -> str:
@@ -226,13 +231,15 @@ def _is_behind(folder: str, after: str | None) -> bool:
     return after is not None and folder < after and not after.startswith(folder)
 
 
-def _listed(fs: Any, folder: str) -> list[Mapping[str, Any]]:
+def _listed(fs: Any, folder: str, ask_top: Callable[[], object]) -> list[Mapping[str, Any]]:
     try:
         found: list[Mapping[str, Any]] = fs.ls(folder, detail=True)
     except Exception as error:
         answer = _answer(error) if _may_be_an_answer(error) else None
         if answer is None or answer.status not in (403, 404, 410):
             raise
+        # Where everything is refused by now, that says nothing about this folder.
+        ask_top()
         if answer.status == 403:
             logger.warning(
                 "%s is left out of the listing: it may not be read", short(folder.rstrip("/"))
@@ -262,8 +269,8 @@ def _answer(error: BaseException) -> Answer:
         return Answer(type(error).__name__, 404)
     if isinstance(error, PermissionError):
         return Answer(type(error).__name__, 403)
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        return Answer(type(error).__name__, 401)
+    if (words := credentials_failure(error)) is not None:
+        return Answer(type(error).__name__, code=words, cause=NO_CREDENTIALS)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Answer(type(error).__name__, cause=UNTRUSTED)
     words, address = connection_failure(error)

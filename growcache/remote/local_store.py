@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from growcache.errors import (
     AccessError,
+    CredentialsError,
     ObjectChangedError,
     ObjectMissingError,
     StoreError,
+    StoreMissingError,
     TransientStoreError,
 )
 from growcache.remote.store import PAGE, Entry, Page
@@ -31,7 +33,12 @@ logger = logging.getLogger(__name__)
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM})
 # Network mounts answer these while the server is away.
-_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
+_PASSING = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ENOTCONN,
+     errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENODEV}
+)  # fmt: skip
+# Mounts with tickets (NFS with Kerberos, AFS) answer these when a ticket has ended.
+_LAPSED = frozenset({errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.EKEYREJECTED})
 _LARGEST_READ = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at once
 
 
@@ -47,12 +54,11 @@ class LocalBackend:
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`; sorted within each folder."""
         root = Path(location.prefix)
-        if not root.is_dir():
-            error = ObjectMissingError(
+        begun = _folder_of(root)
+        if begun is None:
+            raise StoreMissingError(
                 f"no folder {root}; expected the one that source.url {location.url} names"
             )
-            error.exit_code = 2
-            raise error
         page = Page()
         for path in _walk(str(root), location.depth, frozenset()):
             if (entry := _entry(path)) is not None:
@@ -60,6 +66,8 @@ class LocalBackend:
             if len(page) == PAGE:
                 yield page
                 page = Page()
+        if _folder_of(root) != begun:  # unmounted: what was missed then is no sign of anything
+            raise TransientStoreError(f"{root} became another folder while it was listed")
         yield page
 
     def head(self, key: str) -> Entry:
@@ -84,6 +92,26 @@ class LocalBackend:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _folder_of(path: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from another one that lies there later; None where there is none.
+
+    Raises:
+        StoreError: it cannot be looked at now.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise _of_all(_translated(error, str(path))) from None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
+def _of_all(error: OSError) -> OSError:
+    """Return what is wrong with a folder as what is wrong with all that it holds."""
+    return CredentialsError(str(error)) if isinstance(error, AccessError) else error
+
+
 def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> Iterator[str]:
     """Yield files (and links to files) below a folder; links back up are not followed."""
     try:
@@ -91,6 +119,8 @@ def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> 
         with os.scandir(folder) as scan:
             children = sorted((child.name, child.is_dir()) for child in scan)
     except OSError as error:
+        if error.errno in _PASSING | _LAPSED or (not above and error.errno in _REFUSED):
+            raise _of_all(_translated(error, folder)) from None
         logger.warning("%s is left out of the listing: %s", printable(folder), error.strerror)
         return
     here = (found.st_dev, found.st_ino)
@@ -107,8 +137,10 @@ def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> 
 def _entry(path: str) -> Entry | None:
     try:
         found = os.stat(path)  # noqa: PTH116
-    except OSError:  # a dangling link, or deleted between the two calls
-        return None
+    except OSError as error:
+        if error.errno in _PASSING | _LAPSED:
+            raise _translated(error, path) from None
+        return None  # a dangling link, or deleted between the two calls
     if not stat.S_ISREG(found.st_mode):
         return None
     return Entry(path, found.st_size, None, found.st_mtime)
@@ -143,6 +175,8 @@ def _translated(error: OSError, key: str) -> OSError:
         return error
     if error.errno in _GONE:
         return ObjectMissingError(f"{key} does not exist")
+    if error.errno in _LAPSED:
+        return CredentialsError(f"{key} may not be read any more: {error.strerror}")
     if error.errno in _REFUSED:
         return AccessError(f"{key} may not be read by this user: {error.strerror}")
     if error.errno in _PASSING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from growcache.errors import AccessError, ConfigError, StoreError, TransientStoreError
+from growcache.errors import ConfigError, CredentialsError, StoreError, TransientStoreError
 from growcache.remote.urls import Location
 from growcache.usercode import short
 
@@ -47,8 +47,9 @@ class SshServer:
         """Return a new connection.
 
         Raises:
-            AccessError: the server lets nobody in with these credentials, or is another one.
-            ConfigError: a key's file that cannot be read, or an option of the wrong kind.
+            CredentialsError: the server lets nobody in with these credentials, a key's file cannot
+            be read, or the server is another one.
+            ConfigError: an option of the wrong kind.
             TransientStoreError: no answer, or one that broke off.
         """
         from paramiko import SSHClient
@@ -77,15 +78,16 @@ class SshServer:
         if isinstance(error, StoreError):
             return error
         if isinstance(error, BadHostKeyException):
-            return AccessError(
+            return CredentialsError(
                 f"{self.url} shows another key than known_hosts has for it; if that is meant, "
                 f"run: ssh-keygen -R {self.known_as}, and connect once by ssh"
             )
         if isinstance(error, SSHException) and _answers(transport, error):
             return self._refusal(error, is_in=transport.is_authenticated())
         if isinstance(error, FileNotFoundError | PermissionError) and error.filename:
-            return ConfigError(
-                f"source.storage_options: {error.filename} cannot be read ({error.strerror})"
+            return CredentialsError(
+                f"{self.url}: {error.filename} of source.storage_options cannot be read "
+                f"({error.strerror})"
             )
         if isinstance(error, TypeError | ValueError):  # its text may hold secrets
             return ConfigError(
@@ -93,23 +95,30 @@ class SshServer:
             )
         # What is neither the system's nor of the language itself is paramiko's own.
         if isinstance(error, OSError | EOFError) or type(error).__module__ != "builtins":
-            return TransientStoreError(f"{self.url}: no connection ({words(error)})")
+            return TransientStoreError(f"{self.url}: {self._no_connection(error)}")
         return None
 
-    def _refusal(self, error: Exception, *, is_in: bool) -> AccessError:
+    def _no_connection(self, error: BaseException) -> str:
+        failed = getattr(error, "errors", None)  # paramiko's: of each address that was tried
+        first = next(iter(failed.values()), error) if isinstance(failed, dict) else error
+        if isinstance(first, ConnectionRefusedError):
+            return f"connection refused by {self.host}:{self.settings.get('port', 22)} (source.url)"
+        return f"no connection ({words(error)})"
+
+    def _refusal(self, error: Exception, *, is_in: bool) -> CredentialsError:
         from paramiko.ssh_exception import PasswordRequiredException
 
         if is_in:
-            return AccessError(
+            return CredentialsError(
                 f"{self.url} lets this user in, and offers no SFTP ({words(error)})"
             )
         # Of several keys the last failure is told, be it only that a file holds another kind.
         if isinstance(error, PasswordRequiredException):
-            return AccessError(
+            return CredentialsError(
                 f"{self.url}: the private key is encrypted; set passphrase in "
                 "source.storage_options, or use an agent"
             )
-        return AccessError(
+        return CredentialsError(
             f"{self.url} refuses the user or the key ({words(error)}); check username, "
             "key_filename, passphrase and password in source.storage_options, or the keys in "
             "~/.ssh and the agent"
@@ -143,7 +152,7 @@ class _Unknown:
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         """See `paramiko.MissingHostKeyPolicy`."""
         if self._server.is_strict:
-            raise AccessError(
+            raise CredentialsError(
                 f"{self._server.url} is not in ~/.ssh/known_hosts, and host_key_policy is "
                 "reject; connect once by ssh"
             )

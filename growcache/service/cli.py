@@ -116,7 +116,9 @@ def init(
         bool, typer.Option(help="List the source and read the start of one object.")
     ] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file; guess, if no look is possible.")
+    ] = False,
 ) -> None:
     """Write a config that explains every setting, after a look at the objects.
 
@@ -135,7 +137,7 @@ def init(
     shown = str(file) == "-"
     if not shown:
         refuse_existing(file, force=force)
-    given = Given(url, format_, cache, max_bytes, endpoint_url, anon, look)
+    given = Given(url, format_, cache, max_bytes, endpoint_url, anon, look, force)
     choices = ask(given) if is_asked() and not (yes or shown) else choose(given)
     if missing := missing_library(choices):
         say(missing)

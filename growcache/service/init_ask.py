@@ -17,6 +17,7 @@ from rich.text import Text
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, MissingLibraryError, StoreError
 from growcache.remote.formats import check_format
+from growcache.secrecy import public_url
 from growcache.service.init import EXAMPLE_URL, Choices
 from growcache.service.look import SECONDS, Look, look_at
 from growcache.service.proposal import propose_bound
@@ -39,6 +40,7 @@ class Given:
     endpoint_url: str | None = None
     anon: bool = False
     look: bool = True
+    force: bool = False
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -56,13 +58,20 @@ def choose(given: Given) -> Choices:
 
     Raises:
         ConfigError: a URL that no store can have.
+        StoreError: the source could not be looked at, and a guess was not asked for.
     """
     look = None
     if given.url and given.look:
         try:
             look = look_with_spinner(given)
         except StoreError as error:
-            say(f"could not look at {given.url}: {error}; the format is a guess")
+            said = f"could not look at {public_url(given.url)}: {error}"
+            if not given.force:
+                raise StoreError(
+                    f"{said}; nothing was written. Mend that, or add --force for a config whose "
+                    "format is a guess"
+                ) from None
+            say(f"{said}; the format is a guess")
     return choices_of(given, look)
 
 

@@ -98,7 +98,11 @@ STRANGERS = [
     ({"key_filename": "locked", "passphrase": "x"}, AccessError, "refuses the user or the key"),
     ({"key_filename": None}, AccessError, "refuses the user or the key"),
     ({"username": "nobody-here"}, AccessError, "refuses the user or the key"),
-    ({"key_filename": "absent"}, ConfigError, "absent cannot be read"),
+    (
+        {"key_filename": "absent"},
+        AccessError,
+        "absent of source.storage_options cannot be read",
+    ),
     (
         {"keyfilename": "x"},
         ConfigError,
@@ -166,7 +170,7 @@ def test_a_host_whose_key_is_another_than_ssh_knows(
 def test_nobody_there_and_nothing_there(ssh_server: Ssh, tmp_path: Path) -> None:
     options = ssh_server.options
     url = ssh_server.url(f"{tmp_path}/**", free_port())
-    with pytest.raises(TransientStoreError, match=r"no connection .*given up after"):
+    with pytest.raises(TransientStoreError, match=r"connection refused by .*given up after"):
         listed(opened(url, options, timeout_seconds=0.5))
     with pytest.raises(ObjectMissingError, match="nowhere does not exist") as caught:
         listed(opened(ssh_server.url(f"{tmp_path}/nowhere/*"), options))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -150,6 +151,26 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     allow_reuse_address = True
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; the connection is known until then."""
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def break_off(self) -> None:
+        """End all connections at once, as a server does that dies."""
+        for one in list(self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of those who break off, or do not trust its certificate."""
 
@@ -184,4 +205,5 @@ def guarded(
     finally:
         server.shutdown()
         server.server_close()
+        server.break_off()
         thread.join()

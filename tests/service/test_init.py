@@ -172,11 +172,15 @@ def test_init_proposes_and_the_service_takes_it(
     assert main(["run", str(file), "--samples", "10"]) == 0
 
 
-def test_init_without_an_answer_writes_a_guess_and_says_so(
+def test_init_without_an_answer_writes_nothing_but_a_guess_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "growcache.yaml"
-    assert main(["init", str(file), "--url", f"{tmp_path}/none/*.npy"]) == 0
+    command = ["init", str(file), "--url", f"{tmp_path}/none/*.npy"]
+    assert main(command) == 1
+    assert "nothing was written" in capsys.readouterr().err
+    assert not file.exists()
+    assert main([*command, "--force"]) == 0
     assert "could not look at" in capsys.readouterr().err
     assert load_config(file).sources[0].format == "npy"
 
