@@ -43,6 +43,7 @@ class Sizing:
         shard_samples: samples in a full shard.
         group_shards: shards filled together.
         max_parts: parts of the fixed set; None where the set is not fixed.
+        doublings: how often the size of groups doubles until they are full.
         cuts: where several sources are mixed, how the objects of each are cut. Then
             ``samples_per_object`` is the mean over visits, and the three after it mean nothing.
     """
@@ -54,6 +55,7 @@ class Sizing:
     shard_samples: int
     group_shards: int = 1
     max_parts: int | None = None
+    doublings: int = RAMP_DOUBLINGS
     cuts: tuple[Cut, ...] = ()
 
     def cut(self, source: int = 0, samples_per_whole: float = 1.0) -> Cut:
@@ -75,8 +77,8 @@ class Sizing:
 
     def group_parts(self, group: int) -> int:
         """Return how many parts a group holds: the first groups are small (protocol 7)."""
-        doublings = max(0, RAMP_DOUBLINGS - group // RAMP_GROUPS)
-        samples = (self.shard_samples * self.group_shards) >> doublings
+        ahead = max(0, self.doublings - group // RAMP_GROUPS)
+        samples = (self.shard_samples * self.group_shards) >> ahead
         return max(1, -(-samples // self.samples_per_object))
 
     def parts_before(self, group: int) -> int:

@@ -15,7 +15,7 @@ from growcache.config import Config, SamplingConfig
 from growcache.errors import ConfigError
 from growcache.remote.formats import Measure
 from growcache.sampling.cuts import Cut
-from growcache.sampling.draws import Sizing
+from growcache.sampling.draws import RAMP_DOUBLINGS, Sizing
 from growcache.schema import Schema
 
 SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough to evict finely
@@ -28,7 +28,11 @@ MAX_GROUP_SHARDS = 32
 MOST_SHARDS = 16_384  # of a full cache, where the sizes are ours: a loader maps each of them
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
 ROUNDING_BYTES = 4 * BLOCK_BYTES  # of a shard's two files, however little is in them
+KEPT_BYTES = 32 * ROUNDING_BYTES  # of a shard that stays for ever, at least
 LIMIT_OF_EXPECTED = 4  # a group of ragged samples may be so much larger than expected
+
+
+_LATER = ("cuts", "doublings")  # fields of sizes that stored ones may lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,20 @@ def measure_sizing(
         shard_samples=_samples_per_shard(config, record_bytes, group),
         group_shards=group,
         max_parts=None if limit is None else limit // visit,
+        doublings=_doublings(config, record_bytes, group),
     )
+
+
+def _doublings(config: Config, record_bytes: int, group: int) -> int:
+    """Return how often groups double in size until they are full.
+
+    The first, small shards let training start, and go first. Where none ever goes, they stay: so
+    none is then so small that its blocks take much of what it takes.
+    """
+    if config.cache.eviction != "none":
+        return RAMP_DOUBLINGS
+    full = _samples_per_shard(config, record_bytes, group) * record_bytes
+    return min(RAMP_DOUBLINGS, max(0, (full // KEPT_BYTES).bit_length() - 1))
 
 
 def group_shards(visit: int, max_bytes: int) -> int:
@@ -236,15 +253,20 @@ def _refuse_wish(config: Config, measure: Measure, form: str) -> None:
 def stored_sizing(sizes: dict[str, Any]) -> Sizing:
     """Return the sizing that a cache's identity holds."""
     cuts = tuple(Cut(**cut) for cut in sizes.get("cuts", ()))
-    names = [field.name for field in fields(Sizing) if field.name != "cuts"]
-    return Sizing(**{name: sizes[name] for name in names}, cuts=cuts)
+    names = [field.name for field in fields(Sizing) if field.name not in _LATER]
+    doublings = sizes.get("doublings", RAMP_DOUBLINGS)
+    return Sizing(**{name: sizes[name] for name in names}, doublings=doublings, cuts=cuts)
 
 
 def sizing_values(sizing: Sizing) -> dict[str, Any]:
-    """Return what `stored_sizing` makes a sizing of; no cuts where there is one source."""
+    """Return what `stored_sizing` makes a sizing of; no cuts where there is one source.
+
+    Nor what all caches had once: fingerprints of those that have it still are as they were.
+    """
     values = asdict(sizing)
-    cuts = list(values.pop("cuts"))
-    return values | ({"cuts": cuts} if cuts else {})
+    cuts, doublings = list(values.pop("cuts")), values.pop("doublings")
+    usual = {} if doublings == RAMP_DOUBLINGS else {"doublings": doublings}
+    return values | usual | ({"cuts": cuts} if cuts else {})
 
 
 def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
