@@ -21,6 +21,8 @@ from tests.accidents.commands import (
 from tests.accidents.commands import growcache as command
 from tests.servers.guarded import GuardedBucket, guarded
 
+SLOW_OBSTORE = pytest.param("obstore", marks=pytest.mark.slow)
+SLOW_FSSPEC = pytest.param("fsspec", marks=pytest.mark.slow)
 CLIENTS = pytest.mark.parametrize("client", ["obstore", "fsspec"])
 REFUSALS = [
     (400, "ExpiredToken"),
@@ -73,7 +75,7 @@ def waits_for(service: Running, words: str) -> dict[str, Any]:
     return found
 
 
-@CLIENTS
+@pytest.mark.parametrize("client", ["obstore", SLOW_FSSPEC])
 def test_a_lapse_makes_no_hole_and_ends_nothing(
     tmp_path: Path, bucket: GuardedBucket, client: str
 ) -> None:
@@ -119,7 +121,7 @@ def test_one_key_that_is_refused_is_a_hole(tmp_path: Path, bucket: GuardedBucket
         assert "credentials" not in service.errors
 
 
-@CLIENTS
+@pytest.mark.parametrize("client", [SLOW_OBSTORE, "fsspec"])
 def test_new_credentials_in_a_file_are_read(
     tmp_path: Path, bucket: GuardedBucket, client: str
 ) -> None:
@@ -142,7 +144,7 @@ def write_profile(file: Path, key: str) -> None:
     file.write_text(f"[lab]\naws_access_key_id={key}\naws_secret_access_key=s-{key}\n")
 
 
-@CLIENTS
+@pytest.mark.parametrize("client", ["obstore", SLOW_FSSPEC])
 def test_new_credentials_in_the_config_are_followed(
     tmp_path: Path, bucket: GuardedBucket, client: str
 ) -> None:
@@ -172,6 +174,7 @@ def test_only_a_first_listing_ends_the_run(tmp_path: Path, bucket: GuardedBucket
         goes_on(service)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_refused_is_none_that_failed(
     tmp_path: Path, bucket: GuardedBucket
 ) -> None:

@@ -35,9 +35,9 @@ def s3(endpoint: str, client: str = "obstore") -> dict[str, Any]:
     return {"url": "s3://b/*.npy", "client": client, "storage_options": options}
 
 
-@pytest.mark.parametrize("client", ["obstore", "fsspec"])
-def test_a_store_that_comes_up_later_is_waited_for(tmp_path: Path, client: str) -> None:
-    write_objects(tmp_path / "objects", rows=64)
+@pytest.mark.parametrize("client", ["obstore", pytest.param("fsspec", marks=pytest.mark.slow)])
+def test_a_store_that_comes_goes_and_comes_again(tmp_path: Path, client: str) -> None:
+    write_objects(tmp_path / "objects", count=300, rows=64)
     port = free_port()
     config = config_of(tmp_path, s3(f"http://127.0.0.1:{port}", client))
     told = f"connection refused by 127.0.0.1:{port} (endpoint_url in source.storage_options)"
@@ -46,10 +46,17 @@ def test_a_store_that_comes_up_later_is_waited_for(tmp_path: Path, client: str) 
         assert found["state"] == "waiting"
         service.wait_for(lambda now: told in service.errors, seconds=5 * 10)
         with guarded(tmp_path / "objects", port=port):
-            service.wait_for(lambda now: now["drawn"] > 0)
+            service.wait_for(lambda now: now["drawn"] > 200)
             service.wait_for(lambda now: "the store answers again" in service.errors)
+        found = service.wait_for(lambda now: told in (now["waiting_for"] or ""), seconds=5 * 5)
+        assert found["waiting_for"].startswith("the store to answer (")
+        before = found["drawn"]
+        with guarded(tmp_path / "objects", port=port):
+            found = service.wait_for(lambda now: now["drawn"] > before)
+            assert found["holes"] == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_is_told_too(tmp_path: Path) -> None:
     """As in a live view, whose warnings scroll by above the picture."""
     config = config_of(tmp_path, s3(NOWHERE))
@@ -79,22 +86,6 @@ def _read_all(terminal: int, shown: bytearray) -> None:
             return
 
 
-def test_a_store_that_goes_in_the_middle_is_named_at_once(tmp_path: Path) -> None:
-    write_objects(tmp_path / "objects", count=300, rows=64)
-    port = free_port()
-    config = config_of(tmp_path, s3(f"http://127.0.0.1:{port}"))
-    with running(config) as service:
-        with guarded(tmp_path / "objects", port=port):
-            service.wait_for(lambda now: now["drawn"] > 200)
-        told = f"connection refused by 127.0.0.1:{port}"
-        found = service.wait_for(lambda now: told in (now["waiting_for"] or ""), seconds=5 * 5)
-        assert found["waiting_for"].startswith("the store to answer (")
-        with guarded(tmp_path / "objects", port=port):
-            before = found["drawn"]
-            found = service.wait_for(lambda now: now["drawn"] > before)
-            assert found["holes"] == 0
-
-
 def test_a_mount_that_goes_makes_no_hole(tmp_path: Path) -> None:
     """All files of a folder are gone at once: that is no news of any of them."""
     url = write_objects(tmp_path / "mount", count=300, rows=64)
@@ -113,6 +104,7 @@ def test_a_mount_that_goes_makes_no_hole(tmp_path: Path) -> None:
         assert found["holes"] == 0
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_not_trusted_any_more(tmp_path: Path) -> None:
     """The store's new one is of another authority, until somebody adds that to the file."""
     trustme = pytest.importorskip("trustme")
@@ -145,7 +137,7 @@ def _tls(authority: Any) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.parametrize("arguments", [(), ("-",)])
+@pytest.mark.parametrize("arguments", [(), pytest.param(("-",), marks=pytest.mark.slow)])
 def test_init_that_could_not_look_writes_nothing(tmp_path: Path, arguments: Any) -> None:
     told = "connection refused by 127.0.0.1:9 (endpoint_url in source.storage_options)"
     options = ["--yes", "--url", "s3://b/*.npy", "--endpoint-url", NOWHERE]

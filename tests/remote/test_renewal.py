@@ -1,0 +1,161 @@
+"""Whose a refusal is, by what the store says of other objects; and clients that are made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from growcache.config import SourceConfig
+from growcache.errors import (
+    AccessError,
+    ConfigError,
+    CredentialsError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+    StoreMissingError,
+    StoreRefusedError,
+    TransientStoreError,
+)
+from growcache.remote import clients, refusals
+from growcache.remote.clients import Client
+from growcache.remote.refusals import ruling
+from growcache.remote.retry import Patience
+from growcache.remote.store import Entry, Page, RemoteStore
+from growcache.remote.urls import Location, parse_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+KEYS = [f"{number}" for number in range(8)]
+
+
+class Fake:
+    """A backend whose keys fail as they are told to."""
+
+    identity = "fake"
+    sorted = False
+
+    def __init__(self, failures: dict[str, StoreError]) -> None:
+        self.failures = failures
+        self.asked: list[str] = []
+
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
+        yield Page(map(entry, KEYS))
+
+    def head(self, key: str) -> Entry:
+        return entry(key)
+
+    async def get(self, one: Entry, start: int, stop: int) -> Buffer:
+        self.asked.append(one.key)
+        if (error := self.failures.get(one.key)) is not None:
+            raise error
+        return bytes(stop - start)
+
+    async def close(self) -> None:
+        return
+
+
+def entry(key: str) -> Entry:
+    return Entry(key, 4, None, None)
+
+
+def store_of(*backends: Fake) -> RemoteStore:
+    """A store whose client is one of the backends after the other."""
+    following = list(backends)
+    client = Client(lambda: following.pop(0) if len(following) > 1 else following[0])
+    source = SourceConfig(url=("memory://x/*",))
+    return RemoteStore(source, [(parse_url("memory://*"), client)], Patience(1), 4)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "RENEW_SECONDS", 0.0)
+    monkeypatch.setattr("growcache.remote.store.AGAIN_SECONDS", 0.0)
+
+
+ERRORS = [AccessError("no"), ObjectMissingError("gone"), StoreError("418")]
+KINDS = [CredentialsError, StoreMissingError, StoreRefusedError]
+
+
+@pytest.mark.parametrize(("error", "kind"), list(zip(ERRORS, KINDS, strict=True)))
+def test_what_no_object_is_given_of_is_the_stores(
+    error: StoreError, kind: type[StoreRefusedError]
+) -> None:
+    store = store_of(Fake(dict.fromkeys(KEYS, error)))
+    with pytest.raises(kind, match=str(error)):
+        asyncio.run(store.read(entry("3")))
+
+
+@pytest.mark.parametrize("error", [*ERRORS, ObjectChangedError("rewritten")])
+def test_what_others_are_given_of_is_the_objects(error: StoreError) -> None:
+    store = store_of(Fake({"3": error}))
+    with pytest.raises(StoreError) as caught:
+        asyncio.run(store.read(entry("3")))
+    assert caught.value is error
+
+
+def test_a_store_that_does_not_say_is_waited_for() -> None:
+    """Neither a hole nor a refusal: the group is tried again."""
+    failures: dict[str, StoreError] = dict.fromkeys(KEYS, TransientStoreError("503"))
+    store = store_of(Fake(failures | {"3": AccessError("no")}))
+    with pytest.raises(TransientStoreError, match="503"):
+        asyncio.run(store.read(entry("3")))
+
+
+def test_a_new_client_is_asked_once_more() -> None:
+    old = Fake(dict.fromkeys(KEYS, CredentialsError("expired")))
+    assert asyncio.run(store_of(old, Fake({})).read(entry("3"))) == bytes(4)
+    assert old.asked == ["3"]
+
+
+def test_many_refusals_are_one_question() -> None:
+    backend = Fake(dict.fromkeys(KEYS, AccessError("no")))
+    store = store_of(backend)
+
+    async def all_of_them() -> list[object]:
+        return await asyncio.gather(
+            *(store.read(entry(key)) for key in KEYS), return_exceptions=True
+        )
+
+    assert {type(one) for one in asyncio.run(all_of_them())} == {CredentialsError}
+    assert len(backend.asked) < 6 * len(KEYS)  # eight each, if each asked by itself
+
+
+def test_what_cannot_be_made_anew_lacks_credentials() -> None:
+    made: list[Fake] = []
+
+    def make() -> Fake:
+        if made:
+            raise ConfigError("no profile lab")
+        made.append(Fake({}))
+        return made[0]
+
+    client = Client(make)
+    with pytest.raises(CredentialsError, match="no profile lab"):
+        client.renew(0)
+
+
+def test_a_client_without_credentials_is_made_when_it_is_asked() -> None:
+    made: list[Fake] = []
+
+    def make() -> Fake:
+        made.append(Fake({}))
+        if len(made) < 3:
+            raise CredentialsError("none yet")
+        return made[-1]
+
+    with pytest.raises(CredentialsError):
+        Client(make)
+    client = Client(make, lazily=True)
+    assert client.head("x").key == "x"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_ruling_needs_no_store(error: StoreError) -> None:
+    assert ruling(error, others_answer=True) is None
+    assert isinstance(ruling(error, others_answer=False), StoreRefusedError)
+    assert not refusals.is_passing(CredentialsError("no"))
