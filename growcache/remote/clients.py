@@ -84,7 +84,7 @@ class Client:
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
         """See `Backend.get`."""
-        return self.opened().get(entry, start, stop)
+        return (self._backend or self.opened()).get(entry, start, stop)
 
     async def close(self) -> None:
         """See `Backend.close`."""

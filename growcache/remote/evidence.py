@@ -15,7 +15,7 @@ LASTS = (
 MOST_GIVEN_UP = 10_000  # objects that are remembered
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every read, and that is dearer
 class Answered:
     """A read that succeeded.
 
