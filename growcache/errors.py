@@ -9,6 +9,7 @@
     │   ├── CachePathError(ConfigError)    no cache can be made at that path          exit 2
     │   ├── FingerprintError(ConfigError)  the cache was filled by another config     exit 2
     │   ├── CacheFullError(OSError)        the disk, not the bound, has no room       exit 1
+    │   │   └── LeasesFullError            others take all the room for leases        exit 1
     │   ├── IndexInDoubtError              nobody knows whether a change was kept      exit 1
     │   └── CorruptShardError              a shard's bytes are not what was written   exit 1
     ├── StoreError(OSError)
@@ -81,6 +82,10 @@ class FingerprintError(CacheError, ConfigError):
 
 class CacheFullError(CacheError, OSError):
     """The file system has no room, whatever the bound says."""
+
+
+class LeasesFullError(CacheFullError):
+    """The part of the bound that is for leases is taken by those of other readers."""
 
 
 class IndexInDoubtError(CacheError):

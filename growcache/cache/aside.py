@@ -11,11 +11,10 @@ from growcache.cache.beside import (
     read_issued,
 )
 from growcache.cache.files import Layout, number_of
-from growcache.cache.findings import Finding
+from growcache.cache.findings import Finding, Severity
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index import Contents
-from growcache.cache.leases import unreadable_leases
-from growcache.cache.locks import is_held
+from growcache.cache.leases import survey_leases
 from growcache.cache.rebuild import numbers_in
 from growcache.errors import CacheError
 
@@ -79,15 +78,17 @@ def issued_finding(layout: Layout, contents: Contents) -> Iterator[Finding]:
 
 
 def lease_findings(layout: Layout) -> Iterator[Finding]:
-    """Yield leases that cannot be read, so that nobody heeds them."""
-    for path in unreadable_leases(layout):
-        if is_held(path):
+    """Yield leases that cannot be read."""
+    for lease in survey_leases(layout.root)[1]:
+        if lease.protects:
+            # Another user's may well be sound: who may not look into it has found nothing.
+            severity: Severity = "error" if lease.opened else "info"
+            yield Finding(severity, None, f"{lease.path}: {lease.reason}; {lease.advice}")
+        else:  # a power cut leaves such, for leases are not synced
             text = (
-                f"{path}: the lease is damaged, and its reader lives: end it, its shards may go"
+                f"{lease.path}: {lease.reason}; no reader holds it, the next start removes it"
             )
-            yield Finding("error", None, text)
-        else:  # a power cut does that, for leases are not synced
-            yield Finding("info", None, f"{path}: of a dead reader; the next start removes it")
+            yield Finding("info", None, text)
 
 
 def litter(layout: Layout, known: set[int], *, whole: bool) -> Iterator[Finding]:

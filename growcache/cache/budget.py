@@ -13,12 +13,13 @@ SHARE = 8  # one part of so many of max_bytes
 class Budget:
     """How the fixed part is split; all in allocated bytes.
 
-    What is left of ``total`` holds leases, the history's growth, locks and directories.
+    What is left of ``total`` holds the history's growth, locks and directories.
 
     Attributes:
         total: set aside inside ``max_bytes``, whether used or not.
         ballast: unlinked to commit an eviction on a full disk.
         wal: the log is cut when it is longer. It may grow by one transaction beyond.
+        leases: that readers make, all together; see `growcache.cache.leases`.
         pages: the index itself; when it is larger no permits are given.
         samples: while the index is smaller it also has a row per sample.
         kept_deleted: rows of deleted shards that are kept one by one.
@@ -29,6 +30,7 @@ class Budget:
     total: int
     ballast: int
     wal: int
+    leases: int
     pages: int
     samples: int
     kept_deleted: int
@@ -43,6 +45,7 @@ def fixed_budget(max_bytes: int) -> Budget:
         total=total,
         ballast=min(1_000_000, total // 8) // 4096 * 4096,
         wal=total // 8,
+        leases=total // 8,
         pages=total // 2,
         samples=total // 4,
         kept_deleted=total // 10_000,

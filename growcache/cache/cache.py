@@ -31,14 +31,17 @@ from growcache.cache.evicting import Evictor
 from growcache.cache.eviction import Candidate
 from growcache.cache.facts import Facts
 from growcache.cache.files import Layout, refuse_network
+from growcache.cache.foreign_leases import ForeignLease
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.identity import Identity
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index import Edition, StockRow, Totals
+from growcache.cache.jobs import JobSums
 from growcache.cache.leases import LeaseView
 from growcache.cache.ledger import Ledger
 from growcache.cache.locks import FileLock
 from growcache.cache.opening import reconcile, restore, take_over
+from growcache.cache.readers import Kept
 from growcache.cache.room import LEASE_ROOM_BYTES, Room, free_disk_bytes, min_free_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.stock import Stock
@@ -106,7 +109,7 @@ class Cache:
         self._facts = Facts(layout, ledger)
         self._note_reuse()
         self._commits = Commits(layout, ledger, self._room)
-        self._evictor = Evictor(layout, ledger, stock, self._config.resume_seconds)
+        self._evictor = Evictor(layout, ledger, stock, self._room, self._config.resume_seconds)
         self._room.admit()
         self.poll_leases(time.monotonic())
         self.maintain()
@@ -162,6 +165,7 @@ class Cache:
     def _note_reuse(self) -> None:
         # Readers have no configuration; they go by the index.
         self._facts.set_reuse(self._config.max_reuse, self._config.on_max_reuse)
+        self._facts.set_lease_bytes(self._room.budget.leases)
 
     def _start_afresh(self) -> None:
         self._note_reuse()
@@ -243,6 +247,7 @@ class Cache:
     @max_bytes.setter
     def max_bytes(self, value: int) -> None:
         self._room.max_bytes = value
+        self._facts.set_lease_bytes(self._room.budget.leases)
         self.maintain()
 
     @property
@@ -373,6 +378,21 @@ class Cache:
     def kept(self) -> frozenset[int]:
         """Shards that readers who died hold; none goes before ``resume_seconds`` are over."""
         return self._evictor.kept
+
+    @property
+    def kept_for(self) -> list[Kept]:
+        """What is kept for which reader that died, and for how long."""
+        return self._evictor.kept_for
+
+    @property
+    def foreign_leases(self) -> list[ForeignLease]:
+        """What lies among the leases and cannot be read; it may protect everything."""
+        return self._evictor.foreign
+
+    @property
+    def job_sums(self) -> dict[str, JobSums]:
+        """What each job received under leases that are finished."""
+        return self._evictor.jobs
 
     @property
     def clearing_bytes(self) -> int:

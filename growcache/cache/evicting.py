@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import Layout, remove_shard
-from growcache.cache.index import ShardState, StockRow
+from growcache.cache.foreign_leases import ForeignLease
+from growcache.cache.index import FinishedLease, ShardState, StockRow
+from growcache.cache.jobs import JOBS_META, JobSums, noted_jobs, with_finished
 from growcache.cache.leases import LeaseView, lease_path
 from growcache.cache.ledger import Ledger
-from growcache.cache.readers import Readers
+from growcache.cache.readers import Kept, Readers
+from growcache.cache.room import Room
 from growcache.cache.stock import Stock
 from growcache.cache.wishlist import Wishlist
 from growcache.errors import CacheFullError
@@ -29,13 +33,19 @@ class Evictor:
     """
 
     def __init__(
-        self, layout: Layout, ledger: Ledger, stock: Stock, resume_seconds: float
+        self,
+        layout: Layout,
+        ledger: Ledger,
+        stock: Stock,
+        room: Room,
+        resume_seconds: float,
     ) -> None:
         self._layout = layout
         self._ledger = ledger
         self._stock = stock
-        self._readers = Readers(layout, resume_seconds, ledger.index.uses())
+        self._readers = Readers(layout, resume_seconds, ledger.index.uses(), stock, room)
         self._finished = ledger.index.finished_leases()
+        self._jobs = noted_jobs(ledger.index.meta(JOBS_META))
         self.wishlist = Wishlist(ledger, stock)
         self._candidates: dict[int, Candidate] = {}
         self._deleted: list[int] = []  # whose rows do not say so yet
@@ -50,6 +60,21 @@ class Evictor:
     def kept(self) -> frozenset[int]:
         """Shards that readers who died hold, as of the last poll or eviction."""
         return self._readers.kept
+
+    @property
+    def kept_for(self) -> list[Kept]:
+        """What is kept for which reader who died, as of then."""
+        return self._readers.kept_for()
+
+    @property
+    def foreign(self) -> list[ForeignLease]:
+        """What lies among the leases and cannot be read, as of then."""
+        return self._readers.foreign
+
+    @property
+    def jobs(self) -> dict[str, JobSums]:
+        """What each job received under leases that are finished."""
+        return self._jobs
 
     def poll(self, now: float) -> None:
         """Count the uses of finished leases, delete retired shards that were let go."""
@@ -81,14 +106,23 @@ class Evictor:
 
             def note() -> None:
                 index.forget_leases(gone)
-                counted = [(lease.name, lease.job, lease.used()) for lease in new]
                 index.finish_leases(counted, time.time())
+                index.set_meta(JOBS_META, {job: sums.to_json() for job, sums in jobs.items()})
 
+            counted = [
+                FinishedLease(lease.name, lease.job, lease.used(), lease.delivered)
+                for lease in new
+            ]
+            jobs = with_finished(self._jobs, new, self._stock)
             self._ledger.write(note)
+            self._jobs = jobs
             self._finished = (self._finished - gone) | names
             self._stock.use(self._readers.count(new, self._stock))
         for name in names:
-            lease_path(self._layout, name).unlink(missing_ok=True)
+            with suppress(
+                PermissionError
+            ):  # another user's folder; that it is counted is noted
+                lease_path(self._layout, name).unlink(missing_ok=True)
 
     def candidates(self) -> list[Candidate]:
         """Return the live shards as the eviction policies see them, oldest first."""
@@ -106,6 +140,7 @@ class Evictor:
     def start_afresh(self) -> None:
         """Follow the stock: the cache was emptied."""
         self._readers.uses.clear()
+        self._jobs = {}
         self._deleted.clear()
         self.wishlist.start_afresh()
         self._as_of = -1

@@ -17,7 +17,7 @@ from growcache.cache.beside import (
 from growcache.cache.deferrals import Deferrals
 from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
-from growcache.cache.index import Edition
+from growcache.cache.index import LEASE_BYTES_META, Edition
 from growcache.cache.ledger import Ledger
 from growcache.cache.opening import rebuild
 from growcache.cache.ownership import is_initialised, mark_initialised
@@ -128,6 +128,12 @@ class Facts:
                     index.set_meta(name, value)
 
             self._ledger.write(note)
+
+    def set_lease_bytes(self, nbytes: int) -> None:
+        """Say how much readers' leases may take: readers have no configuration."""
+        index = self._ledger.index
+        if index.meta(LEASE_BYTES_META) != nbytes:
+            self._ledger.write(lambda: index.set_meta(LEASE_BYTES_META, nbytes))
 
     def set_population(self, parts: int | None, samples: float | None) -> None:
         """Say how large the source is, in parts and in samples (estimated)."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
+
+Severity: TypeAlias = Literal["error", "info", "mended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Finding:
         mendable: whether ``--repair`` puts it right.
     """
 
-    severity: Literal["error", "info", "mended"]
+    severity: Severity
     shard: int | None
     message: str
     mendable: bool = False

@@ -5,7 +5,12 @@ dies. It has one byte per shard, which the reader moves on as its epoch does. It
 shards that are not there, with their digests: its *wishes* (`growcache.cache.wishes`).
 Where several ranks of a job read one snapshot, it says so.
 
-    magic · u32 length of header · header (JSON) · stage · one state per shard
+    magic · u32 length of header · u32 length of counters · counters · header (JSON) ·
+    stage · one state per shard
+
+Readers of an earlier version have no counters (`GCLEASE1`); theirs protect as any do. What
+cannot be read at all is a `ForeignLease`. Leases take room that the bound sets aside for them,
+so a reader takes the lock of their directory, and makes none that finds no room.
 
 The reader owns the file's content, the supervisor its removal. What makes the pair safe
 without a lock between them: the reader makes its lease visible, *then* reads the index
@@ -20,12 +25,14 @@ import errno
 import functools
 import itertools
 import os
+import stat
 import struct
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -34,12 +41,32 @@ from typing import Any
 import orjson
 
 from growcache.cache.ballast import is_full_disk
-from growcache.cache.files import Layout
-from growcache.cache.locks import close_owned, is_held, open_owned, this_process, try_lock
-from growcache.errors import CacheError, CacheFullError
+from growcache.cache.files import Layout, allocated, block_bytes
+from growcache.cache.foreign_leases import ForeignLease, no_file, refused, unintelligible
+from growcache.cache.lease_counters import COUNTERS_BYTES, Counters
+from growcache.cache.locks import (
+    LEASES_VERSION,
+    FileLock,
+    close_owned,
+    holder,
+    is_held,
+    open_owned,
+    this_process,
+    try_lock,
+)
+from growcache.cache.sigterm import at_sigterm, release_at_sigterm
+from growcache.errors import CacheError, CacheFullError, LeasesFullError
 
 SUFFIX = ".lease"
-MAGIC = b"GCLEASE1"
+MAGIC = b"GCLEASE2"
+FIRST_MAGIC = b"GCLEASE1"  # without counters
+
+COUNTERS_AT = len(MAGIC) + 8
+
+COUNT_SECONDS = 0.2  # between two notes of what was delivered
+ROOM_SECONDS = 1.0  # for which a reader waits for the room of leases that are over
+CREATE_SECONDS = 10.0  # for which it waits for others that make theirs
+PAUSE_SECONDS = 0.02
 
 MOST_BYTES = 1 << 26  # of a lease that is believed: it names 60 million shards
 MOST_NUMBER = 1 << 53
@@ -104,6 +131,8 @@ class Lease:
         *,
         wishes: Mapping[int, str] | None = None,
         ranks: RankNote | None = None,
+        room_bytes: int | None = None,
+        counters: Counters | None = None,
     ) -> Lease:
         """Return a lease that the supervisor sees from now on.
 
@@ -118,14 +147,20 @@ class Lease:
             wishes: the digest by shard number. Shards that are live may be named too: they
                 stay so, and come back where they were just retired.
             ranks: for the other ranks of the job.
+            room_bytes: that all leases together may take; None: as many as there are.
+            counters: of the reader, where it counts what it delivers.
 
         Raises:
-            CacheError: the leases directory cannot be written.
+            CacheError: the leases directory cannot be written, or the service heeds no leases
+                of this version.
+            LeasesFullError: others take all the room that there is for leases.
             CacheFullError: the disk has not one block left.
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
         layout = Layout(root)
+        _refuse_old_service(layout)
+        release_at_sigterm()
         header = orjson.dumps(
             {
                 **this_process(),
@@ -136,20 +171,18 @@ class Lease:
                 "ranks": ranks,
             }
         )
-        start = len(MAGIC) + 4 + len(header)
-        body = MAGIC + struct.pack("<I", len(header)) + header + _OPEN + bytes(len(wanted))
+        start = COUNTERS_AT + COUNTERS_BYTES + len(header)
+        sizes = struct.pack("<II", len(header), COUNTERS_BYTES)
+        said = (counters or Counters()).pack().ljust(COUNTERS_BYTES, b"\0")
+        body = MAGIC + sizes + said + header + _OPEN + bytes(len(wanted))
         try:
-            path, descriptor = _show(layout, body)
+            path, descriptor = _show(layout, body, room_bytes)
+        except LeasesFullError:
+            raise
         except OSError as error:
-            if is_full_disk(error):
-                raise CacheFullError(
-                    f"no room for a lease in {layout.leases}: {error}"
-                ) from error
-            raise CacheError(
-                f"cannot write a lease in {layout.leases}: {error.strerror}; a reader must be "
-                "able to write there, or the supervisor cannot know of it"
-            ) from error
-        return cls(_LeaseFile(layout, path, descriptor, start, len(wanted)), wanted, wished)
+            raise _creation_error(layout, error) from error
+        file = _LeaseFile(layout, path, descriptor, start, len(wanted), counters)
+        return cls(file, wanted, wished)
 
     @property
     def name(self) -> str:
@@ -172,6 +205,10 @@ class Lease:
         """Say that all it still holds is there, and stays: others may rely on that."""
         self._file.settle()
 
+    def count(self, samples: int) -> None:
+        """Count samples as delivered; that is noted a few times a second, and at the end."""
+        self._file.count(samples)
+
     def _set(self, numbers: Iterable[int], state: int) -> None:
         self._file.write_states([self._places[number] for number in numbers], state)
 
@@ -191,8 +228,21 @@ class Lease:
         self.close()
 
 
-def _show(layout: Layout, body: bytes) -> tuple[Path, int]:
+def _show(layout: Layout, body: bytes, room_bytes: int | None) -> tuple[Path, int]:
     """Return the path of a new lease that everybody can see, and the descriptor that holds it."""
+    deadline = time.monotonic() + ROOM_SECONDS
+    while True:
+        # One at a time: two that each find room for one lease would make two.
+        with FileLock.of_directory(layout.leases, CREATE_SECONDS):
+            taken = _allocated(layout) if room_bytes is not None else 0
+            if room_bytes is None or taken + block_bytes(len(body)) <= room_bytes:
+                return _make(layout, body)
+        if time.monotonic() >= deadline:  # those that are over are removed within a moment
+            raise LeasesFullError(_no_room(layout, room_bytes))
+        time.sleep(PAUSE_SECONDS)
+
+
+def _make(layout: Layout, body: bytes) -> tuple[Path, int]:
     name = uuid.uuid4().hex
     hidden, path = layout.leases / f".{name}.tmp", layout.leases / (name + SUFFIX)
     descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -202,12 +252,87 @@ def _show(layout: Layout, body: bytes) -> tuple[Path, int]:
         try_lock(descriptor)
         if os.pwrite(descriptor, body, 0) != len(body):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _give_to_owner(layout, descriptor)
         hidden.rename(path)
     except BaseException:
         close_owned(descriptor)
         hidden.unlink(missing_ok=True)
         raise
     return path, descriptor
+
+
+def _give_to_owner(layout: Layout, descriptor: int) -> None:
+    """Let the service read what root made, as in a container: it may run as another user."""
+    if os.geteuid() == 0 and (owner := layout.leases.stat()).st_uid != 0:
+        with suppress(PermissionError):  # a root that may not do that
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def _allocated(layout: Layout) -> int:
+    """Return what all leases take; blocks that the disk has promised, and not given, count."""
+    with os.scandir(layout.leases) as entries:
+        paths = [entry.path for entry in entries]
+    return sum(map(allocated, map(Path, paths)))
+
+
+def _no_room(layout: Layout, room_bytes: int | None) -> str:
+    views, _ = survey_leases(layout.root)
+    held = sum(view.open for view in views)
+    return (
+        f"no room for another lease in {layout.leases}: {held} snapshots are held"
+        f"{_and_dead(len(views) - held)}, and the bound of this cache leaves {room_bytes:,} bytes "
+        "for leases; close snapshots, or raise cache.max_bytes"
+    )
+
+
+def _and_dead(number: int) -> str:
+    return f" ({number} more have ended, see growcache release)" if number else ""
+
+
+def _refuse_old_service(layout: Layout) -> None:
+    """Refuse a service that would not heed this lease, and delete shards under its reader.
+
+    Raises:
+        CacheError: such a service runs.
+    """
+    told = holder(layout.supervisor_lock)
+    if told.get("leases", LEASES_VERSION if not told else 1) >= LEASES_VERSION:
+        return
+    if is_held(layout.supervisor_lock):
+        raise CacheError(
+            f"the service that fills {layout.root} (pid {told.get('pid')} on {told.get('host')}) "
+            "is of an earlier growcache and would not heed this reader; stop it and start it "
+            "again with: growcache run CONFIG"
+        )
+
+
+def _creation_error(layout: Layout, error: OSError) -> CacheError:
+    """Return what it means that no lease can be made, and what to do."""
+    if is_full_disk(error):
+        return CacheFullError(f"no room for a lease in {layout.leases}: {error}")
+    text = f"cannot write a lease in {layout.leases}: {error.strerror}; "
+    if error.errno == errno.EROFS:
+        return CacheError(
+            f"{text}a reader notes there what it reads, so mount the cache's folder writable "
+            "(docker run -v HOST:CACHE, without :ro)"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        owner = _owner(layout)
+        return CacheError(
+            f"{text}this process is of uid {os.geteuid()}, and the folder {owner}; run reader and "
+            "service as one user (docker run --user UID:GID)"
+        )
+    return CacheError(
+        f"{text}a reader must be able to write there, or the supervisor cannot know of it"
+    )
+
+
+def _owner(layout: Layout) -> str:
+    try:
+        found = layout.leases.stat()
+    except OSError:
+        return "cannot be looked into"
+    return f"of uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}"
 
 
 class _LeaseFile:
@@ -218,9 +343,18 @@ class _LeaseFile:
     """
 
     def __init__(
-        self, layout: Layout, path: Path, descriptor: int, start: int, shards: int
+        self,
+        layout: Layout,
+        path: Path,
+        descriptor: int,
+        start: int,
+        shards: int,
+        counters: Counters | None,
     ) -> None:
         self.path = path
+        self._counters = counters
+        self._counted_at = time.monotonic()
+        self._uncounted = False  # whether something is to be noted yet
         self._states = bytearray(shards)
         self._layout = layout
         self._descriptor = descriptor
@@ -228,6 +362,7 @@ class _LeaseFile:
         self._pid = os.getpid()
         self._open = True
         self._turn = threading.RLock()
+        _open_files.add(self)
 
     def write_states(self, places: Sequence[int], state: int) -> None:
         if self._pid != os.getpid() or not places:
@@ -248,20 +383,58 @@ class _LeaseFile:
             if self._open:
                 os.pwrite(self._descriptor, _SETTLED, self._start)
 
+    def count(self, samples: int) -> None:
+        if self._pid != os.getpid() or self._counters is None:
+            return
+        with self._turn:
+            self._counters.receive(samples, time.time())
+            self._uncounted = True
+            if time.monotonic() - self._counted_at >= COUNT_SECONDS:
+                self._note_counters()
+
+    def _note_counters(self) -> None:
+        if self._open and self._uncounted and self._counters is not None:
+            os.pwrite(self._descriptor, self._counters.pack(), COUNTERS_AT)
+            self._uncounted, self._counted_at = False, time.monotonic()
+
+    def end_at_sigterm(self) -> None:
+        """Note that the reader ended in good order; the process dies at once, and frees the rest.
+
+        What another thread does with the file at this moment is waited for, though not long.
+        """
+        if self._pid == os.getpid() and self._turn.acquire(timeout=PAUSE_SECONDS):
+            if self._open:
+                self._note_counters()
+                os.pwrite(self._descriptor, _CLOSED, self._start)
+            self._turn.release()
+
     def close(self) -> None:
         if self._pid != os.getpid():
             return
         with self._turn:
             if not self._open:
                 return
-            self._open = False
             try:
+                self._note_counters()
+                self._open = False
                 os.pwrite(self._descriptor, _CLOSED, self._start)
             finally:
+                self._open = False
                 close_owned(self._descriptor)
         # While a supervisor lives the file is its receipt for the uses.
         if not is_held(self._layout.supervisor_lock):
             self.path.unlink(missing_ok=True)
+
+
+_open_files: weakref.WeakSet[_LeaseFile] = weakref.WeakSet()
+
+
+def _end_all_at_sigterm() -> None:
+    for file in list(_open_files):
+        file.end_at_sigterm()
+
+
+at_sigterm(_end_all_at_sigterm)
 
 
 @dataclass(frozen=True)  # without slots, for the sake of what is found once and kept
@@ -283,6 +456,7 @@ class LeaseView:
         settled: whether all that it holds is there, as `growcache.loading.resume` proves; of
             rank 0 of a job besides, whether the others may copy its list.
         ranks: what it says to other ranks of its job; None where it is of none.
+        counters: what its reader received; None where a reader of an earlier version has it.
     """
 
     name: str
@@ -298,6 +472,17 @@ class LeaseView:
     wishes: Mapping[int, str] = field(default_factory=dict)
     settled: bool = False
     ranks: RankNote | None = None
+    counters: Counters | None = None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its reader, if it died, may come back for the rest: it gave a state."""
+        return not self.closed and (self.counters is None or self.counters.gave_state)
+
+    @property
+    def delivered(self) -> int | None:
+        """The samples that its loop received; None where its reader does not count them."""
+        return self.counters.delivered if self.counters and self.counters.counts else None
 
     def holding(self) -> tuple[int, ...]:
         """Return the shards that the reader would still open or read, or has mapped."""
@@ -359,29 +544,56 @@ def protected(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
 
 
 def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
-    """Return all leases that are visible now, in order of name; unreadable ones are left out.
+    """Return all leases that can be read, in order of name; see `survey_leases`."""
+    return survey_leases(root)[0]
+
+
+def survey_leases(
+    root: str | os.PathLike[str],
+) -> tuple[list[LeaseView], list[ForeignLease]]:
+    """Return all leases that are visible now, in order of name, and those that cannot be read.
 
     Those that come meanwhile are among them: a reader that makes a new lease and then ends
     the old one would else be seen with neither, where the new one was made after the look
     into the directory, and the old one ended before it was read.
     """
-    directory, found = Layout(root).leases, dict[str, LeaseView | None]()
-    while new := [name for name in _names(directory) if name not in found]:
-        found |= {name: _read(directory / name) for name in new}
-    return [view for _, view in sorted(found.items()) if view is not None]
+    layout, found = Layout(root), dict[str, LeaseView | ForeignLease | None]()
+    while new := [name for name in _names(layout.leases) if name not in found]:
+        found |= {name: _read(layout, name) for name in new}
+    seen = [found[name] for name in sorted(found)]
+    return (
+        [view for view in seen if isinstance(view, LeaseView)],
+        [lease for lease in seen if isinstance(lease, ForeignLease)],
+    )
 
 
 def remove_torn_leases(layout: Layout) -> None:
     """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
-    for path in unreadable_leases(layout):
-        if not is_held(path):
-            path.unlink(missing_ok=True)
+    for lease in survey_leases(layout.root)[1]:
+        if not lease.protects and lease.path.is_file() and not lease.path.is_symlink():
+            with suppress(PermissionError):
+                lease.path.unlink(missing_ok=True)
 
 
-def unreadable_leases(layout: Layout) -> list[Path]:
-    """Return the leases that say nothing, so that nobody heeds them."""
-    paths = [layout.leases / name for name in sorted(_names(layout.leases))]
-    return [path for path in paths if _read(path) is None and path.exists()]
+def end_dead_lease(layout: Layout, name: str) -> bool:
+    """End the lease of a dead reader, as it would have itself; False where nobody died.
+
+    Raises:
+        PermissionError: it is another user's.
+    """
+    try:
+        descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        if not try_lock(descriptor, shared=True):
+            return False
+        start, length, _ = _opened(data)
+        os.pwrite(descriptor, _CLOSED, start + length)
+        return True
+    finally:
+        close_owned(descriptor)
 
 
 def lease_path(layout: Layout, name: str) -> Path:
@@ -399,27 +611,33 @@ def _names(directory: Path) -> Iterator[str]:
         return
 
 
-def _read(path: Path) -> LeaseView | None:
+def _read(layout: Layout, name: str) -> LeaseView | ForeignLease | None:
+    path = layout.leases / name
     try:
-        descriptor = open_owned(path, os.O_RDONLY)
+        # Neither a link is followed, nor is waited for who may write into a pipe.
+        descriptor = open_owned(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        return refused(path, error, layout.supervisor_lock)
     try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return no_file(path, status)
         # Whether it is open is asked first: were it read first, a close in between would
         # show a dead reader with shards unread instead of a closed lease.
         is_open = not try_lock(descriptor, shared=True)
-        data = os.pread(descriptor, min(os.fstat(descriptor).st_size, MOST_BYTES), 0)
+        data = os.pread(descriptor, min(status.st_size, MOST_BYTES), 0)
     finally:
         close_owned(descriptor)
-    return _parse(path, data, is_open)
+    return _parse(path, data, is_open) or unintelligible(path, status, held=is_open)
 
 
 def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
-    start = len(MAGIC) + 4
     try:
-        (length,) = struct.unpack_from("<I", data, len(MAGIC))
+        start, length, counters = _opened(data)
         flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
-        if data[: len(MAGIC)] != MAGIC or not flag:
+        if not flag:
             return None
         return LeaseView(
             name=path.name.removesuffix(SUFFIX),
@@ -427,10 +645,35 @@ def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
             closed=flag == _CLOSED,
             states=states,
             settled=flag == _SETTLED,
+            counters=counters,
             **_header(data[start : start + length], len(states)),
         )
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def _opened(data: bytes) -> tuple[int, int, Counters | None]:
+    """Return (where the header begins, its length, the counters) of a lease.
+
+    Raises:
+        ValueError: it is none, or of a version that is not known here.
+    """
+    magic = data[: len(MAGIC)]
+    if magic == FIRST_MAGIC:
+        (length,) = struct.unpack_from("<I", data, len(MAGIC))
+        return len(MAGIC) + 4, length, None
+    if magic != MAGIC:
+        raise ValueError("no lease")
+    length, counted = struct.unpack_from("<II", data, len(MAGIC))
+    start = COUNTERS_AT + counted
+    return start, length, _counters(data[COUNTERS_AT:start])
+
+
+def _counters(data: bytes) -> Counters:
+    try:
+        return Counters.unpack(data)
+    except ValueError:  # a flipped bit there must not cost the reader its shards
+        return Counters(gave_state=True)
 
 
 @functools.lru_cache(maxsize=HEADERS_KEPT)

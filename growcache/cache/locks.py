@@ -22,6 +22,7 @@ from growcache.cache.undivided import undivided
 from growcache.errors import CacheError
 
 POLL_SECONDS = 0.02
+LEASES_VERSION = 2  # the latest layout of leases that who holds a lock can read
 
 # Descriptors that a forked child must not keep alive.
 _owned: set[int] = set()
@@ -99,8 +100,25 @@ class FileLock:
         lock = cls(path, descriptor)
         if not shared:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(this_process()).encode(), 0)
+            told = {**this_process(), "leases": LEASES_VERSION}
+            os.pwrite(descriptor, json.dumps(told).encode(), 0)
         return lock
+
+    @classmethod
+    def of_directory(cls, path: Path, seconds: float) -> FileLock:
+        """Return the held lock of a directory, which takes no file of its own.
+
+        Raises:
+            CacheError: another process kept it for so long.
+        """
+        descriptor = open_owned(path, os.O_RDONLY | os.O_DIRECTORY)
+        deadline = time.monotonic() + seconds
+        while not try_lock(descriptor):
+            if time.monotonic() >= deadline:
+                close_owned(descriptor)
+                raise CacheError(f"{path} is locked by another process")
+            time.sleep(POLL_SECONDS / 10)
+        return cls(path, descriptor)
 
     def close(self) -> None:
         """Release the lock; twice is harmless."""

@@ -11,7 +11,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +21,19 @@ import orjson
 from growcache.cache.ballast import is_full_disk
 from growcache.cache.files import Layout, allocated, allocated_tree, write_atomic
 from growcache.cache.index import IndexView, read_index
-from growcache.cache.leases import LeaseView, read_leases
+from growcache.cache.jobs import JOBS_META, noted_jobs
+from growcache.cache.leases import LeaseView, survey_leases
 from growcache.cache.locks import holder, is_held
 from growcache.cache.processes import is_stopped
+from growcache.cache.reader_status import (
+    ForeignLeaseStatus,
+    JobStatus,
+    LeaseStatus,
+    WaitsStatus,
+    foreign_statuses,
+    job_counts,
+    seen_now,
+)
 from growcache.cache.wishes import REFUSED_META, pending, refused_of
 
 SILENT_SECONDS = 15.0  # a service tells its status twice a second
@@ -50,20 +60,6 @@ class WorkerStatus:
     permit: str | None = None
     parts_done: int = 0
     parts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseStatus:
-    """A reader's hold on a snapshot; ``shards`` counts those it still protects."""
-
-    name: str
-    job: str
-    host: str
-    pid: int
-    command: str
-    age_seconds: float
-    shards: int
-    open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,9 @@ class Status:
         workers: living sampler processes.
         samples_per_second: drawn lately.
         bytes_per_second: read from the store lately.
-        leases: who holds snapshots.
+        leases: who holds snapshots, and for which dead readers shards are kept.
+        foreign_leases: what lies among the leases and cannot be read here.
+        jobs: what each training job received.
         listing_complete: whether the source is listed to its end.
         fingerprint: of the configuration that filled the cache.
         target_bytes: the bound that the configuration asks for.
@@ -234,6 +232,8 @@ class Status:
     sources: list[SourceStatus] = field(default_factory=list)
     unmatched: int = 0
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
+    foreign_leases: list[ForeignLeaseStatus] = field(default_factory=list)
+    jobs: list[JobStatus] = field(default_factory=list)
     restart_for: list[str] = field(default_factory=list)
 
     def to_json(self) -> builtins.bytes:
@@ -252,7 +252,8 @@ class Status:
 
 _NESTED: dict[str, type] = {
     "LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus, "SubsetStatus": SubsetStatus,
-    "SourceStatus": SourceStatus, "SetAsideStatus": SetAsideStatus,
+    "SourceStatus": SourceStatus, "SetAsideStatus": SetAsideStatus, "JobStatus": JobStatus,
+    "ForeignLeaseStatus": ForeignLeaseStatus, "WaitsStatus": WaitsStatus,
 }  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),
@@ -306,7 +307,8 @@ def _ever_shorter(status: Status) -> Iterator[builtins.bytes]:
     yield status.to_json()
     status = replace(status, last_errors=status.last_errors[-1:])
     yield status.to_json()
-    yield replace(status, last_errors=[], leases=[], worker_states=[]).to_json()
+    spare = replace(status, last_errors=[], leases=[], worker_states=[])
+    yield replace(spare, foreign_leases=[], jobs=[]).to_json()
 
 
 def _write_over(path: Path, versions: Iterable[builtins.bytes]) -> None:
@@ -351,9 +353,15 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     layout = Layout(root)
     layout.require()
     told = _told(layout)
-    leases = read_leases(root)
-    told = replace(told, path=str(layout.root), leases=lease_statuses(leases))
-    if not is_held(layout.supervisor_lock):
+    leases, foreign = survey_leases(root)
+    running = is_held(layout.supervisor_lock)
+    told = replace(
+        told,
+        path=str(layout.root),
+        leases=seen_now(leases, told.leases, running=running),
+        foreign_leases=foreign_statuses(foreign),
+    )
+    if not running:
         return _stopped(layout, told, leases)
     pid = holder(layout.supervisor_lock).get("pid")
     if told.pid != pid:  # a supervisor that has only just started
@@ -389,12 +397,14 @@ def _silence(told: Status, now: float, *, stopped: bool) -> str:
     return f"the service to answer: pid {told.pid} on {told.host} has said nothing for {seconds:.0f} s"
 
 
-def _stopped(layout: Layout, told: Status, leases: Iterable[LeaseView]) -> Status:
-    view = read_index(layout.root)
+def _stopped(layout: Layout, told: Status, leases: Sequence[LeaseView]) -> Status:
+    view = read_index(layout.root, job="")  # with the names of the leases that it counts
+    uncounted = [lease for lease in leases if lease.name not in view.counted]
     live = {row.number for row in view.shards}
     return replace(
         told,
         **counts(view),
+        **job_counts(noted_jobs(view.meta.get(JOBS_META)), uncounted, view.totals),
         state="stopped",
         waiting_for=None,
         bytes=allocated_tree(layout.root),
@@ -419,29 +429,8 @@ def counts(view: IndexView) -> dict[str, Any]:
         "refetched_samples": totals.refetched_samples,
         "holes": totals.holes,
         "empty_visits": totals.empty_visits,
-        "delivered": totals.delivered,
-        "reuse": totals.reuse,
         "retired_bytes": totals.retired_bytes,
         "retired_shards": totals.retired_shards,
         "complete": view.complete,
         "fingerprint": view.fingerprint,
     }
-
-
-def lease_statuses(leases: Iterable[LeaseView]) -> list[LeaseStatus]:
-    """Return what `Status.leases` shows: those that protect something."""
-    now = time.time()
-    return [
-        LeaseStatus(
-            name=lease.name,
-            job=lease.job,
-            host=lease.host,
-            pid=lease.pid,
-            command=lease.command,
-            age_seconds=max(0.0, now - lease.created),
-            shards=len(lease.holding()),
-            open=lease.open,
-        )
-        for lease in leases
-        if not lease.closed
-    ]

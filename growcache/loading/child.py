@@ -6,15 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from contextlib import suppress
 from typing import Any
 
+from growcache.cache.sigterm import at_sigterm
 from growcache.children import python_path
 from growcache.loading.orders import Stop
 from growcache.loading.wire import Frame, ToldError, Wire, pair
 
 JOIN_SECONDS = 5.0
+TERMINATE_SECONDS = 1.0
 ENVIRONMENT = {
     # Nothing there multiplies matrices, and idle BLAS threads spin at every start.
     "OPENBLAS_NUM_THREADS": "1",
@@ -90,6 +93,16 @@ class Child:
         """End it, and wait for that; twice is harmless."""
         self._finalizer()
 
+    def terminate(self) -> None:
+        """Have it end as by SIGTERM: it lets its leases go."""
+        self._process.terminate()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
     def forget(self) -> None:
         """In a forked child: it is the parent's."""
         self._process.returncode = 0  # nothing to wait for
@@ -119,3 +132,19 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _terminate_all() -> None:
+    """Have all children end as this process does, before it is gone.
+
+    A gather process that finds its trainer gone ends as a reader that died: it keeps its leases.
+    """
+    children = [child for child in _children if not child.closed]
+    for child in children:
+        child.terminate()
+    until = time.monotonic() + TERMINATE_SECONDS
+    for child in children:
+        child.has_ended(max(0.0, until - time.monotonic()))
+
+
+at_sigterm(_terminate_all)

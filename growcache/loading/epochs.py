@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
+from growcache.cache.sigterm import release_at_sigterm
 from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.blocks import Block, count_of
 from growcache.loading.bookmark import Bookmark
@@ -20,6 +22,7 @@ from growcache.loading.chooser import Chooser
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.links import Died, EpochEnd, Failure, Halted, Item, PassBegun
 from growcache.loading.options import LoaderOptions
+from growcache.loading.reader_counters import ReaderCounters
 from growcache.loading.report import Report, Tally
 from growcache.loading.resume import Missing, refuse_missing, refuse_other_cache
 from growcache.loading.sources import CLOSED, Source
@@ -54,6 +57,7 @@ class Engine:
         self._finalizer: weakref.finalize[..., Engine] | None = None
         self._coming: weakref.finalize[..., Engine] | None = None  # of what will go on
         self._tally = Tally(options.root)
+        self._counters = ReaderCounters(Layout(options.root))
         self._counted_pass: int | None = None  # the one begun last, and
         self._delivered_pass: int | None = None  # that of the latest batch
         # Ends a producer that was left: it keeps its leases until the next one has some.
@@ -83,6 +87,7 @@ class Engine:
             self._chooser.next.begin(number)
         self._bookmark.begin_epoch(number)
         counted = self._tally.begin_epoch()
+        self._counters.begin_epoch(number)
         while True:
             item = self._receive(turn, number, pause_seconds)
             if item is None:
@@ -102,6 +107,7 @@ class Engine:
 
     def _end_epoch(self, number: int) -> None:
         self._bookmark.end_epoch(number)
+        self._counters.flush()  # the lease may go with its pass
         if self._options.samples_per_epoch is None and self._source is not None:
             self._source.end_pass(self._next_pass - 1)
         self._tally.end_epoch()
@@ -124,6 +130,10 @@ class Engine:
         """Batches that were delivered of the epoch in which the consumer stands."""
         return self._bookmark.step
 
+    def note_state(self) -> None:
+        """Note that the state was given: who has it may come back for the rest of the pass."""
+        self._counters.note_state()
+
     def load(self, state: LoaderState, missing: Missing) -> None:
         """Go on from there with the next epoch; one that is under way is over.
 
@@ -133,6 +143,7 @@ class Engine:
         """
         self._refuse(state, missing)
         self.close()
+        self.note_state()
         self._loaded, self._missing, self._counted_pass = state, missing, None
         self._delivered_pass = None
         self._bookmark = Bookmark(self._options, state)
@@ -154,6 +165,7 @@ class Engine:
         self._let_go()
 
     def _let_go(self) -> None:
+        self._counters.close()
         if self._coming is not None:
             self._coming()
         self._chooser.close()
@@ -191,6 +203,7 @@ class Engine:
 
     def _forked(self) -> None:
         self._source, self._leaving, self._pid = None, None, os.getpid()
+        self._counters = ReaderCounters(Layout(self._options.root))
         self._chooser = self._new_chooser()
         for finalizer in (self._finalizer, self._coming):
             if finalizer is not None:
@@ -200,6 +213,7 @@ class Engine:
         return Chooser(self._options.gather, possible=self._starter.may_choose)
 
     def _start(self) -> Source:
+        release_at_sigterm()
         start = self._loaded or LoaderState(
             epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
         )
@@ -214,7 +228,7 @@ class Engine:
     def _adopt(self, source: Source) -> Source:
         self._source = source
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
-        self._finalizer = weakref.finalize(self, source.close)
+        self._finalizer = weakref.finalize(self, _end, self._counters, source)
         return source
 
     def _revive(self, died: Died, number: int) -> None:
@@ -260,7 +274,7 @@ class Engine:
             began = time.perf_counter()
             item = source.receive(pause_seconds)
             if item is None:
-                self._tally.waited(time.perf_counter() - began)
+                self._waited(time.perf_counter() - began)
                 return None
             self._count(time.perf_counter() - began, item)
             if isinstance(item, Failure):
@@ -283,9 +297,13 @@ class Engine:
 
     def _count(self, waited: float, item: Item) -> None:
         self._leave()  # what followed it has leases now, or failed
-        self._tally.waited(waited)
+        self._waited(waited)
         if isinstance(item, Block):
             self._batches_received += len(item.marks)
+
+    def _waited(self, seconds: float) -> None:
+        self._tally.waited(seconds)
+        self._counters.wait(seconds)
 
     def _choose(self, source: Source) -> None:
         if not self._chooser.settled:
@@ -303,6 +321,7 @@ class Engine:
         following = self._chooser.crossed() or self._starter.thread(
             state, self._missing, wanted
         )
+        self._counters.flush()  # before its lease goes
         self._leaving = self._finalizer
         self._adopt(following)
         if self._coming is not None:
@@ -320,6 +339,7 @@ class Engine:
         again = item.number == self._counted_pass
         self._tally.begin_pass(item.number, item.facts, again=again)
         self._counted_pass = item.number
+        self._counters.begin_pass(item.number, item.lease)
 
     def _batches(self, block: Block, turn: object, counted: int) -> Iterator[Any]:
         source = self._source
@@ -330,13 +350,17 @@ class Engine:
             for i, (mark, lost) in enumerate(zip(block.marks, block.lost, strict=True), 1):
                 if turn is not self._turn:  # it would move what the loader says of itself
                     raise RuntimeError(CLOSED)
-                delivered = min(delivered + size, rows)
+                before, delivered = delivered, min(delivered + size, rows)
+                self._counters.receive(delivered - before)
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
                 if lost:
                     self._tally.skip(lost)
                 if i % self._at_once == 0 or delivered == rows:
                     yield self._cut(block)
+        except GeneratorExit:
+            self._counters.flush()  # the loop was left, and may not come back
+            raise
         finally:
             whole = delivered == rows
             counts = block.counts if whole else count_of(block.drawn, delivered)
@@ -350,3 +374,8 @@ class Engine:
         except BaseException:
             self.close()
             raise
+
+
+def _end(counters: ReaderCounters, source: Source) -> None:
+    counters.close()  # first: the lease goes with the source
+    source.close()

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
+from growcache.cache.lease_counters import Counters
 from growcache.cache.leases import Lease, LeaseView, RankNote, read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions
@@ -323,7 +324,9 @@ def _taken(
 def _present(options: LoaderOptions, note: RankNote, watch: Watch) -> Lease | None:
     """Return a lease on nothing: it says that this rank is still there."""
     return when_room(
-        lambda: Lease.create(options.root, options.job, (), ranks=note),
+        lambda: Lease.create(
+            options.root, options.job, (), ranks=note, counters=Counters(counts=True)
+        ),
         watch.wake,
         watch.stopped,
     )

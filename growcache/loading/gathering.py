@@ -15,6 +15,7 @@ import sys
 import numpy as np
 
 from growcache.cache import services
+from growcache.cache.sigterm import release_at_sigterm
 from growcache.loading import framework
 from growcache.loading.arena import Arena
 from growcache.loading.borrowed import message
@@ -62,6 +63,7 @@ def main(wire: Wire) -> None:
 
 
 def _serve(wire: Wire, order: Order) -> None:
+    release_at_sigterm()
     sys.argv = order.argv
     sys.setswitchinterval(SWITCH_SECONDS)
     _log_to(wire, order.level)

@@ -28,11 +28,13 @@ class PassBegun:
         number: of the pass.
         plan: of it; the loop, which waits for this item, needs it for a checkpoint only.
         facts: for the report.
+        lease: the name of the lease that holds the snapshot.
     """
 
     number: int
     plan: Packed[PassPlan]
     facts: PassFacts
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)

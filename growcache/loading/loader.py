@@ -268,6 +268,7 @@ class Loader:
 
         Uses and all that `report` says are not part of it.
         """
+        self._engine.note_state()
         return self._engine.state.to_dict(self._options)
 
     def load_state_dict(self, state: Mapping[str, Any], missing: Missing = "refetch") -> None:

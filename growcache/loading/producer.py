@@ -158,7 +158,7 @@ class Producer:
             self._link.when_closed(self._assembler.cancel)
         facts, plan = PassFacts.of(snapshot, begun.waited_seconds), Packed(begun.plan)
         self._book.begin_pass(begun.number, plan, facts.view.fingerprint)
-        self._link.put(PassBegun(begun.number, plan, facts))
+        self._link.put(PassBegun(begun.number, plan, facts, snapshot.lease.name))
 
     def _epoch(self, epoch: int, walk: Walk) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, ShardRow, read_index
+from growcache.cache.index import IndexView, ShardRow, lease_bytes, read_index
+from growcache.cache.lease_counters import Counters
 from growcache.cache.leases import Lease, protected, read_leases
 from growcache.cache.locks import is_held
 from growcache.cache.wishes import Outcome, outcomes
@@ -138,6 +139,9 @@ def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
         digests,
         wishes=wishes,
         ranks=resuming(options, rest.plan.number),
+        room_bytes=lease_bytes(view),
+        # Whoever goes on from a state may have to do so once more.
+        counters=Counters(counts=True, gave_state=True),
     )
     lease = when_room(create, attempt.wake, attempt.stopped)
     if lease is None:

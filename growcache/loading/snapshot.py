@@ -14,7 +14,8 @@ from typing import Any
 from growcache.cache.files import Layout
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index import IndexView, ShardRow, live_numbers, read_index
+from growcache.cache.index import IndexView, ShardRow, lease_bytes, live_numbers, read_index
+from growcache.cache.lease_counters import Counters
 from growcache.cache.leases import Lease, LeaseView, RankNote
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
@@ -120,7 +121,14 @@ class Snapshot:
             for row in view.shards
             if row.samples and row.number not in without and _is_of(only, row)
         ]
-        lease = Lease.create(layout.root, job, [row.number for row in wanted], ranks=ranks)
+        lease = Lease.create(
+            layout.root,
+            job,
+            [row.number for row in wanted],
+            ranks=ranks,
+            room_bytes=lease_bytes(view),
+            counters=Counters(counts=True),
+        )
         try:
             # Only what is still live after the lease was there is safe: the evictor
             # retires first and reads the leases then.
@@ -175,7 +183,14 @@ class Snapshot:
                 f"{layout.root} any more; iterate anew on all ranks"
             )
         rows.sort(key=operator.attrgetter("seq"))
-        own = Lease.create(layout.root, job, numbers, ranks=ranks)
+        own = Lease.create(
+            layout.root,
+            job,
+            numbers,
+            ranks=ranks,
+            room_bytes=lease_bytes(view),
+            counters=Counters(counts=True),
+        )
         try:
             return cls(layout, view, rows, own, job=job, verify=verify)
         except BaseException:
@@ -206,6 +221,7 @@ class Snapshot:
         row, place = self._locate(i)
         sample: Sample = self.mapped(row.number)[place]
         self.mark_read([row.number])
+        self.lease.count(1)
         return sample
 
     @property

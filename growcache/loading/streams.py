@@ -230,6 +230,7 @@ class ShardStream:
         self._holding = False  # the next pass waits for samples
         self._wake = threading.Event()
         self._given: dict[int, Shard] = {}
+        self._late: dict[int, int] = {}  # samples of shards that were let go, to come yet
         self._tokens = tokens
         self._passes: list[Pass] = []  # those that hold a lease
         self._ahead: Ahead[Pass] | None = None
@@ -309,12 +310,22 @@ class ShardStream:
         with self._lock:
             for token, count in zip(values.tolist(), counts.tolist(), strict=True):
                 shard = self._given.get(token)
-                if shard is None:
-                    continue  # its pass was let go
+                if shard is None:  # its pass was let go, or it is another stream's
+                    self._count_late(token, count)
+                    continue
                 shard.undelivered -= count
+                shard.of.lease.count(count)
                 if shard.undelivered <= 0:
                     self._finish(token, used=True)
                     self._let_go(shard.of)
+
+    def _count_late(self, token: int, count: int) -> None:
+        """Count samples of a pass that was let go while its last ones were in memory."""
+        if token in self._late:
+            self._pass.lease.count(count)
+            self._late[token] -= count
+            if self._late[token] <= 0:
+                del self._late[token]
 
     def close(self, *, complete: bool = False) -> None:
         """Free the leases; of what was delivered in part, the use is counted.
@@ -422,6 +433,8 @@ class ShardStream:
     def _finish(self, token: int, *, used: bool) -> None:
         shard = self._given.pop(token)
         shard.of.given.discard(token)
+        if shard.undelivered > 0:
+            self._late[token] = shard.undelivered
         if used or shard.undelivered < shard.row.samples:
             shard.of.lease.mark_read(shard.row.number, mapped=False)
 

@@ -17,7 +17,13 @@ from growcache.cache.locks import is_held
 from growcache.cache.services import reason_of
 from growcache.cache.status import read_status
 from growcache.cache.watching import watched
-from growcache.errors import CacheError, CacheFullError, CacheMissingError, ConfigError
+from growcache.errors import (
+    CacheError,
+    CacheFullError,
+    CacheMissingError,
+    ConfigError,
+    LeasesFullError,
+)
 from growcache.loading.snapshot import mean_bytes
 
 POLL_SECONDS = 1.0
@@ -112,7 +118,9 @@ def when_room(
             return make()
         except CacheFullError as error:
             if not told:
-                _log.warning("waiting for free space on the disk: %s", error)
+                full = isinstance(error, LeasesFullError)
+                what = "other readers to let go" if full else "free space on the disk"
+                _log.warning("waiting for %s: %s", what, error)
                 told = True
         wake.wait(POLL_SECONDS)
     return None

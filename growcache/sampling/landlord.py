@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from growcache.cache import eviction
 from growcache.cache.cache import Cache
+from growcache.cache.foreign_leases import said_of
 from growcache.config import CacheConfig
 from growcache.errors import ConfigError
 from growcache.sampling.reporting import Rate
@@ -161,13 +162,9 @@ class Landlord:
     def _going_bytes(self) -> int:
         """The bytes on their way out, as far as they count for the fifth of the bound.
 
-        What is kept for readers who died has a fifth of its own. Were it not counted at all, a
-        trainer that dies again and again would leave nothing for new snapshots.
+        What is kept for readers who died has a fifth of its own, and never takes more.
         """
-        clearing = self._cache.clearing_bytes
-        kept = self._cache.totals().retired_bytes - clearing
-        fifth = int(eviction.RETIRED_SHARE * self._cache.max_bytes)
-        return clearing + max(0, kept - fifth)
+        return self._cache.clearing_bytes
 
     def filled(self, nbytes: int) -> None:
         """Note that shards of so many bytes have come."""
@@ -267,7 +264,14 @@ class Landlord:
         return f"job {names} to read more shards {often} each (cache.min_uses)"
 
     def _holders(self, *, always: bool = False) -> str:
-        leases = [lease for lease in self._cache.leases if lease.holds]
+        if foreign := said_of(self._cache.foreign_leases):
+            return f"readers to let go of shards: {foreign}"
+        kept = {one.lease.name: one for one in self._cache.kept_for if one.shards}
+        leases = [
+            lease
+            for lease in self._cache.leases
+            if (lease.holds if lease.open else lease.name in kept)
+        ]
         if not leases or not (always or self._cache.totals().retired_shards):
             return ""
         if not self._cache.disk_holds_a_lease():
@@ -276,7 +280,11 @@ class Landlord:
         age = max(0, time.time() - oldest.created)
         who = f"for {age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
         if not oldest.open:
-            who += ", whose reader died and may come back (cache.resume_seconds)"
+            who += (
+                f", whose reader died and may come back for another "
+                f"{kept[oldest.name].seconds:.0f} s (cache.resume_seconds); let go with: "
+                f"growcache release {self._cache.layout.root}"
+            )
         if len(leases) == 1:
             return f"readers to let go of shards: a snapshot is held {who}"
         return (

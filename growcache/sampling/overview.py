@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.locks import this_process
+from growcache.cache.reader_status import foreign_statuses, job_counts, told_by_service
 from growcache.cache.status import (
     SetAsideStatus,
     SourceStatus,
@@ -14,7 +15,6 @@ from growcache.cache.status import (
     Status,
     SubsetStatus,
     WorkerStatus,
-    lease_statuses,
 )
 from growcache.config import Config
 from growcache.remote.catalog import Catalog
@@ -132,11 +132,12 @@ class Overview:
             holes=totals.holes,
             empty_visits=totals.empty_visits,
             failures=self.failures,
-            reuse=totals.reuse,
             workers=roster.alive,
             samples_per_second=0.0 if stopped else self._samples.per_second,
             bytes_per_second=0.0 if stopped else self._bytes.per_second,
-            leases=lease_statuses(cache.leases),
+            leases=told_by_service(cache.leases, cache.kept_for),
+            foreign_leases=foreign_statuses(cache.foreign_leases),
+            **job_counts(cache.job_sums, cache.leases, totals),
             listing_complete=listed,
             fingerprint=fingerprint,
             path=str(self._config.cache.path),
@@ -152,7 +153,6 @@ class Overview:
             retired_shards=totals.retired_shards,
             reserved_bytes=cache.bytes_reserved,
             egress_bytes=self.egress_bytes,
-            delivered=totals.delivered,
             objects=objects,
             retries=self.failures,
             restarts=roster.restarts,

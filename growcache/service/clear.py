@@ -6,7 +6,7 @@ from pathlib import Path
 
 from growcache.cache.clearing import clear
 from growcache.cache.files import Layout, allocated_tree
-from growcache.cache.leases import read_leases
+from growcache.cache.leases import survey_leases
 from growcache.cache.locks import FileLock, holder
 from growcache.errors import CacheBusyError, CacheError, CacheMissingError
 from growcache.service.words import in_bytes
@@ -42,7 +42,11 @@ def clear_cache(root: Path) -> str:
             "stop it first"
         ) from None
     with lock:
-        for lease in read_leases(layout.root):
+        views, foreign = survey_leases(layout.root)
+        for strange in foreign:
+            if strange.protects:
+                raise CacheBusyError(f"{layout.root} may be read: {strange}; {strange.advice}")
+        for lease in views:
             if lease.open and lease.holding():
                 raise CacheBusyError(
                     f"{layout.root} is being read by {lease.command} (pid {lease.pid} on "

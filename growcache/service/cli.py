@@ -285,6 +285,26 @@ def export(
     _say(export_cache(cache, out, samples=samples, cache_format=format_, shared=shared))
 
 
+@app.command(epilog=epilog("release"))
+def release(
+    cache: Cache,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what readers of this job protect.")
+    ] = None,
+) -> None:
+    """Let go of what dead readers still protect, for they will not come back.
+
+    A trainer that was killed keeps shards for as long as cache.resume_seconds, if it
+    ever gave a state_dict(). Readers that live keep theirs. Exit code 1 where a dead
+    reader's lease may not be changed by this user.
+    """
+    from growcache.service.release import release_readers
+
+    text, code = release_readers(cache, job)
+    _say(text)
+    raise typer.Exit(code)
+
+
 @app.command(epilog=epilog("clear"))
 def clear(
     cache: Cache,

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache export ./cache ./copy",
         "growcache export ./cache ./copy --samples 10000 --format npy",
     ),
+    "release": ("growcache release ./cache", "growcache release ./cache --job default"),
     "clear": ("growcache clear ./cache", "growcache clear ./cache --yes"),
 }
 

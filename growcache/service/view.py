@@ -13,7 +13,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from growcache.cache.status import LeaseStatus, Status, WorkerStatus
+from growcache.cache.reader_status import ForeignLeaseStatus, JobStatus, LeaseStatus
+from growcache.cache.status import Status, WorkerStatus
 from growcache.service.drawing import FREE, Bar, Curve, OneLine, Pieces, Steady
 from growcache.service.history import History
 from growcache.service.words import in_bytes, in_count, in_percent, in_time, plural, shortened
@@ -36,6 +37,7 @@ PARTS = (
 MOST_WIDTH = 120  # a wider picture is harder to read, not easier
 LISTED_WORKERS = 4
 LISTED_READERS = 4
+LISTED_JOBS = 4
 # Rows that go where there are not lines enough, first those that are missed least.
 DISPENSABLE = (
     "samplers",
@@ -135,7 +137,8 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
     yield "samples", _samples(status)
     if status.delivered:
         delivered = plural(status.delivered, "sample")
-        yield "training", Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
+        sums = Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
+        yield "training", Group(sums, *_jobs(status.jobs))
     if history is not None and (status.state != "stopped" or history.seconds()):
         yield "growth", Curve(history)
     if status.state != "stopped":
@@ -151,7 +154,7 @@ def _rows(status: Status, history: History | None) -> Iterator[tuple[str, Render
         yield "config", Text(f"changed; restart the service for {keys}", style="yellow")
     if status.worker_states:
         yield "samplers", _workers(_renamed(status))
-    yield "readers", _readers(status.leases)
+    yield "readers", _readers(status)
 
 
 def _meaning(status: Status, history: History | None) -> str:
@@ -384,22 +387,51 @@ def _workers(workers: Sequence[WorkerStatus]) -> Text | Group:
     return Group(grid)
 
 
-def _readers(leases: Sequence[LeaseStatus]) -> Text | Group:
-    if not leases:
+def _jobs(jobs: Sequence[JobStatus]) -> Iterator[Text]:
+    for job in jobs[-LISTED_JOBS:]:
+        words = Text(no_wrap=True, overflow="ellipsis")
+        words.append(shortened(job.name, LONGEST_JOB), style="bold")
+        words.append(
+            f"  {plural(job.delivered, 'sample')}, epoch {job.epoch}, waited "
+            f"{job.waits.seconds:.1f} s ({job.waits.count} times)"
+        )
+        words.append(f"  {'pid' if job.open else 'ended, pid'} {job.pid}", style="dim")
+        yield words
+    if len(jobs) > LISTED_JOBS:
+        yield Text(f"and {len(jobs) - LISTED_JOBS} jobs before")
+
+
+def _readers(status: Status) -> Text | Group:
+    leases = status.leases
+    if not leases and not status.foreign_leases:
         return Text("none; nothing is held back from eviction", style="dim")
-    lines = [_reader(lease) for lease in leases[:LISTED_READERS]]
+    lines = [_reader(lease, status.path) for lease in leases[:LISTED_READERS]]
     if len(leases) > LISTED_READERS:
         lines.append(Text(f"and {len(leases) - LISTED_READERS} more"))
+    lines += [_foreign(lease) for lease in status.foreign_leases[:LISTED_READERS]]
+    if len(status.foreign_leases) > LISTED_READERS:
+        others = len(status.foreign_leases) - LISTED_READERS
+        lines.append(Text(f"and {others} more that cannot be read"))
     return Group(*lines)
 
 
-def _reader(lease: LeaseStatus) -> Text:
-    shards = plural(lease.shards, "shard")
-    holds = (
-        f"holds {shards} for {in_time(lease.age_seconds)}"
-        if lease.open
-        else f"has ended; {shards} kept for its return"
+def _foreign(lease: ForeignLeaseStatus) -> Text:
+    pid = f", pid {lease.pid}" if lease.pid is not None else ""
+    return Text.assemble(
+        (f"uid {lease.uid}{pid}", "bold"),
+        f"  {lease.name} cannot be read: {lease.reason}; {lease.advice}",
     )
+
+
+def _reader(lease: LeaseStatus, path: str) -> Text:
+    shards = plural(lease.shards, "shard")
+    if not lease.open:
+        left = "" if lease.seconds_left is None else f", for another {lease.seconds_left:.0f} s"
+        return Text(
+            f"kept for a dead reader: {shards}, job {shortened(lease.job, LONGEST_JOB)}"
+            f" (pid {lease.pid}){left}; let go with: growcache release {path}"
+        )
+    holds = f"holds {shards} for {in_time(lease.age_seconds)}"
     words = Text(no_wrap=True, overflow="ellipsis")
     words.append(shortened(lease.job, LONGEST_JOB), style="bold")
     words.append(f"  {holds}  ")

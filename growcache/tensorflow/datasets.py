@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, cast
 import tensorflow as tf
 
 from growcache.cache.identity import read_identity
+from growcache.cache.sigterm import release_at_sigterm
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
 from growcache.loading.options import LoaderOptions, names_of
@@ -123,6 +124,7 @@ def dataset(
         raise ConfigError(f"ragged must be offsets or pad for TensorFlow, found {ragged!r}")
     if reader not in READERS:
         raise ConfigError(f"reader must be native or gather, found {reader!r}")
+    release_at_sigterm()
     schema = _schema(options, reader)
     form = Form.of(schema, options, names_of("as_tuple", as_tuple))
     runs_on = endless or samples_per_epoch is not None

@@ -406,8 +406,9 @@ def test_what_an_open_lease_has_read_counts_already(root: Path) -> None:
 
 DYING_READER = """
 import os, sys
+from growcache.cache.lease_counters import Counters
 from growcache.cache.leases import Lease
-lease = Lease.create(sys.argv[1], "job", [0, 1])
+lease = Lease.create(sys.argv[1], "job", [0, 1], counters=Counters(gave_state=True))
 lease.mark_read(0, mapped=True)
 print("held", flush=True)
 sys.stdin.read()

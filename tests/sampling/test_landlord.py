@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import growcache.sampling.landlord
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import RETIRED_SHARE
 from growcache.cache.index import KEPT_JOBS, read_index
+from growcache.cache.lease_counters import Counters
 from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
@@ -116,6 +117,11 @@ def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) ->
     assert cache.totals().retired_shards == 0
 
 
+def resumable(cache: Cache, job: str, numbers: Iterable[int]) -> Lease:
+    """The lease of a reader that gave a state, so that it may come back."""
+    return Lease.create(cache.layout.root, job, numbers, counters=Counters(gave_state=True))
+
+
 def kill(lease: Lease) -> None:
     """Let its reader die: no word of the end gets into the lease."""
     lease._file._open = False
@@ -130,33 +136,36 @@ def kill(lease: Lease) -> None:
 )
 def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) -> None:
     """What is kept for it is neither retired ahead nor counted as on its way out."""
-    root, half = cache.layout.root, SHARDS // 2
-    dead = Lease.create(root, "dead", range(half))
+    root, few = cache.layout.root, 2
+    dead = resumable(cache, "dead", range(few))
     cache.retire([0])
-    with Lease.create(root, "train", range(half, SHARDS)):
+    with Lease.create(root, "train", range(few, SHARDS)):
         kill(dead)
         cache.poll_leases(0.0)
-        assert cache.kept == set(range(half))
+        assert cache.kept == set(range(few))
         assert cache.clearing_bytes == 0
         landlord_of(cache).make_room(cache.room() + 1)
         numbers = {candidate.number for candidate in cache.candidates()}
         gone = set(range(SHARDS)) - numbers - {0}
         assert gone
-        assert min(gone) >= half
+        assert min(gone) >= few
         assert cache.clearing_bytes > 0
 
 
 @pytest.mark.mutant(
     21,
     "growcache/cache/readers.py",
-    "            kept = self._protected(lease for lease in self.leases if not lease.open)",
-    "            kept = self._protected(lease for lease in self.leases if not lease.open) - "
+    "            kept = self._keep()",
+    "            kept = self._keep() - "
     "self._protected(lease for lease in self.leases if lease.open)",
 )
-def test_a_reader_that_died_and_was_started_again_keeps_the_cache(cache: Cache) -> None:
+def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache) -> None:
     """Retiring what the dead lease still keeps frees nothing: it would empty the cache."""
     root, landlord = cache.layout.root, landlord_of(cache)
-    kill(Lease.create(root, "train", range(SHARDS)))
+    kill(resumable(cache, "train", range(SHARDS)))
+    cache.poll_leases(0.0)
+    kept = cache.kept
+    assert kept
     for _ in range(3):
         live = [candidate.number for candidate in cache.candidates()]
         with Lease.create(root, "train", live) as lease:
@@ -165,23 +174,66 @@ def test_a_reader_that_died_and_was_started_again_keeps_the_cache(cache: Cache) 
             for number in live:
                 lease.mark_read(number, mapped=False)
         cache.poll_leases(0.0)
-    assert cache.totals().shards == SHARDS
+    assert kept <= {candidate.number for candidate in cache.candidates()}
 
 
 @pytest.mark.mutant(
     21,
-    "growcache/sampling/landlord.py",
-    "        return clearing + max(0, kept - fifth)",
-    "        return clearing",
+    "growcache/cache/readers.py",
+    "                if row is not None and nbytes <= left:",
+    "                if row is not None:",
 )
+def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> None:
+    """The latest one first; what nobody keeps any more goes when its room is wanted."""
+    landlord = landlord_of(cache)
+    kill(resumable(cache, "old", range(SHARDS)))
+    cache.poll_leases(0.0)
+    kill(resumable(cache, "new", range(SHARDS // 2, SHARDS)))
+    cache.poll_leases(1.0)
+    kept = cache.kept
+    sizes = {candidate.number: candidate.allocated for candidate in cache.candidates()}
+    assert 0 < sum(sizes[number] for number in kept) <= FIFTH
+    assert min(kept) >= SHARDS // 2
+    assert {one.lease.job: one.seconds for one in cache.kept_for}["new"] == 600.0
+    assert kept == {number for one in cache.kept_for for number in one.shards}
+    for _ in range(SHARDS):
+        landlord.make_room(cache.room() + 1)
+    assert {candidate.number for candidate in cache.candidates()} == kept
+    assert cache.kept == kept
+    cache.poll_leases(700.0)
+    assert cache.kept == frozenset()
+
+
+def test_a_dead_reader_that_never_gave_a_state_keeps_nothing(cache: Cache) -> None:
+    dead = Lease.create(cache.layout.root, "train", range(SHARDS))
+    dead.mark_read(3, mapped=True)
+    kill(dead)
+    cache.poll_leases(0.0)
+    assert cache.kept == frozenset()
+    assert cache.leases == []
+    (used,) = [candidate.number for candidate in cache.candidates() if candidate.uses]
+    assert used == 3
+    assert not any(candidate.leased for candidate in cache.candidates())
+
+
+def test_nobody_waits_for_a_dead_reader_to_use_what_it_does_not_keep(cache: Cache) -> None:
+    """`min_uses` asks living jobs: the dead one uses nothing any more."""
+    used = Lease.create(cache.layout.root, "train", range(SHARDS))
+    used.mark_read(*range(SHARDS), mapped=False)
+    used.close()
+    kill(resumable(cache, "train", []))
+    cache.poll_leases(0.0)
+    assert {candidate.min_job_uses for candidate in cache.candidates()} == {1}
+
+
 def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache) -> None:
     """Each time it had read all but what was just retired, so that this is kept for it."""
-    root, landlord = cache.layout.root, landlord_of(cache)
+    landlord, wanted = landlord_of(cache), cache.room() + 1
     for _ in range(3):
         live = [candidate.number for candidate in cache.candidates()]
-        lease = Lease.create(root, "train", live)
+        lease = resumable(cache, "train", live)
         cache.poll_leases(0.0)
-        landlord.make_room(cache.room() + 1)
+        landlord.make_room(wanted)
         for candidate in cache.candidates():
             lease.mark_read(candidate.number, mapped=False)
         kill(lease)
@@ -193,7 +245,7 @@ def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache
 
 def test_who_waits_for_a_dead_reader_says_so(cache: Cache) -> None:
     root, landlord = cache.layout.root, landlord_of(cache)
-    kill(Lease.create(root, "train", range(SHARDS)))
+    kill(resumable(cache, "train", range(SHARDS)))
     with Lease.create(root, "train", range(SHARDS)):
         cache.poll_leases(0.0)
         landlord.make_room(cache.room() + 1)
@@ -238,7 +290,7 @@ def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
 
 def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) -> None:
     """What nobody holds any more goes when its room is needed, and not before."""
-    kill(Lease.create(cache.layout.root, "train", range(SHARDS // 2)))
+    kill(resumable(cache, "train", range(SHARDS // 2)))
     cache.poll_leases(0.0)
     landlord = landlord_of(cache)
     landlord.make_room(cache.room() + 1)

@@ -21,7 +21,13 @@ import typer.main
 
 from benchmarks.picture import as_svg
 from growcache.cache.leases import Lease
-from growcache.cache.status import LeaseStatus, SourceStatus, Status, WorkerStatus
+from growcache.cache.reader_status import (
+    ForeignLeaseStatus,
+    JobStatus,
+    LeaseStatus,
+    WaitsStatus,
+)
+from growcache.cache.status import SourceStatus, Status, WorkerStatus
 from growcache.service.cli import app, main
 from growcache.service.history import History
 from growcache.service.view import view
@@ -38,6 +44,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: type(value) is int,
     "number": lambda value: type(value) in (int, float),
     "true or false": lambda value: isinstance(value, bool),
+    "true, false or null": lambda value: value is None or isinstance(value, bool),
     "list": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
@@ -169,7 +176,11 @@ def test_status_as_json_has_these_keys_too(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (documented,) = keys(section("status"))
-    mixed = replace(FULL, sources=[SourceStatus("s3://bucket/*.npy", 0.25, 9, 90.0, 1.5)])
+    mixed = replace(
+        FULL,
+        sources=[SourceStatus("s3://bucket/*.npy", 0.25, 9, 90.0, 1.5)],
+        foreign_leases=[ForeignLeaseStatus("a.lease", "no permission", 0, 7, None, "wait")],
+    )
     seen = hold(documented, json.loads(mixed.to_json()))
     with Lease.create(here / "cache", "train", [0, 1]):
         seen |= hold(documented, as_json("growcache status cache --json", capsys))
@@ -215,6 +226,7 @@ FULL = Status(
     samples_per_second=410.2,
     bytes_per_second=107_500_000.0,
     leases=[LeaseStatus("n", "train", "gpu7", 777, "train.py", 72.0, 350, open=True)],
+    jobs=[JobStatus("train", 550_502, 4.2, 12, 777, WaitsStatus(31, 4.9), open=True)],
     listing_complete=True,
     fingerprint="f" * 32,
     path="/nvme/cache",

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from growcache.cache.status import LeaseStatus, Status, WorkerStatus
+from growcache.cache.reader_status import LeaseStatus
+from growcache.cache.status import Status, WorkerStatus
 from growcache.service.drawing import Bar, Curve
 from growcache.service.history import History
 from growcache.service.view import MOST_WIDTH, line, view
@@ -108,6 +109,7 @@ def test_everything_that_matters_is_there() -> None:
         ({"evicted_samples": 9}, "filling"),
         (
             {
+                "full": True,
                 "retired_shards": 3,
                 "retired_bytes": 9 * MB,
                 "worker_states": [WorkerStatus(0, 7, "waiting")],
@@ -154,7 +156,9 @@ def test_who_holds_shards_is_named() -> None:
     leases = [reader(), reader(job="sweep", open=False, shards=1)]
     text = drawn(view(status(leases=leases)), width=120)
     assert "train  holds 90 shards for 1 min 12 s  pid 777 on gpu7: python train.py" in text
-    assert "sweep  has ended; 1 shard kept for its return" in text
+    assert (
+        "kept for a dead reader: 1 shard, job sweep (pid 777); let go with: growcache" in text
+    )
     assert "and 3 more" in drawn(view(status(leases=[reader()] * 7)))
 
 

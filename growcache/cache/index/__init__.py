@@ -7,14 +7,30 @@ The supervisor is its only writer (`Index`); readers take one picture at a time 
 from __future__ import annotations
 
 from growcache.cache.index.contents import Contents, Range, read_contents
-from growcache.cache.index.reader import IndexView, live_numbers, read_index
-from growcache.cache.index.rows import Edition, Remains, ShardRow, ShardState, StockRow, Totals
+from growcache.cache.index.reader import (
+    LEASE_BYTES_META,
+    IndexView,
+    lease_bytes,
+    live_numbers,
+    read_index,
+)
+from growcache.cache.index.rows import (
+    Edition,
+    FinishedLease,
+    Remains,
+    ShardRow,
+    ShardState,
+    StockRow,
+    Totals,
+)
 from growcache.cache.index.writer import KEPT_JOBS, Index
 
 __all__ = [
     "KEPT_JOBS",
+    "LEASE_BYTES_META",
     "Contents",
     "Edition",
+    "FinishedLease",
     "Index",
     "IndexView",
     "Range",
@@ -23,6 +39,7 @@ __all__ = [
     "ShardState",
     "StockRow",
     "Totals",
+    "lease_bytes",
     "live_numbers",
     "read_contents",
     "read_index",

@@ -24,6 +24,7 @@ from growcache.errors import CacheError, CacheMissingError
 from growcache.schema import Schema
 
 BUSY_SECONDS = 10.0
+LEASE_BYTES_META = "lease_bytes"  # what readers' leases may take, all together
 
 _SEQ = operator.attrgetter("seq")
 _NUMBER = operator.attrgetter("number")
@@ -80,6 +81,12 @@ class IndexView:
     def cache_format(self) -> str:
         """The format of the shards."""
         return self.identity.cache_format if self.identity else "tfrecord"
+
+
+def lease_bytes(view: IndexView) -> int | None:
+    """Return what readers' leases may take, all together; None where no service noted that."""
+    found = view.meta.get(LEASE_BYTES_META)
+    return None if found is None else int(found)
 
 
 def read_index(

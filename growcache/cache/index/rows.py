@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -50,6 +51,22 @@ class Remains(NamedTuple):
 
     samples: int
     allocated: int
+
+
+class FinishedLease(NamedTuple):
+    """What counts of a lease that is over.
+
+    Attributes:
+        name: of the lease.
+        job: whose uses it counts.
+        used: shards that its reader read.
+        delivered: samples that its loop received; None where only the uses tell.
+    """
+
+    name: str
+    job: str
+    used: Sequence[int]
+    delivered: int | None = None
 
 
 class StockRow(NamedTuple):
@@ -116,7 +133,7 @@ class Totals:
         refetched_shards: and their shards; none of them counts as drawn once more.
         holes: visits that yielded nothing.
         empty_visits: visits to whole objects that hold no sample; no holes.
-        delivered: samples that readers read, as far as their leases are finished.
+        delivered: samples that training loops received, as far as their leases are finished.
     """
 
     shards: int = 0

@@ -19,7 +19,7 @@ from growcache.cache.index.reader import (
     damaged,
     read_editions,
 )
-from growcache.cache.index.rows import Edition, Remains, ShardState, StockRow
+from growcache.cache.index.rows import Edition, FinishedLease, Remains, ShardState, StockRow
 from growcache.cache.index.seals import (
     SEAL,
     STATE_MASK,
@@ -336,22 +336,23 @@ class Index:
             found.setdefault(job, {})[shard] = uses
         return found
 
-    def finish_leases(
-        self, leases: Iterable[tuple[str, str, Sequence[int]]], at: float
-    ) -> None:
-        """Count the uses of finished leases: (name of the lease, job, shards it read)."""
-        for name, job, numbers in leases:
+    def finish_leases(self, leases: Iterable[FinishedLease], at: float) -> None:
+        """Count the uses of finished leases, and what was delivered under them."""
+        for name, job, numbers, delivered in leases:
             rows = [(number,) for number in numbers]
             self._connection.executemany(
                 "INSERT INTO uses SELECT number, ?2, 1 FROM shards WHERE number = ?1 "
                 "AND state < 2 ON CONFLICT DO UPDATE SET uses = uses + 1",
                 [(number, job) for number in numbers],
             )
-            self._connection.executemany(
-                "INSERT INTO totals SELECT 'delivered', samples FROM shards WHERE number = ? "
-                "ON CONFLICT DO UPDATE SET value = value + excluded.value",
-                rows,
-            )
+            if delivered is not None:
+                self.add_totals(delivered=delivered)
+            else:
+                self._connection.executemany(
+                    "INSERT INTO totals SELECT 'delivered', samples FROM shards WHERE number = ? "
+                    "ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                    rows,
+                )
             self._connection.executemany(
                 "UPDATE shards SET uses = uses + 1 WHERE number = ?", rows
             )

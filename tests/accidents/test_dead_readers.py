@@ -1,0 +1,192 @@
+"""A trainer that ended, however it did, does not stop the service, nor those who go on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.accidents.commands import (
+    growcache,
+    running,
+    status,
+    wait_for_status,
+    write_config,
+    write_objects,
+)
+from tests.accidents.trainers import loading, trainer
+
+pytestmark = pytest.mark.timeout(240)
+
+READ = "for _ in range(2): next(batches)"
+STATE = "state = loader.state_dict()"
+READY = "say('ready')"
+SAMPLE_BYTES, SHARD_SAMPLES = 16384, 8
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dead")
+    url = write_objects(folder / "in", count=24, rows=16, columns=SAMPLE_BYTES // 4)
+    return write_config(
+        folder / "cache.yaml",
+        {"url": url, "format": "npy", "options": {"axis": 0}},
+        sampling={"shard_samples": SHARD_SAMPLES},
+        cache={"max_bytes": "4MB", "min_uses": 0},
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(config: Path) -> Iterator[Path]:
+    """A cache at its bound, with a service that draws without end."""
+    path = config.with_suffix("")
+    with running(config):
+        wait_for_status(path, lambda found: found["evicted_samples"] > 0)
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def _released(cache: Path) -> None:
+    """Nothing is left over from another test."""
+    growcache("release", cache)
+    wait_for_status(cache, lambda found: not found["leases"])
+
+
+def is_turned_over(cache: Path) -> dict[str, Any]:
+    """Return once as much was drawn as the cache holds: nothing is held back."""
+    before = status(cache)
+    return wait_for_status(
+        cache, lambda found: found["drawn"] > before["drawn"] + before["samples"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("gather", "number"), [("thread", signal.SIGKILL), ("process", signal.SIGTERM)]
+)
+def test_a_trainer_that_gave_no_state_keeps_nothing(
+    cache: Path, gather: str, number: signal.Signals
+) -> None:
+    with trainer(cache, loading(job="train", gather=gather), READ) as loop:
+        loop.ask(READY)
+        wait_for_status(cache, lambda found: found["leases"])
+        assert loop.end(number) == -number
+    wait_for_status(cache, lambda found: not found["leases"])
+    is_turned_over(cache)
+
+
+@pytest.mark.parametrize("gather", ["thread", "process"])
+def test_sigterm_lets_go_as_ctrl_c_does_also_of_what_a_state_may_want(
+    cache: Path, gather: str
+) -> None:
+    with trainer(cache, loading(job="train", gather=gather), READ, STATE) as loop:
+        loop.ask(READY)
+        assert loop.end(signal.SIGTERM) == -signal.SIGTERM
+    assert status(cache)["leases"] == []
+
+
+def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
+    cache: Path,
+) -> None:
+    for job in ("one", "other"):
+        with trainer(cache, loading(job=job), READ, STATE) as loop:
+            loop.ask(READY)
+            loop.end(signal.SIGKILL)
+    found = is_turned_over(cache)
+    kept = {lease["job"]: lease for lease in found["leases"]}
+    assert not any(lease["open"] for lease in kept.values())
+    shards = max(lease["shards"] for lease in kept.values())
+    assert 0 < shards * SAMPLE_BYTES * SHARD_SAMPLES <= found["max_bytes"] / 5
+    assert all(0 < lease["seconds_left"] <= 600 for lease in kept.values())
+    shown = "".join(growcache("status", cache).stdout.replace("│", "").split())
+    assert f"keptforadeadreader:{kept['other']['shards']}shards,jobother" in shown
+    assert f"letgowith:growcacherelease{cache}" in shown
+
+    nobody = growcache("release", cache, "--job", "nobody")
+    assert (nobody.returncode, nobody.stderr) == (0, "")
+    assert "Nothing to let go of" in nobody.stdout
+    released = growcache("release", cache, "--job", "other")
+    assert (released.returncode, released.stderr) == (0, "")
+    assert "1 dead reader of job other" in released.stdout
+    found = wait_for_status(
+        cache, lambda now: "other" not in [lease["job"] for lease in now["leases"]]
+    )
+    assert growcache("release", cache).returncode == 0
+    wait_for_status(cache, lambda now: not now["leases"])
+
+
+def test_living_readers_are_not_released(cache: Path) -> None:
+    with trainer(cache, loading(job="train"), READ, STATE) as loop:
+        loop.ask(READY)
+        assert "Nothing to let go of" in growcache("release", cache).stdout
+        assert [lease["open"] for lease in status(cache)["leases"]].count(True)
+
+
+HANDLER = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: say("mine"))
+"""
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_handler_of_the_users_is_left_alone(cache: Path, order: str) -> None:
+    codes = [HANDLER, loading(job="train"), READ]
+    if order == "after":
+        codes = [*codes[1:], codes[0]]
+    with trainer(cache, *codes) as loop:
+        loop.ask(READY)
+        loop.process.send_signal(signal.SIGTERM)
+        assert loop.ask("import time; time.sleep(0.01)") == ["mine"]
+        assert loop.ask("say(len(next(batches)['x']))") == [8]
+
+
+IN_A_THREAD = """
+import signal, threading
+from growcache.numpy import EpochLoader
+def run():
+    loader = EpochLoader(cache, batch_size=8, min_samples=16)
+    next(iter(loader))
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+say(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+"""
+FORKED = """
+import os, signal, time
+ready, told = os.pipe()
+child = os.fork()
+if not child:
+    os.write(told, b"x")
+    time.sleep(60)
+    os._exit(1)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+_, ended = os.waitpid(child, 0)
+say(os.WTERMSIG(ended))
+"""
+
+
+def test_no_handler_is_set_in_other_threads_and_none_is_left_to_children(cache: Path) -> None:
+    with trainer(cache) as loop:
+        assert loop.ask(IN_A_THREAD) == [True]
+    with trainer(cache, loading(job="train"), READ) as loop:
+        assert loop.ask(FORKED) == [signal.SIGTERM]
+        assert loop.ask("say(len(next(batches)['x']))") == [8]
+
+
+def test_without_a_service_too(tmp_path: Path) -> None:
+    url = write_objects(tmp_path / "in", count=10)
+    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    config = write_config(tmp_path / "cache.yaml", source)
+    cache = config.with_suffix("")
+    assert growcache("run", config, "--until-full").returncode == 0
+    with trainer(cache, loading(job="train"), READ, STATE) as loop:
+        loop.ask(READY)
+        loop.end(signal.SIGKILL)
+    (lease,) = status(cache)["leases"]
+    assert (lease["open"], lease["seconds_left"]) == (False, None)
+    assert growcache("release", cache).returncode == 0
+    assert status(cache)["leases"] == []
+    assert growcache("release", tmp_path / "nowhere").returncode == 2
