@@ -1,4 +1,4 @@
-"""Local files as objects: exact (size and mtime of the open file), and no imports to pay."""
+"""Local files as objects: exact (size and times of the open file), and no imports to pay."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.remote.store import PAGE, Entry, Page
+from growcache.remote.timestamps import settling_seconds
 from growcache.remote.urls import Location
 from growcache.usercode import printable
 
@@ -150,17 +152,39 @@ def _read(entry: Entry, start: int, stop: int) -> bytes:
     try:
         descriptor = os.open(entry.key, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if (found.st_size, found.st_mtime) != (entry.size, entry.mtime):
-                raise ObjectChangedError(
-                    f"{entry.key} was rewritten since it was listed: expected {entry.size} "
-                    f"bytes of time {entry.mtime}, found {found.st_size} of {found.st_mtime}"
-                )
-            return _pread(descriptor, start, stop)
+            return _read_unchanged(descriptor, entry, start, stop)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _translated(error, entry.key) from None
+
+
+def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> bytes:
+    """Read a range of the version that was listed, and of no other.
+
+    Raises:
+        ObjectChangedError: the file was rewritten, before or meanwhile.
+        TransientStoreError: something about the file changed meanwhile, not its content's time.
+    """
+    before = os.fstat(descriptor)
+    _check_version(entry, before)
+    # Whoever sets a file's time of modification cannot set that of its change.
+    if wait := settling_seconds(before.st_ctime, time.time()):
+        time.sleep(wait)
+    data = _pread(descriptor, start, stop)
+    after = os.fstat(descriptor)
+    _check_version(entry, after)
+    if before.st_ctime_ns != after.st_ctime_ns or before.st_mtime_ns != after.st_mtime_ns:
+        raise TransientStoreError(f"{entry.key} was changed while it was read")
+    return data
+
+
+def _check_version(entry: Entry, found: os.stat_result) -> None:
+    if (found.st_size, found.st_mtime) != (entry.size, entry.mtime):
+        raise ObjectChangedError(
+            f"{entry.key} was rewritten since it was listed: expected {entry.size} "
+            f"bytes of time {entry.mtime}, found {found.st_size} of {found.st_mtime}"
+        )
 
 
 def _pread(descriptor: int, start: int, stop: int) -> bytes:

@@ -40,6 +40,7 @@ from growcache.remote.response_check import (
 )
 from growcache.remote.retry import Patience, stalled_seconds
 from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
+from growcache.remote.timestamps import settling_seconds
 from growcache.remote.urls import BUCKETS, SSH, WEB, Location, parse_url
 from growcache.usercode import short
 
@@ -303,6 +304,9 @@ class RemoteStore:
             raise ValueError(f"start must not be negative, found {start}")
         if start >= stop:
             return b""
+        # Where a version is known by its time alone, that has to be unambiguous first.
+        if entry.etag is None and (wait := _settling(entry)):
+            await asyncio.sleep(wait)
         client = self._backends[entry.store]
         # A read that backs off keeps its slot: fewer requests is what a throttling store wants.
         async with self._slots_of_this_loop():
@@ -632,6 +636,8 @@ class RemoteStore:
         return self._slots
 
 
+def _settling(entry: Entry) -> float:
+    return 0.0 if entry.mtime is None else settling_seconds(entry.mtime, time.time())
 def _as_client(backend: Backend) -> Client:
     return backend if isinstance(backend, Client) else Client(lambda: backend)
 
