@@ -18,7 +18,13 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
 from growcache.config import SourceConfig
-from growcache.errors import ConfigError, ObjectChangedError, ObjectMissingError, StoreError
+from growcache.errors import (
+    AccessError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+)
 from growcache.remote.answers import NO_CREDENTIALS, UNTRUSTED, Answer, explain
 from growcache.remote.credentials import server_option
 from growcache.remote.fsspec_failures import connection_failure, credentials_failure
@@ -34,6 +40,7 @@ from growcache.remote.response_check import (
 from growcache.remote.retry import stalled_seconds
 from growcache.remote.store import PAGE, Entry, Page
 from growcache.remote.urls import BUCKETS, WEB, Location
+from growcache.remote.web_session import origin_of, with_own_sessions
 from growcache.remote.whole import RangeSupport
 from growcache.secrecy import public_url
 from growcache.usercode import short
@@ -170,7 +177,26 @@ class FsspecBackend:
                     f"({type(error).__name__}: {error})"
                 )
             return error  # a bug
-        return explain(_answer(error), self._location.root, key, self._option)
+        explained = explain(_answer(error), self._location.root, key, self._option)
+        return _behind_a_redirect(error, explained, self._location.root)
+
+
+def _behind_a_redirect(error: Exception, explained: StoreError, root: str) -> StoreError:
+    """Return the error, which names the server if it was another one that refused."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
+    asked = getattr(getattr(cause, "request_info", None), "url", None)
+    if not isinstance(explained, AccessError) or asked is None:
+        return explained
+    if origin_of(str(asked)) == origin_of(root):
+        return explained
+    server = "{}://{}:{}".format(*origin_of(str(asked)))
+    made = type(explained)(
+        f"{explained}; {server} refused, to which {root} redirects: headers, cookies and "
+        "passwords go to the server of source.url only, so name the other one there if it shall "
+        "have them"
+    )
+    made.exit_code = explained.exit_code
+    return made
 
 
 def walk(
@@ -507,6 +533,7 @@ def open_fsspec(
             ) from None
         stalled = stalled_seconds(timeout_seconds)
         options.setdefault("timeout", ClientTimeout(None, sock_connect=5, sock_read=stalled))
+    options = with_own_sessions(url, options)
 
     def opened() -> Any:
         fs = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)[0]

@@ -638,6 +638,8 @@ class RemoteStore:
 
 def _settling(entry: Entry) -> float:
     return 0.0 if entry.mtime is None else settling_seconds(entry.mtime, time.time())
+
+
 def _as_client(backend: Backend) -> Client:
     return backend if isinstance(backend, Client) else Client(lambda: backend)
 
