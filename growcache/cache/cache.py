@@ -33,6 +33,7 @@ from growcache.cache.facts import Facts
 from growcache.cache.files import Layout, refuse_network
 from growcache.cache.foreign_leases import ForeignLease
 from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.holes import NotedHole, noted_holes
 from growcache.cache.identity import Identity
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index import Edition, StockRow, Totals
@@ -201,13 +202,22 @@ class Cache:
         """How many places `deferrals` may speak of."""
         return self._room.budget.deferred
 
-    def set_deferrals(self, deferrals: Deferrals) -> None:
+    def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
         """Record this durably, before the commit or the issue that relies on it.
+
+        Args:
+            deferrals: the record.
+            retried: how many holes are none for now.
 
         Raises:
             CacheFullError: no room on the disk; the record is as it was.
         """
-        self._facts.set_deferrals(deferrals)
+        self._facts.set_deferrals(deferrals, retried=retried)
+
+    def holes(self) -> list[NotedHole]:
+        """Return the visits without a sample that are known one by one."""
+        rows = [*self._stock.live.values(), *self._stock.retired.values()]
+        return noted_holes(self.layout, rows, self._ledger.index.holes())
 
     @property
     def issued(self) -> int:

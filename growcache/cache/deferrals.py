@@ -81,9 +81,22 @@ class Deferrals:
         nothing: frozenset[int] = frozenset()
         return self.deferred.get(group, nothing) | self.retried.get(group, nothing)
 
-    def renews(self, place: Place) -> bool:
-        """Whether a place was a hole: its object may be another version by now."""
-        return place[1] in self.retried.get(place[0], ())
+    @cached_property
+    def _renewed(self) -> Mapping[Place, int]:
+        """The places that were holes, each as it was drawn first, with the first such group."""
+        found: dict[Place, int] = {}
+        for group in sorted(self.retried, reverse=True):
+            found.update((self.first_drawn((group, at)), group) for at in self.retried[group])
+        return found
+
+    def renews(self, first: Place, number: int) -> bool:
+        """Whether a place was a hole before a group: its object may be another version by now.
+
+        Args:
+            first: the place, as it was drawn first.
+            number: of the makeup group that holds it.
+        """
+        return self._renewed.get(first, number) < number
 
     def first_drawn(self, place: Place) -> Place:
         """Return where the part of a place was drawn first."""

@@ -93,12 +93,26 @@ class Facts:
         self._ledger.write(lambda: self._ledger.index.insert_edition(edition))
         self.editions.append(edition)
 
-    def set_deferrals(self, deferrals: Deferrals) -> None:
-        """Record, durably, what was set aside: before the commit or the issue that relies on it."""
+    def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
+        """Record, durably, what was set aside: before the commit or the issue that relies on it.
+
+        Args:
+            deferrals: the record.
+            retried: holes that are none for now, nor visits that were made.
+        """
         with full_disk_named(str(self._layout.deferrals)):
             write_deferrals(self._layout, deferrals)
         values = deferrals.to_values()
-        self._ledger.write(lambda: self._ledger.index.set_meta(DEFERRALS, values))
+        index = self._ledger.index
+
+        def note() -> None:
+            index.set_meta(DEFERRALS, values)
+            if retried:
+                totals = index.totals()
+                less = {n: -min(retried, totals.get(n, 0)) for n in ("holes", "drawn_parts")}
+                index.add_totals(**less)
+
+        self._ledger.write(note)
         self.deferrals = deferrals
 
     def issue(self, group: int) -> None:

@@ -12,7 +12,7 @@ import itertools
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import orjson
@@ -157,7 +157,7 @@ def remade(
     live = {row.number for row in rows if row.state != ShardState.DELETED}
     return Contents(
         rows=rows,
-        totals=_totals(old, rows, ranges),
+        totals=_totals(old, rows, ranges, _retried(old.rows, forgotten, deferrals, identity)),
         meta=_notes(old, identity, deferrals, whole=not forgotten and not seen.damaged),
         editions=list(editions),
         ranges=ranges,
@@ -198,10 +198,27 @@ def _within(ranges: Iterable[Range]) -> set[int]:
     return set(itertools.chain.from_iterable(range(r.first, r.last + 1) for r in ranges))
 
 
-def _totals(old: Contents, rows: Sequence[StockRow], ranges: Sequence[Range]) -> dict[str, int]:
+def _retried(
+    rows: Iterable[StockRow], gone: Set[int], deferrals: Deferrals, identity: Identity
+) -> int:
+    """Return how many holes of rows that go are none any more: they are tried again."""
+    group = int(identity.sizes.get("group_shards", 1))
+    count = 0
+    for row in rows:
+        if row.number in gone:
+            places = deferrals.retried.get(row.group, ())
+            mine = sum(place % group == row.number % group for place in places)
+            count += min(mine, row.holes)
+    return count
+
+
+def _totals(
+    old: Contents, rows: Sequence[StockRow], ranges: Sequence[Range], retried: int
+) -> dict[str, int]:
     """Return the totals: by what changed, or where they are lost by what the rows tell."""
     if old.coherent and old.totals is not None:
         before, now = _sums(old.rows), _sums(rows)
+        now.update(holes=retried, drawn_parts=retried)  # which were taken off before
         changed = {name: old.totals.get(name, 0) + now[name] - before[name] for name in now}
         return old.totals | changed
     gone = [row for row in rows if row.state != ShardState.LIVE]

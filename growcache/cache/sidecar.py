@@ -143,11 +143,24 @@ class FileFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A visit that permanently yields nothing, and why."""
+    """A visit that permanently yields nothing, and why.
+
+    ``version`` is that of the object, where it is another than the listed one; else empty.
+    """
 
     key: str
     part: int
     reason: str
+    version: str = ""
+
+
+def version_of(etag: str | None, size: int, mtime: float | None) -> str:
+    """Return what tells versions of an object apart.
+
+    >>> version_of('"e"', 9, 1.0), version_of(None, 9, 1.0)
+    ('"e"', '9 bytes of 1.0')
+    """
+    return etag or f"{size} bytes of {mtime}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +243,9 @@ class Sidecar:
             if not columns[name]:
                 del columns[name]
         values["origins"] = columns
-        values["holes"] = [[h.key, h.part, h.reason] for h in self.holes]
+        values["holes"] = [
+            [h.key, h.part, h.reason, *([h.version] if h.version else [])] for h in self.holes
+        ]
         inner = _dumps(values)
         head = _HEAD % google_crc32c.value(inner)
         return b"%b%b}" % (head.encode(), inner)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from growcache.cache.cache import Cache
@@ -26,13 +25,14 @@ from growcache.sampling.drawing import Drawing
 from growcache.sampling.draws import RAMP_END, Draw, Sizing
 from growcache.sampling.forecast import Forecast
 from growcache.sampling.halt import Halt
+from growcache.sampling.holes import Skipped, retry_holes, rewritten
 from growcache.sampling.landlord import Landlord
 from growcache.sampling.makeups import Makeups, name_of
 from growcache.sampling.messages import Permit, Stop
 from growcache.sampling.objects import Objects
 from growcache.sampling.permits import LISTING_FIRST, Outlook, Verdict, decide
 from growcache.sampling.population import Population
-from growcache.sampling.reasons import reason, suspects
+from growcache.sampling.reasons import suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
 from growcache.sampling.sizing import check_bound, takes
 from growcache.sampling.wished import NO_ROOM, Task, Wished
@@ -40,7 +40,6 @@ from growcache.usercode import printable, short
 
 FULL = "the cache is full, and with cache.eviction none no shard makes room for another"
 IN_TURN_SECONDS = 5.0  # that a finished group waits for an earlier one
-LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
 @dataclass(slots=True)
@@ -126,7 +125,7 @@ class Dispatcher:
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
         self._forecast = Forecast(sizing, identity.sizes["record_bytes"])
-        self._reasons: deque[str] = deque(maxlen=3)
+        self._skipped = Skipped()
         self._halt = Halt()
         self.flights: dict[str, Flight] = {}
         self.failures = 0
@@ -192,7 +191,7 @@ class Dispatcher:
         stops = self._drawing.population.stops(draw)
         if made_up:
             stops = tuple(
-                replace(stop, renewed=True) if record.renews(first) else stop
+                replace(stop, renewed=True) if record.renews(first, draw.group) else stop
                 for stop, first in zip(stops, made_up, strict=True)
             )
         defers = len(fresh) == self._sizing.group_shards and self._may_set_aside(draw.group)
@@ -213,7 +212,7 @@ class Dispatcher:
             left_out=left_out,
             defers=defers,
             makeups=record.before(draw.group),
-            made_up=tuple((*first, int(record.renews(first))) for first in made_up),
+            made_up=tuple((*first, int(record.renews(first, draw.group))) for first in made_up),
             others=self._others(stops, left_out) if defers else (),
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
@@ -560,9 +559,9 @@ class Dispatcher:
         self.landlord.filled(sum(row.allocated for row in rows))
         self._book.done(flight.permit.group)
         fresh = [shard for shard in shards if shard.number in flight.fresh]
-        reasons = [reason(hole.key, hole.reason) for shard in fresh for hole in shard.holes]
-        self._reasons.extend(reasons)
-        self._check_holes()
+        reasons = self._skipped.count(flight.permit, fresh)
+        allowed = self._config.sampling.max_skipped
+        self._skipped.check(allowed, self._cache.totals(), complete=self.complete)
         return reasons
 
     def _sidecar(self, permit: str, number: int) -> Sidecar:
@@ -594,6 +593,20 @@ class Dispatcher:
                 self._halt.waiting_for = f"the store to answer ({self.last_error})"
             if disk:
                 self.landlord.make_room(self._cache.room_for_shards() + flight.estimate_bytes)
+
+    def retry_holes(self) -> int:
+        """Let all holes that are known be tried again; return how many."""
+        return retry_holes(self._cache, self._drawing, self._makeups, self._sizing.group_shards)
+
+    def retry_rewritten(self, relisted: Iterable[Entry]) -> int:
+        """Let holes of objects be tried again of which another version is listed now."""
+        return retry_holes(
+            self._cache,
+            self._drawing,
+            self._makeups,
+            self._sizing.group_shards,
+            rewritten(relisted),
+        )
 
     def set_back(self, permit: str, place: int, error: str) -> None:
         """Note that a visit is set aside: its object keeps failing while others answer."""
@@ -646,15 +659,3 @@ class Dispatcher:
             self._cache.discard(permit, flight.permit.shards)
             self._halt.ended(permit, time.monotonic())
         return flight
-
-    def _check_holes(self) -> None:
-        totals = self._cache.totals()
-        allowed = self._config.sampling.max_skipped * totals.drawn_parts
-        few = totals.holes <= LEAST_HOLES and not self.complete
-        if totals.holes <= allowed or few:
-            return
-        raise SamplingError(
-            f"{totals.holes} of {totals.drawn_parts} visits yielded nothing, more than "
-            f"sampling.max_skipped ({self._config.sampling.max_skipped:g}) allows; raise it to "
-            "leave them out. The last: " + "; ".join(self._reasons)
-        )

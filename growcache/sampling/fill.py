@@ -17,7 +17,7 @@ import numpy as np
 from growcache.cache.formats.values import EncodedFile
 from growcache.cache.incoming import needed_bytes
 from growcache.cache.packing import pack
-from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar
+from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar, version_of
 from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
 from growcache.remote.formats import Visit, read_found
 from growcache.remote.sources import Sources
@@ -170,21 +170,22 @@ class Filler:
         """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
+        now: Entry | None = None
         try:
             if stop.renewed:
                 stop = await self._renewed(stop)
+                now = stop.entry
             reader = self._sources.reader(stop.entry, stop.partners)
             found, unread = await read_found(self._sources.format_of(stop.entry), reader, visit)
             visited = self.prepared(permit, stop, found, schema)
             if unread is not None:
                 visited.hole = reason(stop.entry.key, unread)
-            if stop.renewed:
-                visited.entry = stop.entry
+            visited.entry = now
             return visited
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
-            return Visited(hole=reason(stop.entry.key, error))
+            return Visited(hole=reason(stop.entry.key, error), entry=now)
 
     async def _renewed(self, stop: Stop) -> Stop:
         """Return a stop with the versions of its objects that are there now."""
@@ -291,7 +292,7 @@ def encode_group(
         if result.left_out:
             left_out[place % len(hands)].append(place)
         elif result.hole is not None:
-            hole = Hole(stop.entry.key, stop.part, result.hole)
+            hole = Hole(stop.entry.key, stop.part, result.hole, _version(result.entry))
             holes[place % len(hands)].append(hole)
         elif not result.samples and stop.parts == 1:  # one of several parts may well be empty
             empty[place % len(hands)] += 1
@@ -312,6 +313,10 @@ def encode_group(
         for place, hand in enumerate(hands)
         if permit.shards[place] in permit.written
     ]
+
+
+def _version(entry: Entry | None) -> str:
+    return "" if entry is None else version_of(entry.etag, entry.size, entry.mtime)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class Intake:
 
     Attributes:
         listed: whether the catalog has all of the source.
+        watched: keys of which is kept, in
+        relisted: what is listed of them.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Intake:
         self._told = len(catalog) > 0  # whether anything was ever listed
         self._page_needs = 0  # bytes, the largest so far
         self.listed = False
+        self.watched: frozenset[str] = frozenset()
+        self.relisted: list[Entry] = []
 
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
         """Begin to list, unless that was done before.
@@ -154,6 +158,8 @@ class Intake:
             if not self._has_room_for(self._pages[0], landlord, awaited=awaited):
                 break
             page = self._pages.popleft()
+            if self.watched:
+                self.relisted += [entry for entry in page if entry.key in self.watched]
             self._shown.update(owner(self._firsts, store) for store in {e.store for e in page})
             if self._listing is not None:
                 self._listing.more()

@@ -92,6 +92,21 @@ class Makeups:
         name, now = name_of(permit.stops[place]), time.monotonic()
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
+    def retry(self, group: int, stops: Sequence[Stop], places: Sequence[int]) -> int:
+        """Let holes of a committed group be tried again; return how many.
+
+        Raises:
+            CacheFullError: no room on the disk.
+        """
+        record = self._cache.deferrals
+        if not places:
+            return 0
+        for place in places:
+            self._names[record.first_drawn((group, place))] = name_of(stops[place])
+        self._cache.set_deferrals(record.retrying(group, places), retried=len(places))
+        self._follow()
+        return len(places)
+
     # Makeup groups
 
     def next(self, group: int) -> Draw | None:

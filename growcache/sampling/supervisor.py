@@ -77,6 +77,7 @@ def run(
     duration: float | None = None,
     samples: int | None = None,
     refresh: bool = False,
+    retry_holes: bool = False,
     on_status: OnStatus = lambda status: None,
     on_ready: Callable[[], None] = lambda: None,
     parent: int | None = None,
@@ -92,7 +93,9 @@ def run(
         until_full: end when the cache is full or complete.
         duration: end after so many seconds.
         samples: end after so many samples were drawn, or when no more will be.
-        refresh: list the source again, for objects that are new.
+        refresh: list the source again, for objects that are new, and for other versions of
+            those that are holes.
+        retry_holes: try the holes again that are known.
         on_status: told the status about four times a second.
         on_ready: told once the cache exists and is ours.
         parent: a descriptor; the service stops when its other end is closed.
@@ -106,7 +109,15 @@ def run(
     cache = Cache.open(config.cache.path, config.cache)
     try:
         limits = RunLimits(until_full, duration, samples)
-        supervisor = Supervisor(config, cache, limits, on_status, refresh=refresh, file=file)
+        supervisor = Supervisor(
+            config,
+            cache,
+            limits,
+            on_status,
+            refresh=refresh,
+            retry_holes=retry_holes,
+            file=file,
+        )
         on_ready()
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
     finally:
@@ -131,6 +142,7 @@ class Supervisor:
         on_status: OnStatus,
         *,
         refresh: bool = False,
+        retry_holes: bool = False,
         file: ConfigFile | None = None,
     ) -> None:
         self._config = config
@@ -138,6 +150,7 @@ class Supervisor:
         self._limits = limits
         self._on_status = on_status
         self._refresh = refresh
+        self._retry_holes = retry_holes
         cache.claim(wishes(config))  # first: the catalog must not mix two sources
         self._catalog = Catalog.open(cache.layout.catalog)
         subsets = Subsets(config.split) if config.split is not None else None
@@ -236,6 +249,8 @@ class Supervisor:
         self._woken.set()
 
     def _start_listing(self) -> None:
+        if self._refresh:
+            self._intake.watched = frozenset(hole.key for hole in self._cache.holes())
         self._intake.start(self._introduction, refresh=self._refresh)
 
     def _start_labels(self) -> None:
@@ -512,9 +527,22 @@ class Supervisor:
         if self._dispatcher is None:
             self._identify()
         if self._dispatcher is not None:
+            self._try_holes_again(self._dispatcher)
             self._dispatch(self._dispatcher)
         if self._due("upkeep", now, UPKEEP_SECONDS):
             self._upkeep()
+
+    def _try_holes_again(self, dispatcher: Dispatcher) -> None:
+        """Let holes be tried again that were asked for, or that are other versions now."""
+        count = 0
+        if self._retry_holes:
+            count += dispatcher.retry_holes()
+            self._retry_holes = False
+        if self._intake.relisted and self._intake.listed:
+            count += dispatcher.retry_rewritten(self._intake.relisted)
+            self._intake.relisted = []
+        if count:
+            _log.warning("%d %s tried again", count, "hole is" if count == 1 else "holes are")
 
     def _after_turn(self) -> None:
         """Do what a full disk must not keep from being done."""

@@ -165,6 +165,9 @@ def run(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="List the store again, for new objects.")
     ] = False,
+    retry_holes: Annotated[
+        bool, typer.Option("--retry-holes", help="Try again what could not be read for good.")
+    ] = False,
 ) -> None:
     """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
 
@@ -188,6 +191,7 @@ def run(
             duration=duration,
             samples=samples,
             refresh=refresh,
+            retry_holes=retry_holes,
             on_status=shown.show,
             file=file,
         )

@@ -106,12 +106,12 @@ def test_shards_alone_draw_nothing_twice(
         "numbers are known as far as shards"
     )
     if not gone:
-        assert set(found.pending) == {p for p in record.pending if not record.renews(p)}
+        assert set(found.pending) == {p for p in record.pending if not record.renews(p, groups)}
 
 
 def told_by(record: Deferrals, group: int) -> Told:
     """What the shard of a group says; holes were marked only after it was written."""
-    made_up = tuple((*f, int(record.renews(f))) for f in record.makeups.get(group) or ())
+    made_up = tuple((*f, int(record.renews(f, group))) for f in record.makeups.get(group) or ())
     sidecar, _ = make(group, 0)
     return dataclasses.replace(
         sidecar,
@@ -135,6 +135,17 @@ def test_a_makeup_group_is_a_new_one_with_pending_parts(number: int) -> None:
         record.making_up(number, [(3, 2)])
     with pytest.raises(ValueError, match="cannot make up"):
         record.making_up(6, [(3, 1)])
+
+
+def test_what_was_a_hole_once_is_read_as_it_is_now_from_then_on() -> None:
+    """In the groups before that it was read as it was listed, and is so again."""
+    record = Deferrals().deferring(1, [0]).making_up(2, [(1, 0)])
+    assert not record.renews((1, 0), 2)
+    record = record.retrying(2, [0])
+    assert record.pending == ((1, 0),)
+    record = record.making_up(4, [(1, 0)])
+    assert not record.renews((1, 0), 2)
+    assert record.renews((1, 0), 4)
 
 
 # ---------------------------------------------------------------------------- on disk

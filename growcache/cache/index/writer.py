@@ -254,6 +254,12 @@ class Index:
             "DELETE FROM holes WHERE id <= (SELECT max(id) FROM holes) - ?", [KEPT_HOLES]
         )
 
+    def holes(self) -> list[tuple[int, str, int]]:
+        """Return shard, key and part of the last holes, whether their shards are there or not."""
+        return self._connection.execute(
+            "SELECT shard, key, part FROM holes ORDER BY id"
+        ).fetchall()
+
     def _insert_samples(self, number: int, sidecar: Sidecar) -> None:
         o = sidecar.origins
         self._connection.executemany(
