@@ -34,6 +34,7 @@ class Client:
     Attributes:
         generation: how often it was made anew.
         evidence: of what it could read.
+        refused: whether the store refused everything the last time.
     """
 
     def __init__(self, make: Callable[[], Backend], *, lazily: bool = False) -> None:
@@ -43,6 +44,7 @@ class Client:
         self._tried_at = time.monotonic()
         self.generation = 0
         self.evidence = Evidence()
+        self.refused = False
         try:
             self._backend = make()
         except CredentialsError:

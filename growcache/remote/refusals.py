@@ -102,7 +102,10 @@ class Inquiry:
         async with self._lock:
             if evidence.others_asked_since(entry.key, since):
                 return True
-            if self._denied_at >= since:
+            # Where all was refused a moment ago, that this one is refused too needs no question;
+            # if the store answers again just now, the next try shows it.
+            fresh = AGAIN_SECONDS if self._client.refused else 0.0
+            if self._denied_at >= since - fresh:
                 return False
             asked_at = time.monotonic()
             found = await self._any_given(await self._witnesses(entry))

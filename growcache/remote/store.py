@@ -285,6 +285,7 @@ class RemoteStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         given_up = {id(client): GivenUp(patience.timeout_seconds) for client in self._backends}
         self._given_up = [given_up[id(client)] for client in self._backends]
+        self._turn = asyncio.Lock()
         self._inquiries: dict[int, Inquiry] = {}
 
     def others_answered(self, entry: Entry, since: float) -> bool:
@@ -310,18 +311,27 @@ class RemoteStore:
         client = self._backends[entry.store]
         # A read that backs off keeps its slot: fewer requests is what a throttling store wants.
         async with self._slots_of_this_loop():
-            began, generation = time.monotonic(), client.generation
-            try:
-                data = await self._read_once(entry, start, stop)
-            except StoreError as error:
-                if is_passing(error) and self.given_up(entry):
-                    raise
-                attempt = self._another_read(entry, start, stop, error)
-                data = await self._despite(error, entry, attempt, generation)
+            began = time.monotonic()
+            if client.refused:  # one after the other: mostly the first one is refused again
+                async with self._turn:
+                    data = await self._insistent_read(entry, start, stop)
+            else:
+                data = await self._insistent_read(entry, start, stop)
+        client.refused = False
         client.evidence.answered(entry, began)
         if self._on_bytes is not None:
             self._on_bytes(stop - start)
         return data
+
+    async def _insistent_read(self, entry: Entry, start: int, stop: int) -> Buffer:
+        generation = self._backends[entry.store].generation
+        try:
+            return await self._read_once(entry, start, stop)
+        except StoreError as error:
+            if is_passing(error) and self.given_up(entry):
+                raise
+            attempt = self._another_read(entry, start, stop, error)
+            return await self._despite(error, entry, attempt, generation)
 
     async def _read_once(self, entry: Entry, start: int, stop: int) -> Buffer:
         data = await self._backends[entry.store].get(entry, start, stop)
@@ -468,14 +478,18 @@ class RemoteStore:
             raise error from None
         if refusal is None:
             await asyncio.sleep(AGAIN_SECONDS)
-        elif not await asyncio.to_thread(client.renew, generation):
-            raise refusal from None
+        else:
+            client.refused = True
+            if not await asyncio.to_thread(client.renew, generation):
+                raise refusal from None
         try:
             return await attempt()
         except StoreError as again:
             if is_passing(again):
                 raise
-            raise await inquiry.refusal(entry, again) or again from None
+            refusal = await inquiry.refusal(entry, again)
+            client.refused = refusal is not None
+            raise refusal or again from None
 
     def _inquiry(self, store: int) -> Inquiry:
         client = self._backends[store]
@@ -632,6 +646,7 @@ class RemoteStore:
         loop = asyncio.get_running_loop()
         if self._slots is None or self._loop is not loop:
             self._slots, self._loop = asyncio.Semaphore(self._concurrency), loop
+            self._turn = asyncio.Lock()
             self._inquiries = {}
         return self._slots
 

@@ -204,7 +204,7 @@ def test_twenty_seconds(
         waits_for(service, "the store (" if refusal[0] == 404 else "credentials (")
         asked = bucket.refusals
         time.sleep(20)
-        assert bucket.refusals - asked < 60  # it is asked now and then, and not stormed
+        assert bucket.refusals - asked < 60  # it is asked now and then, not by all at once
         bucket.open()
         since = time.monotonic()
         goes_on(service)
