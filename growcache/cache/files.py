@@ -125,8 +125,13 @@ class Layout:
 
         Raises:
             CacheMissingError: there is none.
+            CachePathError: this user may not look.
         """
-        if self.index.exists():
+        try:
+            found = self.index.exists()
+        except PermissionError:
+            raise CachePathError(may_not_read(self.root)) from None
+        if found:
             return
         if self.identity.exists():
             raise CacheMissingError(
@@ -134,6 +139,18 @@ class Layout:
                 f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
             )
         raise CacheMissingError(f"no cache at {self.root}; fill one with: growcache run CONFIG")
+
+
+def may_not_read(path: Path) -> str:
+    """Return what to say to a user who may not look into a cache, or a part of it."""
+    try:
+        owner = f"of uid {path.stat().st_uid}"
+    except PermissionError:
+        owner = "in a folder of another user's"
+    return (
+        f"may not look into {path}: it is {owner}, and this process of uid {os.geteuid()}; run "
+        "reader and service as one user (docker run --user UID:GID)"
+    )
 
 
 def make_directory(directory: Path) -> None:
