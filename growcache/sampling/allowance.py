@@ -26,6 +26,11 @@ class Limits:
     group_bytes: int
     sample_bytes: int
 
+    @property
+    def largest(self) -> int:
+        """The bytes that one sample may have."""
+        return min(self.group_bytes, self.sample_bytes)
+
 
 @dataclass(slots=True)
 class Visited:

@@ -20,6 +20,7 @@ from growcache.cache.packing import pack
 from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar, version_of
 from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
 from growcache.remote.formats import Visit, read_found
+from growcache.remote.formats.decoding import Gate
 from growcache.remote.sources import Sources
 from growcache.remote.store import MOST_ASKED, Entry
 from growcache.sampling.allowance import Allowance, Limits, Visited
@@ -56,6 +57,9 @@ class Filler:
         concurrency: visits at once.
         pace: what holds reading back to the allowed rate.
         weighted: whether every sample has its weight, as field `WEIGHT`.
+
+    Attributes:
+        gate: that decoding goes through.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Filler:
         self._pace = pace
         self._weighted = weighted
         self._turns = asyncio.Lock()
+        self.gate = Gate()
 
     async def visit_all(
         self,
@@ -104,6 +109,8 @@ class Filler:
         stops = iter(enumerate(permit.stops))
         left_out, began = frozenset(permit.left_out), time.monotonic()
         begun = asyncio.Event()  # all visits, or one has failed
+        # A transform may make a sample smaller.
+        largest = None if limits is None or self._transform else limits.largest
 
         async def work() -> None:
             try:
@@ -116,14 +123,15 @@ class Filler:
                         on_visit()
                         continue
                     await self._pace.wait()
-                    try:
-                        visited = await self._visited(permit, stop, schema, began)
-                    except TransientStoreError as error:
-                        if not await self._is_set_aside(permit, stop, error, began):
-                            raise
-                        on_setback(place, str(error))
-                        visited = Visited(left_out=True)
-                    allowance.put(place, visited)
+                    with self.gate.visit(largest):
+                        try:
+                            visited = await self._visited(permit, stop, schema, began)
+                        except TransientStoreError as error:
+                            if not await self._is_set_aside(permit, stop, error, began):
+                                raise
+                            on_setback(place, str(error))
+                            visited = Visited(left_out=True)
+                        allowance.put(place, visited)
                     on_visit()
                     await allowance.room()
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -29,12 +29,20 @@ AGREEING = 0.75  # of the samples make a schema; the others will be holes
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What one sample showed, which may be too large to be kept beside those of others."""
+
+    schema: Schema
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """What one object showed."""
 
     key: str
     measure: Measure
-    samples: Sequence[Sample]
+    samples: Sequence[Seen]
 
 
 class PassedOverError(FormatError):
@@ -131,7 +139,7 @@ class Prober:
         objects = chunk(objects, ranged=form.ranged)
         wanted = -(-LOOKS // len(objects))
         look = self._look_at_parts if form.ranged else self._look_at_whole
-        looks = [look(one, wanted) for one in objects]
+        looks = [self._counted(look(one, wanted)) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         set_aside = 0
         for stop, result in zip(objects, found, strict=True):
@@ -165,24 +173,29 @@ class Prober:
         others = [one.entry for one in listed if one.entry.key != stop.entry.key]
         return await self._sources.fails_alone(stop.entry, since, others)
 
+    async def _counted(self, look: Awaitable[Probed]) -> Probed:
+        """Return what a look shows; what it decodes is counted as that of a visit is."""
+        with self._filler.gate.visit(None):
+            return await look
+
     def _format_of(self, stop: Stop) -> ObjectFormat:
         return self._sources.format_of(stop.entry)
 
     def _message(self, probed: Sequence[Probed]) -> Message:
-        looked = [(one, sample, Schema.of(sample)) for one in probed for sample in one.samples]
+        looked = [(one, seen) for one in probed for seen in one.samples]
         try:
-            schema = self._wish or settle([found for _, _, found in looked])
+            schema = self._wish or settle([seen.schema for _, seen in looked])
         except FormatError as error:
-            examples = _examples([(one.key, found) for one, _, found in looked])
+            examples = _examples([(one.key, seen.schema) for one, seen in looked])
             return {"type": "probed", "mixed": f"{examples}{error}"}
         # An odd one, that will be a hole, says nothing about the sizes of the others.
-        fitting = [(one, sample) for one, sample, found in looked if schema.allows(found)]
+        fitting = [(one, seen) for one, seen in looked if schema.allows(seen.schema)]
         return {
             "type": "probed",
             "measure": asdict(fitting[0][0].measure),
             "samples_per_object": fmean(one.measure.samples for one in probed),
             "schema": schema.to_json(),
-            "sample_bytes": fmean(sample_bytes(sample) for _, sample in fitting),
+            "sample_bytes": fmean(seen.nbytes for _, seen in fitting),
         }
 
     async def _look_at_parts(self, one: Stop, wanted: int) -> Probed:
@@ -204,7 +217,7 @@ class Prober:
             if len(samples) >= wanted or (holes and form.listed):
                 break
         if samples:
-            return Probed(one.entry.key, measure, samples)
+            return Probed(one.entry.key, measure, _seen(samples))
         raise FormatError(holes[0]) if holes else _nothing(form, measure.samples)
 
     async def _look_at_units(self, one: Stop, wanted: int, measure: Measure) -> Probed:
@@ -222,7 +235,7 @@ class Prober:
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(one.entry.key, measure, samples)
+            return Probed(one.entry.key, measure, _seen(samples))
         raise _nothing(self._format_of(one), measure.samples)
 
     async def _look_at_whole(self, stop: Stop, wanted: int) -> Probed:
@@ -238,8 +251,12 @@ class Prober:
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(stop.entry.key, await form.measure(reader), samples)
+            return Probed(stop.entry.key, await form.measure(reader), _seen(samples))
         raise _nothing(form, len(found))
+
+
+def _seen(samples: Sequence[Sample]) -> list[Seen]:
+    return [Seen(Schema.of(sample), sample_bytes(sample)) for sample in samples]
 
 
 def _nothing(form: ObjectFormat, samples: int) -> PassedOverError:

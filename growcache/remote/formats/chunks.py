@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from growcache.errors import FormatError
+from growcache.remote.formats.decoding import decoded, decodes
 from growcache.remote.formats.objects import DEFLATED, Reader, most_decoded
 from growcache.remote.store import Entry
 from growcache.schema import Array
@@ -72,6 +73,17 @@ class Chunking:
     def _places(self, firsts: Iterable[int]) -> list[Place]:
         across = self._across
         return [place for at in sorted(firsts) for place in itertools.product([at], *across)]
+
+    async def decoding(
+        self, runs: Iterable[range], chunks: int, work: Callable[[], list[Array]]
+    ) -> list[Array]:
+        """Return what ``work`` makes of so many chunks, in a thread, once there is room for them."""
+        rows = sum(map(len, runs)) * math.prod(self.shape[1:]) * self.dtype.itemsize
+        nbytes = rows + chunks * self.chunk_bytes
+        await decodes(nbytes)
+        found = await asyncio.to_thread(work)
+        decoded(rows, nbytes)
+        return found
 
     def assembled(self, run: range, decoded: Mapping[Place, Array | None]) -> Array:
         """Return the rows of a run; a chunk that is None was never written."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
+from growcache.remote.formats.decoding import decoded, decodes
 from growcache.remote.formats.objects import Reader, one_of, read_whole
 from growcache.remote.store import Entry
 
@@ -18,6 +19,9 @@ CHOICES = ("auto", "none", "gzip", "zlib", "zstd")
 MOST_UNPACKED = 500_000_000  # bytes; they and what is made of them are in memory together
 MOST_RATIO = 1032  # what gzip can do at best; who claims more means harm
 _LITTLE = 1 << 20  # bytes that any object may unpack to
+_COPIES = 2  # of what is unpacked, while its pieces are put together
+_USUAL_RATIO = 4
+_ZSTD_HEAD = 18  # bytes, of a frame
 _SUFFIXES = {
     ".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zz": "zlib",
     ".zst": "zstd", ".zstd": "zstd", ".tzst": "zstd",
@@ -111,27 +115,74 @@ async def read_unpacked(reader: Reader, kind: str) -> Buffer:
     data = await read_whole(reader)
     if kind == "none":
         return data
-    return await asyncio.to_thread(unpack, data, kind, reader.entry)
+    most = _most(memoryview(data))
+    likely = min(most, likely_unpacked(data, kind))
+    for expected in (likely, most):
+        await decodes(_COPIES * expected)
+        found = await asyncio.to_thread(unpack, data, kind, reader.entry, expected)
+        decoded(len(found or b""), _COPIES * expected)
+        if found is not None:
+            return found
+    raise _too_much(reader.entry, most)
 
 
-def unpack(data: Buffer, kind: str, entry: Entry) -> bytes:
+def likely_unpacked(data: Buffer, kind: str) -> int:
+    """Return how many bytes an object says that it unpacks to, or some times its own where not.
+
+    >>> import gzip
+    >>> likely_unpacked(gzip.compress(bytes(10_000)), "gzip")
+    10000
+    """
+    view = memoryview(data).cast("B")
+    said = 0
+    if kind == "gzip" and view.nbytes >= 4:  # of its last stream
+        said = int.from_bytes(view[-4:], "little")
+    elif kind == "zstd":
+        said = _zstd_says(bytes(view[:_ZSTD_HEAD]))
+    return max(said, _USUAL_RATIO * view.nbytes)
+
+
+def _zstd_says(head: bytes) -> int:
+    zstandard = _zstandard()
+    try:
+        return max(0, int(zstandard.frame_content_size(head)))
+    except zstandard.ZstdError:  # whoever unpacks it says what is wrong
+        return 0
+
+
+def _most(view: memoryview) -> int:
+    return min(MOST_UNPACKED, MOST_RATIO * view.nbytes + _LITTLE)
+
+
+def _too_much(entry: Entry, most: int) -> FormatError:
+    return FormatError(
+        f"{entry.key}: may be unpacked to {most:,} bytes, found more; make smaller objects"
+    )
+
+
+def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -> bytes | None:
     """Return the bytes that were compressed; several streams behind each other are one.
+
+    Args:
+        data: of the object.
+        kind: by what it is compressed.
+        entry: of the object, for errors.
+        expected: None is returned where they are more; None: all that is borne.
 
     Raises:
         FormatError: damaged, cut off, or more than is borne.
     """
     view = memoryview(data)
-    most = min(MOST_UNPACKED, MOST_RATIO * view.nbytes + _LITTLE)
+    most = _most(view)
     pieces: list[bytes] = []
     found = 0
     for piece in _pieces(view, kind, entry):
         pieces.append(piece)
         found += len(piece)
         if found > most:
-            raise FormatError(
-                f"{entry.key}: may be unpacked to {most:,} bytes, found more; make smaller "
-                "objects"
-            )
+            raise _too_much(entry, most)
+        if expected is not None and found > expected:
+            return None
     return b"".join(pieces)
 
 

@@ -110,7 +110,7 @@ class _Dataset:
                 decoded[place] = self._decoded(stored, mask)
             return [self._chunking.assembled(run, decoded) for run in runs]
 
-        return await asyncio.to_thread(assemble)
+        return await self._chunking.decoding(runs, len(written), assemble)
 
     async def _located(self, places: Sequence[Place]) -> list[tuple[Place, Location]]:
         """Return the chunks that were ever written, and where they lie."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
+from growcache.remote.formats.decoding import decoded, decodes, refuse_large_sample
 from growcache.remote.formats.objects import (
     Measure,
     Reader,
@@ -29,9 +31,11 @@ _OPTIONS = ("decode", "label", "classes")
 _KINDS = ("JPEG", "PNG", "WEBP")
 _MAGIC_BYTES = 12
 MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
+PIXEL_BYTES, DECODING_BYTES = 3, 7  # of a pixel; beside Pillow's own, while it is decoded
+SMALL_PIXELS = 1 << 20  # of an image that need not wait
+_STRIP = 1 << 22  # pixels that are converted at a time
 
-
-# Pixels that the threads of a process decode at once, each of which takes 11 bytes.
+# Pixels that the threads of a process decode at once.
 _DECODING = Turns(MOST_PIXELS)
 
 
@@ -63,7 +67,7 @@ class Images:
             )
         image: bytes | Array = bytes(memoryview(data))
         if self._decode:
-            image = await asyncio.to_thread(decode_image, data, key)
+            image = await _decoded(data, key)
         return [({"image": image, **label}, 0, reader.entry.size)]
 
     def _labelled(self, key: str) -> Sample:
@@ -83,6 +87,25 @@ class Images:
                 f"{key}: folder {folder!r} is none of source.options.classes ({known})"
             )
         return {"label": np.asarray(self._numbers[folder], np.int64)}
+
+
+async def _decoded(data: Buffer, key: str) -> Array:
+    """Return the image; a large one once there is room for it beside those of other visits."""
+    found = await asyncio.to_thread(_decoded_or_pixels, data, key)
+    if not isinstance(found, int):
+        return found
+    refuse_large_sample(PIXEL_BYTES * found, key)
+    await decodes(DECODING_BYTES * found)
+    image = await asyncio.to_thread(decode_image, data, key)
+    decoded(image.nbytes, DECODING_BYTES * found)
+    return image
+
+
+def _decoded_or_pixels(data: Buffer, key: str) -> Array | int:
+    """Return a small image; of a large one how many pixels it has."""
+    with _opened(data, key) as image:
+        pixels: int = image.size[0] * image.size[1]
+        return pixels if pixels > SMALL_PIXELS else _rgb(image)
 
 
 def image_kind(data: Buffer) -> str | None:
@@ -107,13 +130,19 @@ def decode_image(data: Buffer, key: str) -> Array:
     Raises:
         FormatError: it is broken, has more than `MOST_PIXELS`, or values of 16 bits.
     """
+    with _opened(data, key) as image, _DECODING.of(image.size[0] * image.size[1]):
+        return _rgb(image)
+
+
+@contextmanager
+def _opened(data: Buffer, key: str) -> Iterator[Any]:
+    """Open an image, of which only the header was read so far; whatever is wrong is told of it."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(memoryview(data)), formats=_KINDS) as image:
             _check(image.size, image.mode, key)
-            with _DECODING.of(image.size[0] * image.size[1]):
-                return np.array(image.convert("RGB"))
+            yield image
     except FormatError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -124,6 +153,20 @@ def decode_image(data: Buffer, key: str) -> Array:
         raise FormatError(
             f"{key}: cannot be decoded: {type(error).__name__}: {error}"
         ) from error
+
+
+def _rgb(image: Any) -> Array:
+    """Return the pixels; of a large image strip by strip, or there would be three copies."""
+    width, height = image.size
+    rows = max(1, _STRIP // max(1, width))
+    if height <= rows:
+        return np.array(image.convert("RGB"))
+    image.load()
+    found = np.empty((height, width, PIXEL_BYTES), np.uint8)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(height, top + rows)))
+        found[top : top + rows] = np.asarray(strip.convert("RGB"))
+    return found
 
 
 def _check(size: tuple[int, int], mode: str, key: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from growcache.errors import FormatError
+from growcache.remote.formats.decoding import decodes
 from growcache.remote.formats.npy import parse_header
 from growcache.remote.formats.objects import LARGEST_WHOLE, Reader, read_whole
 from growcache.remote.formats.ranges import read_ranges
@@ -58,6 +59,7 @@ async def read_arrays(reader: Reader, fields: tuple[str, ...] | None) -> dict[st
 
     if all(member.method == STORED for member in members.values()):
         return work()
+    await decodes(sum(member.size for member in members.values() if member.method != STORED))
     return await asyncio.to_thread(work)  # zlib lets others run meanwhile
 
 

@@ -104,7 +104,7 @@ class _Chunks:
             decoded = {place: self._decoded(place, found) for place, found in stored}
             return [chunking.assembled(run, decoded) for run in runs]
 
-        return list(await asyncio.to_thread(assemble))
+        return list(await chunking.decoding(runs, len(places), assemble))
 
     async def _stored(self, place: Place) -> memoryview | None:
         key = self._array.key(place)
