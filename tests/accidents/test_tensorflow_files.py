@@ -41,8 +41,9 @@ def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
             assert len(held) == len(held.paths) == len(set(held))
             records = iter(tf.data.TFRecordDataset(held.paths))
             next(records)
-            # All that could go is held now: the service says that it waits, or retires ahead.
-            wait_for_status(cache, lambda found: found["leases"] and found["waiting_for"])
+            # Without the lease all of them would have been evicted by then.
+            drawn = status(cache)["drawn"] + 2 * held.samples
+            wait_for_status(cache, lambda found: found["drawn"] > drawn)
             assert 1 + sum(1 for _ in records) == held.samples
             assert all(Path(path).exists() for path in held.paths)
             evicted = status(cache)["evicted_samples"]
