@@ -64,6 +64,7 @@ class Engine:
         self._leaving: Callable[[], object] | None = None
         self._chooser = self._new_chooser()
         self._batches_received = 0
+        self._running_block: _Running | None = None  # of which the loop gets batches
         self._revived = False  # since a block was received
 
     def begin(self) -> None:
@@ -114,8 +115,10 @@ class Engine:
 
     @property
     def report(self) -> Report:
-        """What was delivered so far."""
+        """What was delivered so far, the batch that the loop has now included."""
         source = self._source
+        if self._running_block is not None:
+            self._tell(self._running_block)
         return replace(
             self._tally.report(), gather=source.kind if source else self._chooser.kind
         )
@@ -346,12 +349,14 @@ class Engine:
         assert source is not None
         rows, size = block.rows, self._options.batch_size
         delivered = 0
+        running = self._running_block = _Running(block, counted)
         try:
             for i, (mark, lost) in enumerate(zip(block.marks, block.lost, strict=True), 1):
                 if turn is not self._turn:  # it would move what the loader says of itself
                     raise RuntimeError(CLOSED)
                 before, delivered = delivered, min(delivered + size, rows)
                 self._counters.receive(delivered - before)
+                running.delivered = delivered
                 source.delivered, self._delivered_pass = mark, mark.pass_number
                 self._bookmark.deliver(block.epoch, mark, block.form)
                 if lost:
@@ -362,11 +367,15 @@ class Engine:
             self._counters.flush()  # the loop was left, and may not come back
             raise
         finally:
-            whole = delivered == rows
-            counts = block.counts if whole else count_of(block.drawn, delivered)
-            self._tally.deliver(counts, counted)
-            if self._delivered_pass is not None:
-                self._tally.enter(self._delivered_pass)
+            self._tell(running)
+            if self._running_block is running:
+                self._running_block = None
+
+    def _tell(self, running: _Running) -> None:
+        """Count what was delivered of a block and is not counted yet."""
+        self._tally.deliver(running.uncounted(), running.counted)
+        if self._delivered_pass is not None:
+            self._tally.enter(self._delivered_pass)
 
     def _cut(self, block: Block) -> Any:
         try:
@@ -379,3 +388,31 @@ class Engine:
 def _end(counters: ReaderCounters, source: Source) -> None:
     counters.close()  # first: the lease goes with the source
     source.close()
+
+
+class _Running:
+    """A block whose batches are being delivered.
+
+    Args:
+        block: that it is.
+        counted: what the tally knows its epoch by.
+
+    Attributes:
+        counted: likewise.
+        delivered: its rows that the loop has.
+    """
+
+    def __init__(self, block: Block, counted: int) -> None:
+        self.counted = counted
+        self.delivered = 0
+        self._rows, self._counts, self._drawn = block.rows, block.counts, block.drawn
+        self._told: dict[int, int] = {}  # by shard, of what was counted
+
+    def uncounted(self) -> dict[int, int]:
+        """Return how many rows of which shard were delivered since this was asked last."""
+        whole = self.delivered == self._rows
+        now = self._counts if whole else count_of(self._drawn, self.delivered)
+        before, self._told = self._told, now
+        if not before:
+            return now
+        return {n: more for n, count in now.items() if (more := count - before.get(n, 0))}

@@ -22,6 +22,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.seeding import hash64
 
 WARN_REUSE = 4.0
+SMALL_VISIT_BYTES = 1_000_000  # below, a request takes longer to begin than to be answered
 WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -33,8 +34,9 @@ _log = logging.getLogger(__name__)
 class Report:
     """What a loader did, in its latest epoch and since it was made.
 
-    Uses are counted per shard, as delivered samples over the samples it holds; so where
-    epochs end inside a pass, the figures that say "distinct" are estimates.
+    Deliveries are counted per shard. Each sample of a shard counts as delivered once before any
+    counts as delivered twice, which is so where passes are not left before their end; else
+    the figures that say "distinct", ``uses_max`` and ``ess_samples`` are estimates.
 
     Attributes:
         samples: delivered in the latest epoch.
@@ -138,11 +140,12 @@ class Uses:
 
     def add(self, delivered: Iterable[int], sizes: Iterable[int]) -> None:
         """Add shards: how many samples of each were delivered, and how many it has."""
-        size = np.maximum(np.array(list(sizes), np.float64), 1)
-        uses = np.array(list(delivered), np.float64) / size
-        self.once += float((size * uses).sum())
-        self.squares += float((size * uses**2).sum())
-        self.most = max(self.most, float(uses.max(initial=0.0)))
+        size = np.maximum(np.array(list(sizes), np.int64), 1)
+        counts = np.array(list(delivered), np.int64)
+        uses, more = np.divmod(counts, size)  # of these many samples one use more
+        self.once += float(counts.sum())
+        self.squares += float(((size - more) * uses**2 + more * (uses + 1) ** 2).sum())
+        self.most = max(self.most, float((uses + (more > 0)).max(initial=0)))
 
 
 class Tally:
@@ -189,10 +192,13 @@ class Tally:
         No array operation that computes, see `deliver`.
         """
         self._passes += not again
-        self._facts = facts
         self._waited_cache += facts.waited_seconds
         numbers, samples = facts.numbers.tolist(), facts.samples.tolist()
         self._sizes.update(zip(numbers, samples, strict=True))
+        if again:  # what is leased anew is the rest of the pass, and the snapshot the same
+            self._held.append((number, {*numbers, *facts.left_out.tolist()}))
+            return
+        self._facts = facts
         if self._held and number < self._held[-1][0]:
             self._held.clear()  # a state of an earlier pass was loaded
         self._held.append((number, {*numbers, *facts.left_out.tolist()}))
@@ -254,8 +260,8 @@ class Tally:
             _log.warning(
                 "every sample was delivered %.1f times while the cache was turned over once: "
                 "training outruns the remote store; more sampling.workers, "
-                "sampling.concurrency or a faster link bring more distinct samples",
-                self._recent,
+                "sampling.concurrency or a faster link bring more distinct samples%s",
+                *(self._recent, "" if self._facts is None else _more_of_each(self._facts.view)),
             )
 
     def report(self) -> Report:
@@ -313,6 +319,25 @@ class Tally:
         if len(seen) > 1:
             self._objects = np.unique(np.concatenate(seen))
         return len(self._objects)
+
+
+def _more_of_each(view: IndexView) -> str:
+    """Return what to say of `sampling.samples_per_object`; nothing where it would not help.
+
+    It does where requests are the limit: each brings a few small samples of a larger object.
+    """
+    if view.identity is None:
+        return ""
+    sizes = view.identity.sizes
+    each = sizes.get("samples_per_object") or 0
+    nbytes = each * (sizes.get("sample_bytes") or 0)
+    if not each or sizes.get("whole") or not sizes.get("ranged") or nbytes >= SMALL_VISIT_BYTES:
+        return ""
+    return (
+        f"; a visit to an object brings {each} sample{'s' * (each != 1)} of it "
+        f"({nbytes:,.0f} bytes): a larger sampling.samples_per_object brings more with as many "
+        "requests, of a new cache"
+    )
 
 
 def _ratio(delivered: int, distinct: int) -> float:
