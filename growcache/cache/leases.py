@@ -209,6 +209,13 @@ class Lease:
         """Count samples as delivered; that is noted a few times a second, and at the end."""
         self._file.count(samples)
 
+    def keep_for_service(self) -> None:
+        """Leave the file to the next service even where none runs when it is closed.
+
+        Until then it says itself what was used, so that limits on reuse hold without a service.
+        """
+        self._file.kept = True
+
     def _set(self, numbers: Iterable[int], state: int) -> None:
         self._file.write_states([self._places[number] for number in numbers], state)
 
@@ -361,6 +368,7 @@ class _LeaseFile:
         self._start = start
         self._pid = os.getpid()
         self._open = True
+        self.kept = False  # though no service counts it
         self._turn = threading.RLock()
         _open_files.add(self)
 
@@ -422,7 +430,7 @@ class _LeaseFile:
                 self._open = False
                 close_owned(self._descriptor)
         # While a supervisor lives the file is its receipt for the uses.
-        if not is_held(self._layout.supervisor_lock):
+        if not self.kept and not is_held(self._layout.supervisor_lock):
             self.path.unlink(missing_ok=True)
 
 

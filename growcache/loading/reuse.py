@@ -54,10 +54,18 @@ class Watch:
 
 
 class Choice(NamedTuple):
-    """The index when a snapshot was decided on, and the shards that it leaves out."""
+    """The index when a snapshot was decided on, and the shards that it leaves out.
+
+    Attributes:
+        view: the index.
+        without: what was used too often.
+        counts: whether the use of the others counts towards a limit. There are so many of
+            these snapshots as the limit allows, so their leases may stay where no service counts them.
+    """
 
     view: IndexView
     without: frozenset[int] = frozenset()
+    counts: bool = False
 
 
 class Limit(NamedTuple):
@@ -123,7 +131,7 @@ def choose(options: LoaderOptions, watch: Watch, view: IndexView) -> Choice:
             out = used_up(view, leases, options.job, limit.most, own)
             fresh = sum(row.samples for row in view.shards if row.number not in out)
             if fresh >= options.least_samples:
-                return Choice(view, out)
+                return Choice(view, out, counts=True)
             if not limit.waits:
                 _warn(options, limit)
                 break
@@ -151,7 +159,7 @@ def take(
     views = iter([choice.view])  # at the second attempt it is old
 
     def attempt() -> Snapshot:
-        return Snapshot.take(
+        snapshot = Snapshot.take(
             options.root,
             job=options.job,
             verify=options.verify,
@@ -159,6 +167,9 @@ def take(
             without=choice.without,
             view=next(views, None),
         )
+        if choice.counts:
+            snapshot.lease.keep_for_service()
+        return snapshot
 
     return when_room(attempt, watch.wake, watch.stopped)
 
