@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.lease_counters import Counters
 from growcache.cache.leases import Lease, LeaseView, RankNote, read_leases
+from growcache.cache.processes import is_running
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions
 from growcache.loading.ranks import run_of
@@ -114,7 +116,7 @@ class _Leader:
         self._options = options
         self._note = note
         self._names: list[str] = []  # of the leases of the two latest passes
-        self._met: set[int] = set()
+        self._met: dict[int, tuple[str, int]] = {}  # host and process id by rank
         self._presence: Lease | None = None  # while no shard may be held
 
     def offers(self, pass_number: int) -> bool:
@@ -156,9 +158,10 @@ class _Leader:
         def all_here() -> bool | None:
             nonlocal gone
             left = missing()
-            absent = (left & self._met) - self._followers(self._names)
+            absent = (left & self._met.keys()) - self._followers(self._names)
             # Whoever was about to change leases is seen at the second look.
             over, gone = absent & gone, absent
+            self._refuse_dead(over)
             return True if left <= over else None
 
         try:
@@ -171,7 +174,23 @@ class _Leader:
             )
         finally:
             self._leave()
-        self._met |= self._followers([name])
+        self._followers([name])
+
+    def _refuse_dead(self, ranks: set[int]) -> None:
+        """Refuse to go on without ranks whose processes are gone.
+
+        One that only closed its loader, or lives where nobody here can look, may have had enough.
+
+        Raises:
+            CacheError: one of them has ended.
+        """
+        for rank in sorted(ranks):
+            host, pid = self._met[rank]
+            if host == socket.gethostname() and not is_running(pid):
+                raise CacheError(
+                    f"rank {rank} of job {self._options.job} (pid {pid} on {host}) ended while "
+                    "rank 0 goes on; start all ranks of the job again"
+                )
 
     def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
         """Return the ranks that hold leases on a list of these of mine.
@@ -180,11 +199,13 @@ class _Leader:
             names: of my leases.
             over: count those that came and went, too: by an error, before anybody looked.
         """
-        return {
-            lease.ranks.rank
+        found = {
+            lease.ranks.rank: (lease.host, lease.pid)
             for lease in read_leases(self._options.root)
             if (lease.open or over) and lease.ranks is not None and lease.ranks.follows in names
         }
+        self._met.update(found)
+        return set(found)
 
 
 class _Follower:

@@ -76,7 +76,9 @@ def test_what_drop_last_leaves_over_is_no_use(cache: Path) -> None:
         matches(loader.report, counts, 96)
 
 
-def test_the_cache_is_as_large_when_the_rest_of_a_pass_comes_from_elsewhere(cache: Path) -> None:
+def test_the_cache_is_as_large_when_the_rest_of_a_pass_comes_from_elsewhere(
+    cache: Path,
+) -> None:
     counts: Counter[tuple[float, float]] = Counter()
     with EpochLoader(cache, batch_size=4, min_samples=1, gather="process") as loader:
         for place, batch in enumerate(loader):
