@@ -24,6 +24,7 @@ from growcache.errors import (
     StoreError,
     TransientStoreError,
 )
+from growcache.remote.answers import UnnameableKeyError
 from growcache.remote.clients import Client
 from growcache.remote.evidence import GivenUp
 from growcache.remote.refusals import (
@@ -667,10 +668,12 @@ def _listed_by_name(backend: Backend, key: str) -> Entry:
     """
     try:
         return backend.head(key)
-    except CredentialsError:
+    except (TransientStoreError, ObjectMissingError, UnnameableKeyError):
         raise
     except AccessError as error:
         raise CredentialsError(str(error)) from None
+    except StoreError as error:  # answers to HEAD have no body, so no word of what is wrong
+        raise CredentialsError(f"{error}, as it does where credentials have expired") from None
 
 
 def _moving(pages: Iterator[Page]) -> Iterator[Page]:

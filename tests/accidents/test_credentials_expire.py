@@ -209,3 +209,21 @@ def test_twenty_seconds(
         since = time.monotonic()
         goes_on(service)
         assert time.monotonic() - since < 5 * 15
+
+
+@pytest.mark.slow
+def test_a_table_of_labels_is_waited_for_too(tmp_path: Path, bucket: GuardedBucket) -> None:
+    """It is read at every start, so a start in the middle of a lapse finds it refused."""
+    rows = "".join(f"{number:05d}.npy,{number}\n" for number in range(300))
+    (tmp_path / "objects" / "labels.csv").write_text(f"name,y\n{rows}")
+    table = {"url": "s3://b/labels.csv", "key": "name", "columns": ["y"], "match": "name"}
+    config = config_of(tmp_path, bucket, labels=table)
+    bucket.refuse_key("labels.csv", 403, "AccessDenied")
+    assert command("run", config).returncode == 2
+    bucket.open()
+    assert command("run", config, "--samples", "100").returncode == 0
+    bucket.refuse(400, "ExpiredToken")
+    with running(config) as service:
+        waits_for(service, "credentials (")
+        bucket.open()
+        goes_on(service)

@@ -159,3 +159,16 @@ def test_a_ruling_needs_no_store(error: StoreError) -> None:
     assert ruling(error, others_answer=True) is None
     assert isinstance(ruling(error, others_answer=False), StoreRefusedError)
     assert not refusals.is_passing(CredentialsError("no"))
+
+
+def test_an_answer_without_a_word_may_be_about_credentials() -> None:
+    """As to HEAD, with which named objects are listed: S3 says 400 where a token has expired."""
+
+    class Wordless(Fake):
+        def head(self, key: str) -> Entry:
+            raise StoreError(f"{key}: the store answered 400")
+
+    source = SourceConfig(url=("s3://b/x",))
+    store = RemoteStore(source, [(parse_url("s3://b/x"), Wordless({}))], Patience(1), 4)
+    with pytest.raises(CredentialsError, match="where credentials have expired"):
+        list(store.pages())
