@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from growcache.cache.findings import Finding
 from growcache.cache.index import Totals
+from growcache.cache.sidecar import Sidecar
+from tests.chaos.content import changes
 from tests.chaos.disk import Seen
 from tests.chaos.flips import Flip
 from tests.chaos.readers import Line
@@ -59,6 +61,15 @@ def findings(found: Iterable[Finding], damaged: set[int]) -> list[str]:
         f"G2: {finding.message}"
         for finding in found
         if finding.severity == "error" and finding.shard not in damaged
+    ]
+
+
+def holes(sidecar: Sidecar) -> list[str]:
+    """Only an object that was rewritten or deleted is a hole; a store's refusals are none."""
+    return [
+        f"shard {sidecar.number} has a hole of an object that never changed: {hole.reason}"
+        for hole in sidecar.holes
+        if not changes(hole.key)
     ]
 
 

@@ -20,11 +20,17 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.content import wrong
-from tests.chaos.schedule import STOPPED, TENSORFLOW, TORCH, UNFINISHED
+from tests.chaos.schedule import RESUMABLE, STOPPED, TENSORFLOW, TORCH, UNFINISHED
 
 BATCH = 32
 MIN_SAMPLES = 256  # so that one damaged shard leaves enough for a batch
-PAUSE_SECONDS = {TORCH: 0.01, TENSORFLOW: 0.015, STOPPED: 0.02, UNFINISHED: 0.1}
+PAUSE_SECONDS = {
+    TORCH: 0.01,
+    TENSORFLOW: 0.015,
+    STOPPED: 0.02,
+    UNFINISHED: 0.1,
+    RESUMABLE: 0.05,
+}
 BEAT_SECONDS = 0.25
 FAILED = 3  # the exit code after an error that the log tells
 
@@ -118,6 +124,8 @@ def read(kind: str, root: str, log: Log, seed: int) -> None:
         while True:
             until = time.monotonic() + dice.uniform(2, 12)
             for _ in reader.epoch(loader):
+                if kind == RESUMABLE:
+                    loader.state_dict()
                 if kind == UNFINISHED and time.monotonic() > until:
                     break
     except Exception as error:  # noqa: BLE001 - whatever it is, it is judged elsewhere

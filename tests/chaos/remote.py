@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.content import changes, key_name, object_bytes
+from tests.chaos.content import CHANGING, changes, key_name, object_bytes
 from tests.servers import Bucket, S3Server
 from tests.servers.ceph import ceph, missing
 from tests.servers.moto import moto
@@ -19,6 +19,7 @@ from tests.servers.slowlink import SlowLink, slowlink
 
 _CALM: dict[str, float] = {
     "latency_seconds": 0, "bytes_per_second": 0, "unavailable": 0, "resets": 0, "stalls": 0,
+    "expired": 0, "truncated": 0,
 }  # fmt: skip
 
 
@@ -43,12 +44,14 @@ class Remote:
     Attributes:
         versions: per key the version that is there now; None where it is deleted.
         link: the bad link.
+        bad_key: of the object that answers nothing but 503; empty: none.
     """
 
     def __init__(self, bucket: Bucket, link: SlowLink, count: int) -> None:
         self._bucket = bucket
         self.link = link
         self.versions: dict[int, int | None] = dict.fromkeys(range(count), 0)
+        self.bad_key = ""
         self._calm = dict(_CALM)
 
     @classmethod
@@ -90,9 +93,25 @@ class Remote:
         """Have every request answered SlowDown."""
         self.link.set(unavailable=1.0)
 
+    def expire(self) -> None:
+        """Have every request refused, because the credentials have expired."""
+        self.link.set(expired=1.0)
+
     def recover(self) -> None:
-        """End the outage."""
+        """End the outage, and renew the credentials."""
         self.link.set(**self._calm)
+
+    def turn_bad(self, luck: float) -> bool:
+        """Have an object that nobody changes answer 503 from now on, or answer again.
+
+        Returns:
+            Whether one fails now.
+        """
+        steady = [key for key in self.versions if key % CHANGING]
+        chosen = "" if self.bad_key else key_name(random.Random(luck).choice(steady))
+        self.bad_key = chosen
+        self.link.set(bad_path=chosen)
+        return bool(chosen)
 
     def rewrite(self, luck: float) -> bool:
         """Put another version in an object's place; whether one could be."""

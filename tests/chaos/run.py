@@ -29,6 +29,7 @@ from tests.chaos import checks, schedule
 from tests.chaos.content import WORDS, Words, etag, key_name, wrong
 from tests.chaos.disk import Disk, Watcher, own_disk
 from tests.chaos.flips import Flip, became, flip_shard, numbers_told, some_place, turn_over
+from tests.chaos.foreign import put_foreign_lease
 from tests.chaos.indexes import content
 from tests.chaos.ledger import Ledger, read_books
 from tests.chaos.processes import send
@@ -270,6 +271,10 @@ class Chaos:
             schedule.STOP: lambda _: self._stop_and_start(),
             schedule.OUTAGE: lambda _: self._outage(),
             schedule.RECOVER: lambda _: self._remote.recover(),
+            schedule.EXPIRE: lambda _: self._expire(),
+            schedule.RENEW: lambda _: self._remote.recover(),
+            schedule.BAD_KEY: self._turn_bad,
+            schedule.FOREIGN_LEASE: self._put_foreign_lease,
         }
         actions[fault.kind](fault)
 
@@ -280,6 +285,18 @@ class Chaos:
     def _outage(self) -> None:
         self._remote.outage()
         self.tally.events["outages of the store"] += 1
+
+    def _expire(self) -> None:
+        self._remote.expire()
+        self.tally.events["credentials expired"] += 1
+
+    def _turn_bad(self, fault: Fault) -> None:
+        fails = self._remote.turn_bad(fault.luck)
+        self.tally.events["keys that began to fail" if fails else "keys that answer again"] += 1
+
+    def _put_foreign_lease(self, fault: Fault) -> None:
+        put_foreign_lease(self._root, fault.luck)
+        self.tally.events["foreign files among the leases"] += 1
 
     def _kill(self, fault: Fault) -> None:
         if fault.role == SUPERVISOR:
@@ -629,6 +646,7 @@ class Chaos:
                             shard = snapshot.mapped(row.number)
                             words = _words([shard[i]["x"] for i in range(row.samples)])
                             self._violated(_origins_wrong(sidecars[row.number], words))
+                            self._violated(checks.holes(sidecars[row.number]))
                             self._inspected.add((row.number, row.digest))
                 self._violated(self._ledger.describe(sidecars))
         except CacheError as error:

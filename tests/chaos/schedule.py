@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 
 SUPERVISOR, SAMPLER = "supervisor", "sampler"
 TORCH, TENSORFLOW, STOPPED, UNFINISHED = "torch", "tensorflow", "stopped", "unfinished"
-READERS = (TORCH, TENSORFLOW, STOPPED, UNFINISHED)
+RESUMABLE = "resumable"  # gives states away, so that what it holds is kept when it dies
+READERS = (TORCH, TENSORFLOW, STOPPED, UNFINISHED, RESUMABLE)
 ROLES = (SUPERVISOR, SAMPLER, *READERS)
 
 # How often each is killed. TensorFlow takes seconds to start, the others do not.
-_KILLS = {SUPERVISOR: 5, SAMPLER: 7, TORCH: 2, TENSORFLOW: 1, STOPPED: 4, UNFINISHED: 4}
+_KILLS = {
+    SUPERVISOR: 5,
+    SAMPLER: 7,
+    TORCH: 2,
+    TENSORFLOW: 1,
+    STOPPED: 4,
+    UNFINISHED: 4,
+    RESUMABLE: 4,
+}
 _PAUSES = {SUPERVISOR: 3, SAMPLER: 3, TORCH: 1, TENSORFLOW: 1, UNFINISHED: 1}
 
 # What a kill of the service waits for, for at most a moment; "any" is the dice's.
@@ -25,6 +34,9 @@ FLIP_SHARD, FLIP_SIDECAR, FLIP_INDEX, NO_INDEX = (
 )  # fmt: skip
 REWRITE, DELETE, RESTORE = "rewrite an object", "delete an object", "restore an object"
 BOUND, STOP, OUTAGE, RECOVER = "change the bound", "stop", "outage", "recover"
+EXPIRE, RENEW = "let credentials expire", "renew credentials"
+BAD_KEY = "have one key fail, or answer again"
+FOREIGN_LEASE = "put a file that is no lease among the leases"
 
 STOP_EVERY = 12  # rounds; a clean stop, in which nothing may be left behind
 CALM_EVERY = 6  # rounds after which all is well for once, and everybody must go on
@@ -96,6 +108,7 @@ def _link(dice: random.Random) -> dict[str, float]:
         "unavailable": dice.uniform(0, 0.05) if bad else 0.0,
         "resets": dice.uniform(0, 0.03) if bad else 0.0,
         "stalls": dice.uniform(0, 0.02) if bad else 0.0,
+        "truncated": dice.uniform(0, 0.03) if bad else 0.0,
         "stall_seconds": dice.uniform(0.2, 3.0),
         "fault_after_bytes": dice.randrange(0, 2000),
     }
@@ -132,10 +145,17 @@ _CHANCES = {
     DELETE: 0.15,
     RESTORE: 0.4,
     BOUND: 0.12,
+    BAD_KEY: 0.1,
+    FOREIGN_LEASE: 0.15,
 }
-_SPANS = ((PAUSE, GO_ON, 0.5, 2.0), (FILL, FREE, 0.3, 1.5), (OUTAGE, RECOVER, 0.1, 1.5))
+_SPANS = (
+    (PAUSE, GO_ON, 0.5, 2.0),
+    (FILL, FREE, 0.3, 1.5),
+    (OUTAGE, RECOVER, 0.1, 1.5),
+    (EXPIRE, RENEW, 0.15, 3.0),
+)
 EVERYTHING = frozenset(_CHANCES) | {
-    KILL, PAUSE, GO_ON, FILL, FREE, STOP, OUTAGE, RECOVER
+    KILL, PAUSE, GO_ON, FILL, FREE, STOP, OUTAGE, RECOVER, EXPIRE, RENEW
 }  # fmt: skip
 
 

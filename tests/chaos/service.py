@@ -58,7 +58,7 @@ class Service:
                 "max_bytes": max_bytes,
                 "min_uses": 0,
                 "min_free": 0,
-                "resume_seconds": 1,
+                "resume_seconds": 600,
             },
         }
         temporary = self._config.with_suffix(".new")

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -37,6 +38,11 @@ _SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
 )
+_EXPIRED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+)
+_LENGTH = re.compile(rb"(?i)(\r\ncontent-length: *)(\d+)")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class Faults:
         stalls: or stands still for
         stall_seconds: so long,
         fault_after_bytes: after so many bytes of it.
+        expired: share of requests that are refused because the credentials have expired.
+        truncated: share of requests of which a 206 has half of the bytes that it should have.
+        bad_path: requests with this text in their path are answered 503; empty: none.
         seed: of the dice.
     """
 
@@ -61,6 +70,9 @@ class Faults:
     stalls: float = 0
     stall_seconds: float = 0
     fault_after_bytes: int = 0
+    expired: float = 0
+    truncated: float = 0
+    bad_path: str = ""
     seed: int = 0
 
 
@@ -74,6 +86,8 @@ class Counts:
     unavailable: int = 0
     resets: int = 0
     stalls: int = 0
+    expired: int = 0
+    truncated: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class SlowLink:
     endpoint: str
     admin: str
 
-    def set(self, **faults: float) -> None:
+    def set(self, **faults: float | str) -> None:
         """Change some faults, keep the others; takes effect at once."""
         self._ask(json.dumps(faults).encode())
 
@@ -202,35 +216,50 @@ class _Connection:
 
     async def requests(self, to_them: asyncio.StreamWriter) -> None:
         while data := await self.reader.read(_CHUNK):
-            if data[:4] in _METHODS and await self.refused():
+            if data[:4] in _METHODS and await self.refused(data.partition(b"\r\n")[0]):
                 return
             to_them.write(data)
             await to_them.drain()
 
-    async def refused(self) -> bool:
+    async def refused(self, request: bytes) -> bool:
         """Meet a new request with this link's latency, and perhaps one of its faults."""
         proxy, faults = self.proxy, self.proxy.faults
         proxy.counts.requests += 1
         luck = proxy.dice.random()
         await asyncio.sleep(faults.latency_seconds)
-        if luck < faults.unavailable:
+        bad = bool(faults.bad_path) and faults.bad_path.encode() in request
+        if bad or luck < faults.unavailable:
             proxy.counts.unavailable += 1
-            self.writer.write(_answer(b"503 Slow Down", _SLOW_DOWN))
-            await self.writer.drain()
-            return True
+            return await self.answered(b"503 Slow Down", _SLOW_DOWN)
         luck -= faults.unavailable
-        self.fault = (
-            "reset"
-            if luck < faults.resets
-            else "stall"
-            if luck < faults.resets + faults.stalls
-            else ""
-        )
+        if luck < faults.expired:
+            proxy.counts.expired += 1
+            return await self.answered(b"403 Forbidden", _EXPIRED)
+        luck -= faults.expired
+        self.fault = ""
+        for fault in ("reset", "stall", "truncate"):
+            share = {
+                "reset": faults.resets,
+                "stall": faults.stalls,
+                "truncate": faults.truncated,
+            }[fault]
+            if luck < share:
+                self.fault = fault
+                break
+            luck -= share
         self.sound_bytes = faults.fault_after_bytes
         return False
 
+    async def answered(self, status: bytes, body: bytes) -> bool:
+        self.writer.write(_answer(status, body))
+        await self.writer.drain()
+        return True
+
     async def answers(self, theirs: asyncio.StreamReader) -> None:
         while data := await theirs.read(self.proxy.chunk):
+            if self.fault == "truncate":
+                await self.truncate(data, theirs)
+                return
             if self.fault:
                 self.sound_bytes -= len(data)
                 if self.sound_bytes < 0 and await self.broken():
@@ -239,6 +268,25 @@ class _Connection:
             self.proxy.counts.bytes += len(data)
             self.writer.write(data)
             await self.writer.drain()
+
+    async def truncate(self, data: bytes, theirs: asyncio.StreamReader) -> None:
+        """Pass on half of a 206 as if it were all, and end the connection; else all of it."""
+        while b"\r\n\r\n" not in data and (more := await theirs.read(_CHUNK)):
+            data += more
+        head, end, body = data.partition(b"\r\n\r\n")
+        length = _LENGTH.search(head)
+        if b" 206 " in head[:16] and length is not None and int(length[2]) > 1:
+            self.proxy.counts.truncated += 1
+            half = int(length[2]) // 2
+            while len(body) < half and (more := await theirs.read(_CHUNK)):
+                body += more
+            head = _LENGTH.sub(b"\\g<1>%d" % half, head) + b"\r\nConnection: close"
+            self.writer.write(head + end + body[:half])
+        else:
+            self.writer.write(data)
+            while more := await theirs.read(_CHUNK):
+                self.writer.write(more)
+        await self.writer.drain()
 
     async def broken(self) -> bool:
         fault, self.fault = self.fault, ""
