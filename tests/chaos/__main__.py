@@ -17,9 +17,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--server", choices=["auto", "ceph", "moto"], default="auto")
+    parser.add_argument("--heavy-tailed", action="store_true", help="sizes of samples")
     parser.add_argument("--report", type=Path, help="a page whose section is written")
     given = parser.parse_args()
-    wanted = Plan(given.seed, given.minutes, given.server, rounds=given.rounds)
+    wanted = Plan(
+        given.seed,
+        given.minutes,
+        given.server,
+        rounds=given.rounds,
+        heavy_tailed=given.heavy_tailed,
+    )
     tally = run(wanted, lambda text: print(text, flush=True))
     text = markdown(tally)
     print(f"\n{text}\n")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import random
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,8 @@ _Mixed: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 
 WORDS = 128
 ROWS = 96  # of an object: above 64 KiB, so it is read by range, header first
+MOST_ROWS = 150  # of a heavy-tailed object
+PARETO_SHAPE = 1.1
 _HEAD = 3
 _STEPS = np.arange(_HEAD, WORDS - 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
@@ -64,17 +67,24 @@ def wrong(batch: Words) -> Flags:
     return bad
 
 
+def rows_of(key: int, *, heavy_tailed: bool) -> int:
+    """Return how many rows an object has."""
+    if not heavy_tailed:
+        return ROWS
+    return min(MOST_ROWS, int(random.Random(key).paretovariate(PARETO_SHAPE)))
+
+
 @functools.lru_cache(maxsize=64)
-def object_bytes(key: int, version: int) -> bytes:
-    """Return an object: ``.npy``, int64 [ROWS, WORDS]."""
-    head = np.empty((ROWS, _HEAD), np.int64)
-    head[:, 0], head[:, 1], head[:, 2] = key, version, np.arange(ROWS)
+def object_bytes(key: int, version: int, rows: int = ROWS) -> bytes:
+    """Return an object: ``.npy``, int64 [rows, WORDS]."""
+    head = np.empty((rows, _HEAD), np.int64)
+    head[:, 0], head[:, 1], head[:, 2] = key, version, np.arange(rows)
     file = io.BytesIO()
     np.save(file, samples(head))
     return file.getvalue()
 
 
 @functools.lru_cache(maxsize=4096)
-def etag(key: int, version: int) -> str:
+def etag(key: int, version: int, rows: int = ROWS) -> str:
     """Return the ETag that S3 gives the object: the MD5 of its bytes, in quotes."""
-    return f'"{hashlib.md5(object_bytes(key, version)).hexdigest()}"'
+    return f'"{hashlib.md5(object_bytes(key, version, rows)).hexdigest()}"'

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.content import CHANGING, changes, key_name, object_bytes
+from tests.chaos.content import CHANGING, changes, etag, key_name, object_bytes, rows_of
 from tests.servers import Bucket, S3Server
 from tests.servers.ceph import ceph, missing
 from tests.servers.moto import moto
@@ -44,11 +44,15 @@ class Remote:
     Attributes:
         versions: per key the version that is there now; None where it is deleted.
         link: the bad link.
+        heavy_tailed: whether an object is one sample, of a heavy-tailed size.
         bad_key: of the object that answers nothing but 503; empty: none.
     """
 
-    def __init__(self, bucket: Bucket, link: SlowLink, count: int) -> None:
+    def __init__(
+        self, bucket: Bucket, link: SlowLink, count: int, *, heavy_tailed: bool = False
+    ) -> None:
         self._bucket = bucket
+        self.heavy_tailed = heavy_tailed
         self.link = link
         self.versions: dict[int, int | None] = dict.fromkeys(range(count), 0)
         self.bad_key = ""
@@ -56,18 +60,25 @@ class Remote:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, kind: str, count: int) -> Iterator[Remote]:
+    def running(cls, kind: str, count: int, *, heavy_tailed: bool = False) -> Iterator[Remote]:
         """Fill a bucket of a server of this kind, behind a link, with ``count`` objects."""
         with s3_server(kind) as server:
             bucket = Bucket.make(server)
-            with ThreadPoolExecutor(8) as pool:
-                list(
-                    pool.map(
-                        lambda n: bucket.put(key_name(n), object_bytes(n, 0)), range(count)
-                    )
-                )
-            with slowlink(server.endpoint) as link:
-                yield cls(bucket, link, count)
+            with slowlink(server.endpoint) as link, ThreadPoolExecutor(8) as pool:
+                remote = cls(bucket, link, count, heavy_tailed=heavy_tailed)
+                list(pool.map(lambda n: remote.put(n, 0), range(count)))
+                yield remote
+
+    def put(self, key: int, version: int) -> None:
+        """Put a version of an object into the bucket."""
+        self._bucket.put(key_name(key), object_bytes(key, version, self._rows(key)))
+
+    def etag(self, key: int, version: int) -> str:
+        """Return the ETag of a version of an object."""
+        return etag(key, version, self._rows(key))
+
+    def _rows(self, key: int) -> int:
+        return rows_of(key, heavy_tailed=self.heavy_tailed)
 
     @property
     def server(self) -> str:
@@ -80,7 +91,7 @@ class Remote:
         return {
             "url": self._bucket.url("chaos/*.npy"),
             "format": "npy",
-            "options": {"axis": 0},
+            "options": {} if self.heavy_tailed else {"axis": 0},
             "storage_options": options,
         }
 
@@ -136,6 +147,6 @@ class Remote:
             self.versions[key] = None
             return True
         version = 0 if step == 0 else (now or 0) + 1
-        self._bucket.put(key_name(key), object_bytes(key, version))
+        self.put(key, version)
         self.versions[key] = version
         return True

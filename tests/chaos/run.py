@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CorruptShardError
 from growcache.loading.snapshot import Snapshot
 from tests.chaos import checks, schedule
-from tests.chaos.content import WORDS, Words, etag, key_name, wrong
+from tests.chaos.content import WORDS, Words, key_name, wrong
 from tests.chaos.disk import Disk, Watcher, own_disk
 from tests.chaos.flips import Flip, became, flip_shard, numbers_told, some_place, turn_over
 from tests.chaos.foreign import put_foreign_lease
@@ -50,6 +50,7 @@ from tests.chaos.states import current, observe, wait_for_moment
 from tests.chaos.tally import Tally
 
 DISK_BYTES = 12_000_000
+HEAVY_OBJECTS = 1500  # each of them one sample
 BOUNDS = (4_000_000, 3_000_000, 2_200_000)
 MOST_VIOLATIONS = 10
 MEMORY_SECONDS = 300.0  # batches may wait so long in a reader that is stopped
@@ -68,6 +69,7 @@ class Plan:
         readers: which of them.
         kinds: of faults.
         rounds: at most; None for as many as there is time for.
+        heavy_tailed: whether an object is one sample, of a heavy-tailed size.
         aim_seconds: the patience for the moment at which somebody is to be killed.
     """
 
@@ -79,6 +81,7 @@ class Plan:
     kinds: frozenset[str] = schedule.EVERYTHING
     rounds: int | None = None
     aim_seconds: float = 4.0
+    heavy_tailed: bool = False
 
 
 def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
@@ -86,7 +89,13 @@ def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     kept = False
     with contextlib.ExitStack() as stack:
-        remote = stack.enter_context(Remote.running(wanted.server, wanted.objects))
+        remote = stack.enter_context(
+            Remote.running(
+                wanted.server,
+                HEAVY_OBJECTS if wanted.heavy_tailed else wanted.objects,
+                heavy_tailed=wanted.heavy_tailed,
+            )
+        )
         disk = stack.enter_context(own_disk(folder / "disk", DISK_BYTES))
         chaos = stack.enter_context(_running(wanted, folder, disk, remote, say))
         try:
@@ -644,8 +653,10 @@ class Chaos:
                         sidecars[row.number] = snapshot.sidecar(row.number)
                         if (row.number, row.digest) not in self._inspected:
                             shard = snapshot.mapped(row.number)
-                            words = _words([shard[i]["x"] for i in range(row.samples)])
-                            self._violated(_origins_wrong(sidecars[row.number], words))
+                            samples = [_words(shard[i]["x"]) for i in range(row.samples)]
+                            self._violated(
+                                _origins_wrong(sidecars[row.number], samples, self._remote)
+                            )
                             self._violated(checks.holes(sidecars[row.number]))
                             self._inspected.add((row.number, row.digest))
                 self._violated(self._ledger.describe(sidecars))
@@ -686,20 +697,22 @@ class Chaos:
             self._violated(checks.reading(role, waited))
 
 
-def _words(samples: list[object]) -> Words:
+def _words(sample: object) -> Words:
     import numpy as np
 
-    return np.asarray(samples, np.int64).reshape(-1, WORDS)
+    return np.asarray(sample, np.int64).reshape(-1, WORDS)
 
 
-def _origins_wrong(sidecar: Sidecar, words: Words) -> list[str]:
-    """Every sample is whole, and of the key, the row and the version that it is said to be."""
-    if bad := int(wrong(words).sum()):
+def _origins_wrong(sidecar: Sidecar, samples: Sequence[Words], remote: Remote) -> list[str]:
+    """Every sample is whole, and of the key, the rows and the version that it is said to be."""
+    if bad := sum(int(wrong(words).any()) for words in samples):
         return [f"G2: {bad} samples of shard {sidecar.number} are wrong, and its digest right"]
-    for place, (key, version, row) in enumerate(words[:, :3].tolist()):
+    for place, words in enumerate(samples):
         origin = sidecar.origin(place)
-        said = (origin.key, origin.etag, origin.start)
-        if said != (key_name(key), etag(key, version), row):
+        key, version, row = words[0, :3].tolist()
+        start = 0 if remote.heavy_tailed else origin.start
+        said = (origin.key, origin.etag, start + len(words) - 1)
+        if said != (key_name(key), remote.etag(key, version), int(words[-1, 2])):
             return [
                 f"shard {sidecar.number} says that sample {place} is {said}, it is row {row} of "
                 f"version {version} of {key_name(key)}"

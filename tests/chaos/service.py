@@ -43,12 +43,13 @@ class Service:
     def write_config(self, max_bytes: int) -> None:
         """Write the config file with this bound, as an editor does: a new file in its place."""
         self.max_bytes = max_bytes
+        whole_objects = not self._source["options"]
         values = {
             "source": self._source,
             "sampling": {
                 "workers": 2,
                 "concurrency": 8,
-                "samples_per_object": 4,
+                "samples_per_object": "auto" if whole_objects else 4,
                 "shard_samples": 32,
                 "timeout_seconds": 5,
                 "max_skipped": 1.0,
