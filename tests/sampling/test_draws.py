@@ -148,7 +148,7 @@ def test_seeds_matter() -> None:
 
 
 @pytest.mark.mutant(
-    7, "growcache/sampling/draws.py", "max(0, RAMP_DOUBLINGS - group // RAMP_GROUPS)", "0"
+    7, "growcache/sampling/draws.py", "max(0, self.doublings - group // RAMP_GROUPS)", "0"
 )
 def test_first_groups_are_small_and_sizes_never_shrink() -> None:
     counts = [sizing(256).group_parts(number) for number in range(40)]

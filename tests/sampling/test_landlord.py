@@ -71,7 +71,7 @@ def passes(landlord: Landlord, clock: Clock, seconds: float, nbytes: int) -> Non
 @pytest.mark.mutant(
     21,
     "growcache/sampling/landlord.py",
-    "        if not (self._turning and self.evicts):",
+    "        if not (self.at_bound and self.evicts):",
     "        if not self.evicts:",
 )
 def test_a_cache_that_may_yet_hold_everything_loses_nothing(

@@ -153,7 +153,7 @@ def test_every_command_has_a_section_and_every_option_in_it_exists() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert re.findall(r"\n## growcache (\w+)\n", page) == list(COMMANDS.commands)
     for name, command in COMMANDS.commands.items():
-        known = {option for each in command.params for option in each.opts}
+        known = {o for each in command.params for o in (*each.opts, *each.secondary_opts)}
         assert set(re.findall(r"`.*?(--[a-z][a-z-]+)", section(name))) - COMMON <= known
 
 
