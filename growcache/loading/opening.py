@@ -12,6 +12,7 @@ from growcache.loading.following import Company
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window, visiting_order, window_samples
 from growcache.loading.reuse import Watch
+from growcache.loading.service_news import tell_if_stopped
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.state import PassPlan, PlannedShard, Rest
 from growcache.loading.stopping import StoppedError
@@ -148,6 +149,7 @@ class Opener:
         self.waited = time.monotonic() - began
         if self._stop.is_set():
             raise StoppedError
+        tell_if_stopped(options.root, view)
         if view.totals.samples < options.least_samples and not ranks.offers(number):
             raise ConfigError(
                 f"all {view.totals.samples} samples of {options.root} are less than one batch "

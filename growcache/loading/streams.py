@@ -28,6 +28,7 @@ from growcache.loading.maps import Key, key_of
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.reuse import Choice, Watch, choose, take
+from growcache.loading.service_news import tell_if_stopped
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import wait_for_samples
 
@@ -176,6 +177,7 @@ def wait(options: LoaderOptions, min_samples: int, watch: Watch | None = None) -
     )
     if watch.stopped():
         return Choice(view)
+    tell_if_stopped(options.root, view)
     if view.totals.samples < least:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch of "
