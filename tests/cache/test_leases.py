@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import gc
 import os
 import signal
@@ -16,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.files import Layout
+from growcache.cache.lease_counters import BUCKETS, COUNTERS_BYTES, Counters
 from growcache.cache.leases import (
     BEGUN,
+    COUNTERS_AT,
     DROPPED,
     HELD,
     MAPPED,
@@ -29,7 +32,7 @@ from growcache.cache.leases import (
     remove_torn_leases,
 )
 from growcache.cache.locks import FileLock, is_held
-from growcache.errors import CacheError, CacheFullError
+from growcache.errors import CacheError, CacheFullError, LeasesFullError
 
 
 @pytest.fixture
@@ -294,3 +297,76 @@ def test_a_start_removes_what_a_power_cut_left_of_a_lease(layout: Layout, data: 
     with Lease.create(layout.root, "job", [1]) as lease:
         remove_torn_leases(layout)
         assert set(layout.leases.iterdir()) == {lease.path}
+
+
+def of_the_first_version(lease: Lease) -> bytes:
+    """What an earlier growcache would have written: no counters, nor their length."""
+    data = lease.path.read_bytes()
+    return b"GCLEASE1" + data[8:12] + data[COUNTERS_AT + COUNTERS_BYTES :]
+
+
+def test_a_lease_of_the_first_version_protects_as_it_did(layout: Layout) -> None:
+    with Lease.create(layout.root, "train", [1, 2, 3]) as lease:
+        lease.mark_read(1, mapped=True)
+        old = lease.path.with_name("old.lease")
+        old.write_bytes(of_the_first_version(lease))
+        with old.open() as reader:
+            fcntl.flock(reader, fcntl.LOCK_EX)
+            (view,) = (one for one in read_leases(layout.root) if one.name == "old")
+            assert (view.open, view.holding(), view.used()) == (True, (1, 2, 3), (1,))
+            assert view.delivered is None
+        (view,) = (one for one in read_leases(layout.root) if one.name == "old")
+        assert not view.open
+        assert view.resumable, "whether it gave a state nobody knows"
+
+
+def test_a_service_that_would_not_heed_this_version_is_refused(layout: Layout) -> None:
+    with FileLock.acquire(layout.supervisor_lock):
+        layout.supervisor_lock.write_text('{"pid": 7, "host": "here", "command": "growcache"}')
+        with pytest.raises(CacheError, match="earlier growcache"):
+            Lease.create(layout.root, "train", [1])
+        assert list(layout.leases.iterdir()) == []
+    Lease.create(layout.root, "train", [1]).close()
+
+
+def test_counters_are_noted_in_place_and_at_the_end(layout: Layout) -> None:
+    with FileLock.acquire(layout.supervisor_lock):
+        lease = Lease.create(layout.root, "train", [1], counters=Counters(counts=True))
+        assert only(layout).delivered == 0
+        lease.count(5)
+        lease.count(7)
+        lease.close()
+        assert only(layout).delivered == 12
+
+
+@given(
+    st.builds(
+        Counters,
+        *(st.booleans(), st.booleans(), st.floats(0, 1e12)),
+        *[st.integers(0, 2**40)] * 5,
+        st.floats(0, 1e12),
+        st.lists(st.integers(0, 2**40), min_size=BUCKETS, max_size=BUCKETS),
+    )
+)
+def test_counters_come_back(counters: Counters) -> None:
+    assert Counters.unpack(counters.pack()) == counters
+    assert Counters.unpack(counters.pack().ljust(COUNTERS_BYTES, b"\0")) == counters
+
+
+@given(st.binary(max_size=COUNTERS_BYTES))
+def test_counters_of_any_bytes_are_sound_or_refused(data: bytes) -> None:
+    try:
+        found = Counters.unpack(data)
+    except ValueError:
+        return
+    assert 0 <= found.delivered < 2**53
+    assert found.wait_seconds >= 0
+
+
+def test_leases_keep_to_their_room(layout: Layout) -> None:
+    made = [Lease.create(layout.root, "train", [1], room_bytes=8192) for _ in range(2)]
+    with pytest.raises(LeasesFullError, match="2 snapshots are held"):
+        Lease.create(layout.root, "train", [1], room_bytes=8192)
+    made.pop().close()
+    Lease.create(layout.root, "train", [1], room_bytes=8192).close()
+    made.pop().close()

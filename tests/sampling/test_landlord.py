@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -312,3 +314,24 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
         assert list(left) == [f"job {number}" for number in range(3, KEPT_JOBS + 3)]
     with opened(tmp_path / "cache") as made:
         assert made._evictor._readers.uses == left
+
+
+@pytest.mark.mutant(
+    18,
+    "growcache/cache/readers.py",
+    "            held = held.union(*self._there.values())\n",
+    "",
+)
+def test_what_cannot_be_read_and_is_held_protects_all_that_was_there(cache: Cache) -> None:
+    path = cache.layout.leases / "later.lease"
+    path.write_bytes(b"GCLEASE9 of another version")
+    with path.open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        cache.poll_leases(0.0)
+        add(cache, SHARDS, 1)
+        assert cache.evict(range(SHARDS + 1)) == (SHARDS,), "it came later"
+        said = landlord_of(cache).awaited()
+        assert "later.lease" in said
+        assert f"pid {os.getpid()}" in said
+    cache.poll_leases(1.0)
+    assert cache.totals().retired_shards == 0
