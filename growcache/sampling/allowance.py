@@ -1,7 +1,9 @@
 """What a group of samples that differ in size may take in memory.
 
-Visits end in any order, yet what is kept must be a function of the group alone. So samples
-are admitted in the order of their visits: each that fits into what those before it left.
+Visits end in any order, yet what is kept must be a function of the group alone. So they are
+admitted in their order. From the first that does not fit on all are left out, the small ones
+too: a group that took those would leave the large ones to others, and what is cached would have
+fewer of them than the store.
 """
 
 from __future__ import annotations
@@ -19,17 +21,38 @@ class Limits:
     """How much is too much.
 
     Attributes:
-        group_bytes: of the values of all samples of a group.
+        group_bytes: of the values of all samples of a group. What comes after that is left out,
+            where visits may be: makeup groups bring it.
         sample_bytes: of those of one sample, as far as the cache's format can hold it.
+        most_bytes: of a group that cannot be cut, because it is one visit, or because nothing
+            more may be set aside.
     """
 
     group_bytes: int
     sample_bytes: int
+    most_bytes: int
 
     @property
     def largest(self) -> int:
-        """The bytes that one sample may have."""
-        return min(self.group_bytes, self.sample_bytes)
+        """Bytes that a sample may have that is alone in its group."""
+        return min(self.most_bytes, self.sample_bytes)
+
+
+class Yields:
+    """How many bytes of values come of a byte in the store, by the visits so far."""
+
+    def __init__(self) -> None:
+        self._stored = 0.0
+        self._found = 0
+
+    def learn(self, stored: float, found: int) -> None:
+        """Note what a visit brought."""
+        self._stored += stored
+        self._found += found
+
+    def expected(self, stored: float) -> float:
+        """Return what so much in the store will bring; nothing before the first visit."""
+        return stored * self._found / self._stored if self._stored else 0.0
 
 
 @dataclass(slots=True)
@@ -62,45 +85,82 @@ class Allowance:
     Args:
         visits: how many there will be.
         limits: None where all samples are of one size, so that the sizes of shards say it all.
+        defers: whether visits that do not fit may be left out, for makeup groups to bring.
+        yields: of the visits of this sampler.
     """
 
-    def __init__(self, visits: int, limits: Limits | None) -> None:
+    def __init__(
+        self,
+        visits: int,
+        limits: Limits | None,
+        *,
+        defers: bool = False,
+        yields: Yields | None = None,
+    ) -> None:
         self._limits = limits
+        self._defers = defers
+        self._yields = yields or Yields()
         self._results: list[Visited | None] = [None] * visits
+        self._sizes = [0] * visits
         self._settled = 0  # visits whose samples were admitted, or not
         self._admitted = 0  # bytes
         self._waiting = 0  # bytes of visits behind one that is still under way
+        self._under_way: dict[int, float] = {}  # by place: bytes in the store
+        self._is_full = False
         self._moved = asyncio.Event()
 
-    async def room(self) -> None:
-        """Wait until another visit may begin.
+    async def begin(self, place: int, stored: float) -> bool:
+        """Wait until a visit may begin; return False where it is left out.
 
-        Visits begin in order, so whatever is held back waits for one that is under way.
+        It waits while what is under way may fill the group: what was fetched beyond that would
+        be fetched again.
+
+        Args:
+            place: of the visit.
+            stored: bytes that it is about in the store.
         """
-        while self._limits and self._waiting and self._held > self._limits.group_bytes:
+        while self._limits and self._under_way and self._may_outgrow(self._limits, stored):
             self._moved.clear()
             await self._moved.wait()
+        if self._is_full:
+            self.put(place, Visited(left_out=True))
+            return False
+        self._under_way[place] = stored
+        return True
 
-    @property
-    def _held(self) -> int:
-        return self._admitted + self._waiting
+    def _may_outgrow(self, limits: Limits, stored: float) -> bool:
+        coming = self._yields.expected(sum(self._under_way.values()) + stored)
+        return self._admitted + self._waiting + coming > limits.group_bytes
 
     def put(self, place: int, visited: Visited) -> None:
         """Take what a visit brought."""
         self._results[place] = visited
+        stored = self._under_way.pop(place, None)
         if self._limits is not None:
-            self._waiting += visited.nbytes
+            nbytes = self._sizes[place] = visited.nbytes
+            self._waiting += nbytes
+            if stored is not None and not visited.left_out:
+                self._yields.learn(stored, nbytes)
             self._settle(self._limits)
         self._moved.set()
 
     def _settle(self, limits: Limits) -> None:
         while self._settled < len(self._results):
-            visited = self._results[self._settled]
+            visited, nbytes = self._results[self._settled], self._sizes[self._settled]
             if visited is None:
                 return
-            self._waiting -= visited.nbytes
-            self._admitted = admit(visited, self._admitted, limits)
+            self._waiting -= nbytes
+            self._is_full = self._is_full or self._outgrows(limits, nbytes)
+            if self._is_full:
+                self._results[self._settled] = Visited(left_out=True)
+            elif not visited.left_out:
+                self._admitted = admit(visited, self._admitted, limits)
             self._settled += 1
+
+    def _outgrows(self, limits: Limits, nbytes: int) -> bool:
+        """Whether a visit does not fit. The first one does, or a large one never would."""
+        grown = self._admitted + nbytes > limits.group_bytes
+        return self._defers and self._admitted > 0 and grown
 
     def results(self) -> Sequence[Visited]:
         """Return what was admitted, by visit; all of them must have ended."""
@@ -127,11 +187,11 @@ def admit(visited: Visited, before: int, limits: Limits) -> int:
                 f"a sample of {nbytes:,} bytes is larger than the {limits.sample_bytes:,} that "
                 "one record can hold; cut smaller windows"
             )
-        elif before + nbytes > limits.group_bytes:
+        elif before + nbytes > limits.most_bytes:
             visited.hole = (
-                f"a sample of {nbytes:,} bytes does not fit into the {limits.group_bytes:,} that "
-                f"its group may take in memory, of which {before:,} are used; samples that "
-                "differ so much in size need a larger sampling.shard_samples"
+                f"a sample of {nbytes:,} bytes does not fit into the {limits.most_bytes:,} that "
+                f"its group may take, of which {before:,} are used; cut smaller windows, or "
+                "fill a new cache with a larger cache.max_bytes"
             )
         else:
             visited.samples.append(sample)

@@ -34,7 +34,7 @@ from growcache.sampling.permits import LISTING_FIRST, Outlook, Verdict, decide
 from growcache.sampling.population import Population
 from growcache.sampling.reasons import suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death
-from growcache.sampling.sizing import check_bound, takes
+from growcache.sampling.sizing import LIMIT_OF_EXPECTED, check_bound, takes
 from growcache.sampling.wished import NO_ROOM, Task, Wished
 from growcache.usercode import printable, short
 
@@ -107,6 +107,7 @@ class Dispatcher:
         self._cache = cache
         self._catalog = catalog
         self._ragged = identity.schema.is_ragged
+        self._limit_bytes = int(identity.sizes.get("group_limit_bytes") or 0)
         self._sizing = sizing
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
@@ -235,7 +236,12 @@ class Dispatcher:
         return tuple(s.entry for some in near for s in some if name_of(s) not in visited)
 
     def _next_group(self) -> Draw | None:
-        return self._makeups.next(self._book.next_new) or self._next_draw()
+        group = self._book.next_new
+        return (
+            self._makeups.next(group)
+            or self._next_draw()
+            or self._makeups.next(group, idle=True)
+        )
 
     def _next_draw(self) -> Draw | None:
         draw = self._drawing.next(self._book.next_new, self._round)
@@ -378,12 +384,13 @@ class Dispatcher:
         Raises:
             ConfigError: names the bound that would do.
         """
+        expected = self._forecast.full_group_bytes()
+        larger = min(self._limit_bytes, LIMIT_OF_EXPECTED * expected) if self._ragged else 0
         check_bound(
             config,
-            self._forecast.full_group_bytes(),
+            expected,
             self._catalog.allocated_bytes,
-            ragged=self._ragged,
-            largest_bytes=max((f.need_bytes or 0 for f in self.flights.values()), default=0),
+            largest_bytes=max([larger, *(f.need_bytes or 0 for f in self.flights.values())]),
         )
 
     @property

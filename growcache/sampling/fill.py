@@ -23,7 +23,7 @@ from growcache.remote.formats import Visit, read_found
 from growcache.remote.formats.decoding import Gate
 from growcache.remote.sources import Sources
 from growcache.remote.store import MOST_ASKED, Entry
-from growcache.sampling.allowance import Allowance, Limits, Visited
+from growcache.sampling.allowance import Allowance, Limits, Visited, Yields
 from growcache.sampling.messages import Joined, Permit, Stop
 from growcache.sampling.pace import Pace
 from growcache.sampling.reasons import reason
@@ -80,6 +80,7 @@ class Filler:
         self._weighted = weighted
         self._turns = asyncio.Lock()
         self.gate = Gate()
+        self._yields = Yields()
 
     async def visit_all(
         self,
@@ -98,14 +99,17 @@ class Filler:
             permit: what to visit.
             schema: of the samples; None where it is not known yet.
             on_visit: called after each.
-            limits: of what is kept in memory; beyond them are holes.
+            limits: of what is kept in memory; what comes after them is left out, if the
+                permit lets visits be, and else a hole.
             on_setback: told the place of a visit that is set aside, and why: its object keeps
                 failing while others answer.
 
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.
         """
-        allowance = Allowance(len(permit.stops), limits)
+        allowance = Allowance(
+            len(permit.stops), limits, defers=permit.defers, yields=self._yields
+        )
         stops = iter(enumerate(permit.stops))
         left_out, began = frozenset(permit.left_out), time.monotonic()
         begun = asyncio.Event()  # all visits, or one has failed
@@ -114,12 +118,14 @@ class Filler:
 
         async def work() -> None:
             try:
-                await allowance.room()
                 for place, stop in stops:
                     if place == len(permit.stops) - 1:
                         begun.set()
                     if place in left_out:
                         allowance.put(place, Visited(left_out=True))
+                        on_visit()
+                        continue
+                    if not await allowance.begin(place, _stored_bytes(stop)):
                         on_visit()
                         continue
                     await self._pace.wait()
@@ -133,7 +139,6 @@ class Filler:
                             visited = Visited(left_out=True)
                         allowance.put(place, visited)
                     on_visit()
-                    await allowance.room()
             finally:
                 begun.set()
 
@@ -254,6 +259,11 @@ class Filler:
         except FormatError as error:
             maker = f"{self._transform.code.name} on " if self._transform else ""
             raise FormatError(f"{maker}{short(key)}: {error}") from None
+
+
+def _stored_bytes(stop: Stop) -> float:
+    """Return about how many bytes in the store a visit is about."""
+    return sum(entry.size for entry in (stop.entry, *stop.partners)) / stop.parts
 
 
 def _weighted(sample: Sample, weight: float) -> Sample:

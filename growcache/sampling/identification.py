@@ -24,7 +24,7 @@ from growcache.sampling.reasons import suspects
 from growcache.sampling.roster import MOST_SUSPICION, Death, Slot
 from growcache.sampling.sizing import (
     Measured,
-    group_limit_bytes,
+    group_limits,
     measure_sizing,
     mixed_sizing,
     stored_sizing,
@@ -257,7 +257,7 @@ class Identification:
             "ranged": any(one.ranged for one in measured),
             "record_bytes": self._cache.record_bytes(schema, values),
             "sample_bytes": values,
-            "group_limit_bytes": group_limit_bytes(sizing, schema, values),
+            **group_limits(self._config, sizing, schema, values),
             "samples_per_whole": sizing.samples_per_object,
         }
         return self._found(schema, sizing, introduction, kept)

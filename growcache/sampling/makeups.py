@@ -12,7 +12,7 @@ from growcache.cache.status import SetAsideStatus
 from growcache.sampling.drawing import Drawing
 from growcache.sampling.draws import Draw, Sizing
 from growcache.sampling.messages import Permit, Stop
-from growcache.sampling.setbacks import Name, Setbacks
+from growcache.sampling.setbacks import EARLIER, Name, Setbacks
 from growcache.usercode import printable, short
 
 SHARE_PENDING = 4  # one part of so many of the record may be pending; the rest is history
@@ -84,8 +84,13 @@ class Makeups:
         record, failing = self._cache.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
         if defers and failing and group not in record.makeups:
-            found.update(n for n, stop in enumerate(stops) if name_of(stop) in failing)
+            found.update(n for n, stop in enumerate(stops) if self._fails(name_of(stop)))
         return tuple(sorted(found))
+
+    def _fails(self, name: Name) -> bool:
+        """Whether an object failed in this run; what an earlier one left may have no fault."""
+        failing = self._setbacks.failing.get(name)
+        return failing is not None and failing.reason != EARLIER
 
     def set_back(self, permit: Permit, place: int, error: str) -> None:
         """Note that an object kept failing while others answered."""
@@ -109,14 +114,19 @@ class Makeups:
 
     # Makeup groups
 
-    def next(self, group: int) -> Draw | None:
-        """Return what the next group holds, if it is to be a makeup group."""
+    def next(self, group: int, *, idle: bool = False) -> Draw | None:
+        """Return what the next group holds, if it is to be a makeup group.
+
+        Args:
+            group: its number.
+            idle: whether there is nothing else to draw.
+        """
         record, now = self._cache.deferrals, time.monotonic()
         if not record.pending or len(record.numbers) >= MOST_MAKEUPS:
             return None
         most = self._sizing.group_parts(record.draw_number(group))
         trying = set().union(*self._open.values())
-        places = self._setbacks.due(now, most, trying)
+        places = self._setbacks.due(now, most, trying, idle=idle)
         if not places:
             return None
         known = self._candidate

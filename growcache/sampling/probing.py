@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from statistics import fmean
+from statistics import fmean, median
 
 from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
 from growcache.remote.formats import Measure, ObjectFormat, Visit, read_found
@@ -40,7 +40,7 @@ class Seen:
 class Probed:
     """What one object showed."""
 
-    key: str
+    stop: Stop
     measure: Measure
     samples: Sequence[Seen]
 
@@ -186,16 +186,22 @@ class Prober:
         try:
             schema = self._wish or settle([seen.schema for _, seen in looked])
         except FormatError as error:
-            examples = _examples([(one.key, seen.schema) for one, seen in looked])
+            examples = _examples([(one.stop.entry.key, seen.schema) for one, seen in looked])
             return {"type": "probed", "mixed": f"{examples}{error}"}
         # An odd one, that will be a hole, says nothing about the sizes of the others.
         fitting = [(one, seen) for one, seen in looked if schema.allows(seen.schema)]
+        measures = [one.measure for one, _ in fitting]
+        if not self._format_of(probed[0].stop).ranged:
+            # A visit brings all of an object: of a large one it says nothing about others.
+            measures.sort(key=lambda measure: measure.samples)
+            measures = measures[(len(measures) - 1) // 2 :]
         return {
             "type": "probed",
-            "measure": asdict(fitting[0][0].measure),
+            "measure": asdict(measures[0]),
             "samples_per_object": fmean(one.measure.samples for one in probed),
             "schema": schema.to_json(),
-            "sample_bytes": fmean(seen.nbytes for _, seen in fitting),
+            # One large sample among those that were looked at must not set the sizes for all.
+            "sample_bytes": median(seen.nbytes for _, seen in fitting),
         }
 
     async def _look_at_parts(self, one: Stop, wanted: int) -> Probed:
@@ -217,7 +223,7 @@ class Prober:
             if len(samples) >= wanted or (holes and form.listed):
                 break
         if samples:
-            return Probed(one.entry.key, measure, _seen(samples))
+            return Probed(one, measure, _seen(samples))
         raise FormatError(holes[0]) if holes else _nothing(form, measure.samples)
 
     async def _look_at_units(self, one: Stop, wanted: int, measure: Measure) -> Probed:
@@ -235,7 +241,7 @@ class Prober:
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(one.entry.key, measure, _seen(samples))
+            return Probed(one, measure, _seen(samples))
         raise _nothing(self._format_of(one), measure.samples)
 
     async def _look_at_whole(self, stop: Stop, wanted: int) -> Probed:
@@ -251,7 +257,7 @@ class Prober:
             if len(samples) >= wanted:
                 break
         if samples:
-            return Probed(stop.entry.key, await form.measure(reader), _seen(samples))
+            return Probed(stop, await form.measure(reader), _seen(samples))
         raise _nothing(form, len(found))
 
 

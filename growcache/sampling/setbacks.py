@@ -82,20 +82,26 @@ class Setbacks:
         for place, name in places.items():
             self._pending.setdefault(name, []).append(place)
 
-    def due(self, now: float, most: int, trying: Collection[Name] = ()) -> list[Place]:
+    def due(
+        self, now: float, most: int, trying: Collection[Name] = (), *, idle: bool = False
+    ) -> list[Place]:
         """Return the places for the next makeup group; none before its time.
 
         Args:
             now: monotonic seconds.
             most: how many there may be.
             trying: objects that another makeup group tries.
+            idle: whether there is nothing else to draw.
         """
         found: list[Place] = []
+        waiting = 0  # parts of groups that outgrew what they may take: no object failed
         for name, places in self._pending.items():
             failing = self.failing.get(name)
             if name not in trying and (failing is None or failing.due <= now):
                 found += places
-        if len(found) < most and now < self._made_up_at + self._between:
+                waiting += len(places) if failing is None else 0
+        soon = len(found) >= most or 2 * waiting >= most or (idle and waiting)
+        if not soon and now < self._made_up_at + self._between:
             return []
         return sorted(found)[:most]
 

@@ -29,7 +29,7 @@ MOST_SHARDS = 16_384  # of a full cache, where the sizes are ours: a loader maps
 SIDECAR_BYTES = 160  # about what the sidecar says of one sample
 ROUNDING_BYTES = 4 * BLOCK_BYTES  # of a shard's two files, however little is in them
 KEPT_BYTES = 32 * ROUNDING_BYTES  # of a shard that stays for ever, at least
-LIMIT_OF_EXPECTED = 4  # a group of ragged samples may be so much larger than expected
+LIMIT_OF_EXPECTED = 4  # a group of samples that differ may well be so much larger than expected
 
 
 _LATER = ("cuts", "doublings")  # fields of sizes that stored ones may lack
@@ -182,19 +182,31 @@ def group_shards(visit: int, max_bytes: int) -> int:
     return min(max(min(visit, ALIKE), -(-visit // ALIKE)), most)
 
 
-def group_limit_bytes(sizing: Sizing, schema: Schema, sample_bytes: float) -> int | None:
-    """Return the bytes of values that a group may hold in memory; what does not fit is a hole.
+def group_limits(
+    config: Config, sizing: Sizing, schema: Schema, sample_bytes: float
+) -> dict[str, int]:
+    """Return how many bytes of values a group may take, by the names they are kept under.
 
-    It is kept with the sizes, for shards are a function of it. A small cache's first, smaller
-    groups have the same limit: there is memory for it.
+    They are kept with the sizes, because shards are a function of them. They follow from the
+    bound alone, however small the first samples were (protocol 10); the listing, which counts
+    in the bound too, is not known yet, so an eighth is left for it.
 
     Returns:
-        None where all samples are of one size, so that nothing can be too large.
+        ``group_limit_bytes``: beyond it a group is cut. ``group_most_bytes``: of one that cannot
+        be cut, because one visit brings so much. Nothing where all visits bring as much.
     """
-    if not schema.is_ragged:
-        return None
+    if not (schema.is_ragged or sizing.whole or any(cut.whole for cut in sizing.cuts)):
+        return {}
     samples = max(sizing.shard_samples * sizing.group_shards, sizing.samples_per_object)
-    return int(LIMIT_OF_EXPECTED * samples * max(sample_bytes, 1))
+    overhead = sizing.group_shards * ROUNDING_BYTES + samples * SIDECAR_BYTES
+    max_bytes = int(config.cache.max_bytes)
+    room = (max_bytes - budget.fixed_budget(max_bytes).total) * 7 // 8
+    share = room // (config.sampling.workers + 2) - overhead
+    expected = int(samples * max(sample_bytes, 1))
+    memory = max(GROUP_BYTES, min(LIMIT_OF_EXPECTED * expected, MOST_GROUP_BYTES))
+    limit = max(min(share, memory), min(expected, MOST_GROUP_BYTES))
+    most = min((room - overhead) // 2, MOST_GROUP_BYTES)
+    return {"group_limit_bytes": limit, "group_most_bytes": max(limit, most)}
 
 
 def _samples_per_shard(config: Config, record_bytes: int, group: int) -> int:
@@ -292,7 +304,6 @@ def check_bound(
     group_bytes: int,
     catalog_bytes: int,
     *,
-    ragged: bool = False,
     largest_bytes: int = 0,
 ) -> None:
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
@@ -301,8 +312,7 @@ def check_bound(
         config: with the bound.
         group_bytes: that a full group is expected to take on disk.
         catalog_bytes: of the local copy of the listing.
-        ragged: whether a group may be `LIMIT_OF_EXPECTED` times as large.
-        largest_bytes: of a group that is made already, and must find room.
+        largest_bytes: of a group that is made already, or may be, and must find room.
 
     Raises:
         ConfigError: names the bound that would do.
@@ -313,11 +323,8 @@ def check_bound(
             f"{MOST_GROUP_BYTES:,} bytes of memory that a sampler may use for one; "
             "choose fewer samples per shard"
         )
-    workers = config.sampling.workers
-    if ragged:
-        workers = max(workers, LIMIT_OF_EXPECTED - 2)
     least = max(
-        budget.minimum_bytes(workers, group_bytes, catalog_bytes),
+        budget.minimum_bytes(config.sampling.workers, group_bytes, catalog_bytes),
         budget.minimum_bytes(-1, largest_bytes, catalog_bytes),
     )
     if int(config.cache.max_bytes) < least:

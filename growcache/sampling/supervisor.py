@@ -690,4 +690,5 @@ def _identity_message(identity: Identity) -> Message:
         "schema": identity.schema.to_json(),
         "fingerprint": identity.fingerprint,
         "group_limit_bytes": identity.sizes.get("group_limit_bytes"),
+        "group_most_bytes": identity.sizes.get("group_most_bytes"),
     }

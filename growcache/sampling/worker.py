@@ -219,7 +219,9 @@ class Sampler:
                     case "identity":
                         self._schema = Schema.from_json(message["schema"])
                         self._fingerprint = message["fingerprint"]
-                        self._limits = self._limits_of(message["group_limit_bytes"])
+                        self._limits = self._limits_of(
+                            message["group_limit_bytes"], message["group_most_bytes"]
+                        )
                     case "permit":
                         tasks.create_task(self._fill(Permit.from_message(message)))
                     case "grant" if event := self._grants.get(message["id"]):
@@ -235,11 +237,12 @@ class Sampler:
         with contextlib.suppress(CredentialsError):  # whoever reads is told, and tries again
             await asyncio.to_thread(self._sources.adopt, from_plain(options))
 
-    def _limits_of(self, group_bytes: int | None) -> Limits | None:
+    def _limits_of(self, group_bytes: int | None, most_bytes: int | None) -> Limits | None:
         if group_bytes is None or self._schema is None:
             return None
         largest = CACHE_FORMATS[self._cache_format].largest_sample(self._schema)
-        return Limits(group_bytes, largest)
+        # Caches of before did not make an exception for a large sample.
+        return Limits(group_bytes, largest, most_bytes or group_bytes)
 
     async def _fill(self, permit: Permit) -> None:
         self._grants[permit.id] = asyncio.Event()

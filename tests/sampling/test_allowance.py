@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.allowance import Allowance, Limits, Visited, admit
+from growcache.sampling.allowance import Allowance, Limits, Visited, Yields, admit
 
-LIMITS = Limits(group_bytes=100, sample_bytes=60)
+LIMITS = Limits(group_bytes=100, sample_bytes=60, most_bytes=100)
+CUT = Limits(group_bytes=100, sample_bytes=1000, most_bytes=200)
 
 
 def visited(*sizes: int) -> Visited:
@@ -58,19 +59,76 @@ def test_samples_of_one_size_are_never_refused() -> None:
     assert [kept(result) for result in allowance.results()] == [[1000], [1000]]
 
 
-def test_visits_wait_while_too_much_waits_for_an_earlier_one() -> None:
-    async def run() -> None:
-        allowance = Allowance(4, LIMITS)
-        allowance.put(1, visited(60, 50))
-        waiting = asyncio.create_task(allowance.room())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        allowance.put(0, visited(1))
-        await asyncio.wait_for(waiting, 1)
-        allowance.put(2, visited())
-        await asyncio.wait_for(allowance.room(), 1)
+Run = list[tuple[list[int], bool, bool]]  # sizes, left out, a hole
 
-    asyncio.run(run())
+
+def run(
+    sizes: list[list[int]], order: list[int], *, defers: bool, without: frozenset[int]
+) -> Run:
+    allowance = Allowance(len(sizes), CUT, defers=defers)
+    for place in order:
+        out = place in without
+        allowance.put(place, Visited(left_out=True) if out else visited(*sizes[place]))
+    return [(kept(r), r.left_out, r.hole is not None) for r in allowance.results()]
+
+
+many = st.lists(st.lists(st.integers(0, 70) | st.just(150), max_size=3), max_size=8)
+
+
+@given(many, st.randoms())
+def test_a_group_is_cut_alike_in_any_order_and_made_alike_without_what_was_left_out(
+    sizes: list[list[int]], rng: random.Random
+) -> None:
+    shuffled = list(range(len(sizes)))
+    rng.shuffle(shuffled)
+    nothing: frozenset[int] = frozenset()
+    first = run(sizes, shuffled, defers=True, without=nothing)
+    assert first == run(sizes, list(range(len(sizes))), defers=True, without=nothing)
+    left_out = frozenset(place for place, (_, out, _) in enumerate(first) if out)
+    assert left_out == frozenset(range(len(sizes) - len(left_out), len(sizes)))
+    assert first == run(sizes, shuffled, defers=False, without=left_out)
+    begun = [place for place, of in enumerate(sizes) if sum(of)]
+    assert not begun or begun[0] not in left_out  # so makeup groups come to an end
+    total = sum(sum(mine) for mine, _, _ in first)
+    assert total <= max(100, sum(sizes[begun[0]]) if begun else 0)
+    assert not any(hole for mine, _, hole in first if sum(mine) <= 100 and not hole)
+
+
+def test_a_single_visit_may_take_more_than_its_group() -> None:
+    nothing: frozenset[int] = frozenset()
+    found = run([[150], [1]], [0, 1], defers=True, without=nothing)
+    assert found == [([150], False, False), ([], True, False)]
+    found = run([[150, 60], [1]], [0, 1], defers=True, without=nothing)
+    assert found == [([150], False, True), ([], True, False)]  # what no shard can hold
+
+
+def test_visits_wait_for_one_that_may_fill_the_group() -> None:
+    async def follow() -> None:
+        yields = Yields()
+        allowance = Allowance(4, CUT, defers=True, yields=yields)
+        assert await allowance.begin(0, 1000.0)  # nothing is known of what bytes bring
+        assert await allowance.begin(1, 1000.0)
+        allowance.put(0, visited(60))
+        waiting = asyncio.create_task(allowance.begin(2, 500.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()  # 60 are there, and 90 may come
+        allowance.put(1, visited(10))
+        assert await asyncio.wait_for(waiting, 1)
+        allowance.put(2, visited(50))
+        assert not await allowance.begin(3, 1.0)  # the group is full
+        assert [r.left_out for r in allowance.results()] == [False, False, True, True]
+        assert yields.expected(2500.0) == 120.0
+
+    asyncio.run(follow())
+
+
+def test_of_samples_of_one_size_no_visit_waits() -> None:
+    async def follow() -> None:
+        allowance = Allowance(2, None)
+        assert await allowance.begin(0, 1e12)
+        assert await allowance.begin(1, 1e12)
+
+    asyncio.run(follow())
 
 
 @pytest.mark.parametrize(("cache_format", "least"), [("tfrecord", 100), ("npy", 1000)])
@@ -79,7 +137,13 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
 ) -> None:
     from growcache.config import Config
     from growcache.remote.formats import Measure
-    from growcache.sampling.sizing import SHARD_BYTES, group_limit_bytes, measure_sizing
+    from growcache.sampling.sizing import (
+        GROUP_BYTES,
+        MOST_GROUP_BYTES,
+        SHARD_BYTES,
+        group_limits,
+        measure_sizing,
+    )
     from growcache.schema import Field, Schema
 
     config = Config.model_validate(
@@ -92,10 +156,36 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
     measure = Measure(samples=1, stride_bytes=10.0, overhead_bytes=0)
     sizing = measure_sizing(config, measure, schema, ranged=False, sample_bytes=20_000.5)
     assert 0.98 * SHARD_BYTES < sizing.shard_samples * 20_000 <= SHARD_BYTES
-    limit = group_limit_bytes(sizing, schema, 20_000.5)
-    assert limit == int(4 * sizing.shard_samples * 20_000.5)
-    assert group_limit_bytes(sizing, Schema((Field("x", "<f4", (5,)),)), 20) is None
+    limits = group_limits(config, sizing, schema, 20_000.5)
+    assert limits["group_limit_bytes"] == GROUP_BYTES
+    assert limits["group_most_bytes"] == MOST_GROUP_BYTES
     assert sizing.shard_samples > least
+
+
+@pytest.mark.parametrize(("workers", "max_bytes"), [(8, 64_000_000), (2, 10**9), (32, 10**8)])
+def test_a_group_may_take_its_share_of_the_bound(workers: int, max_bytes: int) -> None:
+    """However small the first samples were (protocol 10)."""
+    from growcache.cache.budget import fixed_budget
+    from growcache.config import Config
+    from growcache.sampling.draws import Sizing
+    from growcache.sampling.sizing import GROUP_BYTES, group_limits
+    from growcache.schema import Field, Schema
+
+    config = Config.model_validate(
+        {
+            "source": {"url": "memory://x", "format": "bytes"},
+            "sampling": {"workers": workers},
+            "cache": {"path": "x", "max_bytes": max_bytes},
+        }
+    )
+    schema = Schema((Field("data", "bytes", ()),))
+    limits = group_limits(config, Sizing(1, 50.0, 0, True, 32), schema, 50)
+    share = (max_bytes - fixed_budget(max_bytes).total) / (workers + 2)
+    limit = limits["group_limit_bytes"]
+    assert min(GROUP_BYTES, 0.8 * share) < limit < share
+    assert limit <= limits["group_most_bytes"] < max_bytes / 2
+    fixed = Schema((Field("x", "<f4", (5,)),))
+    assert group_limits(config, Sizing(1, 20.0, 0, False, 32), fixed, 20) == {}
 
 
 @pytest.mark.parametrize("visit", [1, 16])

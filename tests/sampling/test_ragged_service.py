@@ -16,7 +16,7 @@ from growcache.loading.snapshot import Snapshot
 from tests.sampling.services import run, write_config
 
 OBJECTS = 60
-HUGE = 55  # the object that no group has room for
+HUGE = 55  # the object that no shard has room for
 
 
 def make_objects(folder: Path) -> str:
@@ -26,7 +26,7 @@ def make_objects(folder: Path) -> str:
     for i in range(OBJECTS):
         nbytes = 5_000 if i < 30 else int(rng.integers(0, 10_000))
         name = f"{i:03d} ä#%.bin"
-        (folder / name).write_bytes(rng.bytes(500_000 if i == HUGE else nbytes))
+        (folder / name).write_bytes(rng.bytes(12_000_000 if i == HUGE else nbytes))
     return f"{folder}/*.bin"
 
 
@@ -68,7 +68,7 @@ def test_objects_of_every_size_are_cached_byte_for_byte(
         for hole in Sidecar.from_bytes(Layout(cache).sidecar(row.number).read_bytes()).holes
     ]
     assert Path(hole.key).name.startswith(f"{HUGE:03d}")
-    assert "does not fit into the 160,000 that its group may take in memory" in hole.reason
+    assert "a sample of 12,000,000 bytes does not fit into the " in hole.reason
     with Snapshot.take(cache) as snapshot:
         for i in range(len(snapshot)):
             key = snapshot.origin(i).key

@@ -58,11 +58,24 @@ def test_all_of_an_object_that_answers_is_due_whatever_others_do() -> None:
 
 def test_makeup_groups_that_are_not_full_come_seldom() -> None:
     found = Setbacks(60)
+    found.known(A, 5.0)
+    found.known(B, 5.0)
     found.wait({(1, 0): A, (1, 1): B})
     found.made_up(100.0)
     assert not found.due(101.0, 3)
+    assert not found.due(101.0, 3, idle=True)
     assert found.due(101.0, 2) == [(1, 0), (1, 1)]
     assert found.due(100.0 + MAKEUP_SECONDS, 3) == [(1, 0), (1, 1)]
+
+
+def test_parts_of_objects_that_do_not_fail_come_soon() -> None:
+    """Their groups outgrew what they may take: who waits for them waits for large samples."""
+    found = Setbacks(60)
+    found.wait({(1, 0): A, (1, 1): B})
+    found.made_up(100.0)
+    assert not found.due(101.0, 5)
+    assert found.due(101.0, 4) == [(1, 0), (1, 1)]
+    assert found.due(101.0, 5, idle=True) == [(1, 0), (1, 1)]
 
 
 def test_what_an_earlier_run_set_aside_is_due_at_once() -> None:

@@ -13,7 +13,13 @@ from growcache.config import load_config
 from growcache.remote.formats import Measure
 from growcache.sampling.draws import Sizing
 from growcache.sampling.forecast import Forecast
-from growcache.sampling.sizing import ALIKE, MAX_GROUP_SHARDS, check_bound, measure_sizing
+from growcache.sampling.sizing import (
+    ALIKE,
+    MAX_GROUP_SHARDS,
+    check_bound,
+    group_limits,
+    measure_sizing,
+)
 from growcache.schema import Field, Schema
 
 SCHEMA = Schema((Field("x", "<f4", (1000,)),))
@@ -68,4 +74,6 @@ def test_a_bound_of_megabytes_holds_what_is_sized_by_it(
     measure, nbytes = Measure(4.0 * values, 0, 10**6, together), 4.0 * values
     sizing = measure_sizing(config, measure, schema, ranged=True, sample_bytes=nbytes)
     forecast = Forecast(sizing, CACHE_FORMATS[form].record_bytes(schema, nbytes))
-    check_bound(config, forecast.full_group_bytes(), 8192, ragged=ragged)
+    limits = group_limits(config, sizing, schema, nbytes)
+    largest = limits.get("group_limit_bytes", 0)
+    check_bound(config, forecast.full_group_bytes(), 8192, largest_bytes=largest)
