@@ -60,7 +60,7 @@ def no_thread_stays() -> Iterator[None]:
     yield
     if loading_threads() - before:
         gc.collect()  # an error's traceback may hold its loader
-    deadline = time.monotonic() + 2  # who is collected by its own thread ends a little later
+    deadline = time.monotonic() + 20  # who is collected by its own thread ends a little later
     while loading_threads() - before and time.monotonic() < deadline:
         time.sleep(0.01)
     if loading_threads() - before:

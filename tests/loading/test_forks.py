@@ -204,7 +204,7 @@ def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which pytest may have taken
-            signal.alarm(5)
+            signal.alarm(30)
             source.close()
             os._exit(0)
         over.set()

@@ -61,7 +61,7 @@ def test_new_samples_wake_the_reader(cache: Any, monkeypatch: pytest.MonkeyPatch
     thread.start()
     assert not done.wait(0.3)
     cache.add(1)
-    assert done.wait(5)
+    assert done.wait(60)
     thread.join()
 
 
@@ -81,7 +81,7 @@ def test_a_cache_that_does_not_exist_yet(
         filler = make_cache()
         assert not done.wait(0.3)
         filler.add(0)
-        assert done.wait(5)
+        assert done.wait(60)
         thread.join()
     (record,) = caplog.records
     assert f"waiting for a cache at {tmp_path / 'cache'}" in record.getMessage()
@@ -125,11 +125,15 @@ def test_a_wait_ends_when_it_is_told(cache: Any) -> None:
         stop.set()
         wake.set()
 
-    began = time.monotonic()
-    timer = later(end)
-    wait_for_samples(cache.root, 10, wake=wake, stopped=stop.is_set)
-    assert time.monotonic() - began < 0.9  # less than a poll
-    timer.join()
+    for left in reversed(range(5)):  # a machine with other work may keep one of them waiting
+        stop.clear()
+        timer = later(end)
+        began = time.monotonic()
+        wait_for_samples(cache.root, 10, wake=wake, stopped=stop.is_set)
+        timer.join()
+        if time.monotonic() - began < 0.9:  # less than a poll
+            return
+        assert left
 
 
 def test_a_look_does_not_wake_itself(cache: Any) -> None:
