@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
-from growcache.schema import Sample
+from growcache.schema import Origin, Sample
 
 _LONGEST_KEY = 80  # characters of an object's key in a reason; the hole has all of it
 _LONGEST_WORDS = 160  # characters of what an exception says
@@ -39,11 +39,11 @@ class Calls:
 
     def __init__(self) -> None:
         self.ended = 0
-        self._running: dict[int, tuple[float, UserCode, str]] = {}
+        self._running: dict[int, tuple[float, UserCode, str, Origin | None]] = {}
 
-    def begin(self, code: UserCode, key: str) -> None:
-        """Note that this thread calls the code for an object."""
-        self._running[threading.get_ident()] = (time.monotonic(), code, key)
+    def begin(self, code: UserCode, key: str, origin: Origin | None = None) -> None:
+        """Note that this thread calls the code for an object, or for a sample of it."""
+        self._running[threading.get_ident()] = (time.monotonic(), code, key, origin)
 
     def end(self) -> None:
         """Note that this thread's call ended."""
@@ -55,8 +55,9 @@ class Calls:
         running = list(self._running.values())
         if not running:
             return None
-        began, code, key = min(running, key=lambda call: call[0])
-        return time.monotonic() - began, f"{code.role} {code.name} on {short(key)}"
+        began, code, key, origin = min(running, key=lambda call: call[0])
+        part = "" if origin is None else f" [{origin.start}:{origin.stop}]"
+        return time.monotonic() - began, f"{code.role} {code.name} on {short(key)}{part}"
 
 
 CALLS = Calls()
@@ -95,7 +96,7 @@ class UserCode:
         Raises:
             FormatError: it raised; the message names object, exception, file and line.
         """
-        CALLS.begin(self, key)
+        CALLS.begin(self, key, values.get("origin"))
         try:
             return self.function(**{name: values[name] for name in self.parameters})
         except _ANYTHING as error:

@@ -39,6 +39,13 @@ class Ahead(Generic[T]):
             del function
             self._running.release()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; return whether `result` can be had at once."""
+        if not self._running.acquire(timeout=seconds):
+            return False
+        self._running.release()
+        return True
+
     def result(self) -> T:
         """Return what the call returned, or raise what it raised; waits for it."""
         with self._running:

@@ -96,7 +96,9 @@ def _crew(
     if function is None or not count:
         return None, framework.allocate, framework.allocate
     shared = arena or Arena()
-    setup = Setup(ship(function, arguments_of(function)), options.seed, sys.argv)
+    setup = Setup(
+        ship(function, arguments_of(function)), options.seed, sys.argv, options.timeout_seconds
+    )
     readable = functools.partial(shared.allocate, readers=count)
     # What they fill is delivered; where that is to another process, it maps it, too.
     writable = functools.partial(shared.allocate, readers=count + (arena is not None))
@@ -162,6 +164,7 @@ class Assembler:
                 *(options.transform, options.seed, batch * most, schema, _decided(form), crew),
                 allocate=writable,
                 allocate_ragged=framework.allocate,
+                timeout_seconds=options.timeout_seconds,
             )
             if options.transform
             else None
@@ -172,6 +175,7 @@ class Assembler:
         self._drawn: list[Drawn] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
+        self._pieces: list[Piece] = []  # whose rows are transformed
 
     @property
     def rows(self) -> int:
@@ -229,6 +233,7 @@ class Assembler:
     def _note(self, transform: Transform, piece: Piece) -> None:
         window, start, stop = piece
         number = window.plan.pass_number
+        self._pieces.append(piece)
         self._places += [(number, p) for p in window.positions(start, stop).tolist()]
         if transform.takes_origin:
             places, rows = window.located(start, stop)
@@ -242,6 +247,7 @@ class Assembler:
         rows = self._gatherer.filled
         columns: Mapping[str, Column] = self._gatherer.finish()
         drawn, places, origins = self._drawn, self._places, self._origins
+        pieces = self._pieces
         size = self._options.batch_size
         ends = [min(start + size, rows) for start in range(0, rows, size)]
         step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
@@ -254,7 +260,9 @@ class Assembler:
         self._begin()
         self._ramp.climb()
         if self._transform is not None:
-            columns = self._transform.run(columns, places, origins or None)
+            columns = self._transform.run(
+                columns, places, origins or None, functools.partial(_name_of, pieces)
+            )
         if valid:
             columns = {**columns, VALID: np.concatenate(valid)}
         cuts = [*ends[:-1][self._at_once - 1 :: self._at_once], rows]
@@ -284,7 +292,7 @@ class Assembler:
     def _begin(self) -> None:
         self._walked, self._valid = [], []
         self._drawn = []
-        self._places, self._origins = [], []
+        self._places, self._origins, self._pieces = [], [], []
 
     def cancel(self) -> None:
         """Have the transform end, from any thread: `finish` raises StoppedError."""
@@ -371,6 +379,21 @@ class Cutter:
 def _popping(batches: deque[Any]) -> Iterator[Any]:
     while batches:
         yield batches.popleft()
+
+
+def _name_of(pieces: list[Piece], row: int) -> str:
+    """Return which object a row of these pieces came from, and what of it; empty if unknown."""
+    for window, start, stop in pieces:
+        if row < stop - start:
+            places, rows = window.located(start + row, start + row + 1)
+            number = window.numbers[int(places[0])]
+            try:
+                origin = window.snapshot.sidecar(number).origin(int(rows[0]))
+            except (CorruptShardError, OSError):
+                return ""
+            return f"{origin.key} [{origin.start}:{origin.stop}] (shard {number}:{rows[0]})"
+        row -= stop - start
+    return ""
 
 
 def _valid(piece: Piece) -> Booleans:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +18,7 @@ from growcache.errors import ConfigError, FormatError
 from growcache.loading.ahead import Hand
 from growcache.loading.calls import blamed
 from growcache.loading.gather import Column
+from growcache.loading.late_calls import LateCalls
 from growcache.loading.ragged import Ragged
 from growcache.loading.shipping import Function, Shipped
 from growcache.loading.stopping import StoppedError
@@ -89,9 +92,13 @@ class Call:
     Args:
         function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
         seed: of the loader.
+
+    Attributes:
+        running: by thread, the row that it is called with; who has made a block clears it.
     """
 
     def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
+        self.running: dict[int, int] = {}
         self._function = function
         self._takes = arguments_of(function)
         self._seed = seed
@@ -104,6 +111,7 @@ class Call:
         if rows.origins is not None and "origin" in self._takes:
             keywords["origin"] = rows.origins[i]
         sample = {name: column[i] for name, column in rows.columns.items()}
+        self.running[threading.get_ident()] = i
         with self._blamed(rows, i):
             return self._function(sample, **keywords)
 
@@ -130,10 +138,10 @@ class Call:
 class Crew(Protocol):
     """Who calls the function."""
 
-    def results(self, rows: Rows) -> list[Any]:
-        """Return what it makes of each row, as `Call.plain` does."""
+    def results(self, rows: Rows, late: LateCalls[int]) -> list[Any]:
+        """Return what it makes of each row, as `Call.plain` does; ``late`` looks at the rows."""
 
-    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
+    def fill(self, rows: Rows, out: Out, schema: Schema, late: LateCalls[int]) -> None:
         """Put what it makes of each row into ``out``, if it fits the schema."""
 
     def cancel(self) -> None:
@@ -157,13 +165,13 @@ class Threads:
         self._hands = [Hand("transform") for _ in range(threads)]
         self._cancelled = False
 
-    def results(self, rows: Rows) -> list[Any]:
+    def results(self, rows: Rows, late: LateCalls[int]) -> list[Any]:
         """Return what the function makes of each row."""
-        return self._each(len(rows), lambda i: self._call.plain(rows, i))
+        return self._each(len(rows), lambda i: self._call.plain(rows, i), late)
 
-    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
+    def fill(self, rows: Rows, out: Out, schema: Schema, late: LateCalls[int]) -> None:
         """Put what the function makes of each row into ``out``."""
-        self._each(len(rows), lambda i: store(schema, self._call(rows, i), out, i))
+        self._each(len(rows), lambda i: store(schema, self._call(rows, i), out, i), late)
 
     def cancel(self) -> None:
         """Begin no more rows."""
@@ -174,7 +182,7 @@ class Threads:
         for hand in self._hands:
             hand.close()
 
-    def _each(self, n: int, call: Callable[[int], T]) -> list[T]:
+    def _each(self, n: int, call: Callable[[int], T], late: LateCalls[int]) -> list[T]:
         """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
         left = deque(range(n))
         results: dict[int, T] = {}
@@ -187,7 +195,10 @@ class Threads:
                 left.clear()  # nobody wants the others any more
                 raise
 
+        self._call.running.clear()
         for done in [hand.ahead(some) for hand in self._hands[:n]]:
+            while not done.wait(late.pause_seconds):
+                late.look(dict(self._call.running), time.monotonic())
             done.result()
         if self._cancelled:
             raise StoppedError

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from growcache.errors import ConfigError
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY, Carrier, Framework
+from growcache.loading.late_calls import TIMEOUT_SECONDS
 from growcache.loading.maps import Verify
 from growcache.loading.options import Gather, LoaderOptions, missing, names_of
 from growcache.loading.ragged import RaggedStyle
@@ -53,6 +54,7 @@ class Loader:
         gather: Gather = "auto",
         verify: Verify = "first",
         device: Any = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """Take the arguments; threads and processes start with the first iteration.
 
@@ -113,6 +115,8 @@ class Loader:
                 the loop's among them. Not yet run on a GPU.
                 ``"cuda"`` is the device that is current in the loop's thread when it first
                 iterates. None leaves them in memory.
+            timeout_seconds: that ``transform`` may take for a sample before a warning names the
+                sample; training goes on waiting for it.
 
         Raises:
             ConfigError: arguments that cannot be meant.
@@ -137,6 +141,7 @@ class Loader:
             num_workers=num_workers,
             gather=gather,
             verify=verify,
+            timeout_seconds=timeout_seconds,
             ranks=self._ranks(),
         )
         self._loaded: tuple[LoaderState, Missing] | None = None  # and nothing delivered since

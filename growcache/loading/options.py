@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from growcache.errors import ConfigError
 from growcache.loading.arguments import flag, refuse_no_directory, whole_number
 from growcache.loading.crews import arguments_of
+from growcache.loading.late_calls import MOST_TIMEOUT_SECONDS, TIMEOUT_SECONDS
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import STYLES, RaggedStyle
 from growcache.loading.ranks import ALONE, Deal, Ranks, deal
@@ -70,6 +71,7 @@ class LoaderOptions:
     ranks: Ranks = ALONE
     num_workers: int = 0
     gather: Gather = "auto"
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
         refuse_no_directory(self.path)
@@ -82,6 +84,11 @@ class LoaderOptions:
             )
         if not self.job or not isinstance(self.job, str):
             raise ConfigError(f"job must be a name, found {self.job!r}")
+        known = isinstance(self.timeout_seconds, int | float)
+        if not known or not 0 < self.timeout_seconds <= MOST_TIMEOUT_SECONDS:
+            raise ConfigError(
+                f"timeout_seconds must be a number of seconds, found {self.timeout_seconds!r}"
+            )
         if self.num_workers < 0:
             raise ConfigError(f"num_workers must be 0 or more, found {self.num_workers}")
         if self.transform is not None:

@@ -10,6 +10,8 @@ import functools
 import os
 import queue
 import sys
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +21,11 @@ from growcache.loading.borrowed import Borrowed
 from growcache.loading.calls import portable
 from growcache.loading.crews import Call, Rows, store
 from growcache.loading.gather import Column
+from growcache.loading.late_calls import LateCalls
 from growcache.loading.listening import listen
 from growcache.loading.ragged import Ragged
 from growcache.loading.wire import Frame, Wire
-from growcache.loading.workers import Done, Raised, Setup, Work
+from growcache.loading.workers import Done, Late, Raised, Setup, Work
 
 WHERE = "a process of num_workers"
 
@@ -36,15 +39,36 @@ def main(wire: Wire) -> None:
     works: queue.SimpleQueue[Work] = queue.SimpleQueue()
     listen(wire, functools.partial(_take, wire, works))
     sys.argv = setup.argv
-    call = _loaded(setup)
+    call, turn = _loaded(setup), threading.Lock()
+    if isinstance(call, Call):
+        watch = threading.Thread(target=_watch, args=(wire, turn, call, setup), daemon=True)
+        watch.start()
     while True:
         work = works.get()
         answer = call if isinstance(call, Raised) else _answer(call, work)
         del work  # its memory may be wanted for another block
-        try:
+        _send(wire, turn, answer)
+
+
+def _send(wire: Wire, turn: threading.Lock, answer: Done | Raised | Late) -> None:
+    try:
+        with turn:
             wire.send(Frame(answer))
-        except OSError:
-            os._exit(0)
+    except OSError:
+        os._exit(0)
+
+
+def _watch(wire: Wire, turn: threading.Lock, call: Call, setup: Setup) -> None:
+    """Tell of calls that take long; the one that makes them is in the user's code."""
+
+    def tell(row: int, seconds: float) -> None:
+        if row in call.running.values():  # else it has just come to its end
+            _send(wire, turn, Late(row, seconds))
+
+    late = LateCalls(setup.timeout_seconds, tell)
+    while True:
+        time.sleep(late.pause_seconds)
+        late.look(dict(call.running), time.monotonic())
 
 
 def _take(wire: Wire, works: queue.SimpleQueue[Work]) -> None:
@@ -66,6 +90,8 @@ def _answer(call: Call, work: Work) -> Done | Raised:
         return Done(_made(call, work))
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         return Raised(portable(error, WHERE))
+    finally:
+        call.running.clear()
 
 
 def _private(rows: Rows) -> Rows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,16 @@ import numpy as np
 from growcache.loading.buffers import Allocate, BufferPool, allocate_here
 from growcache.loading.crews import Call, Crew, Rows, Threads, arguments_of, other_fields, store
 from growcache.loading.gather import Column, typed
+from growcache.loading.late_calls import TIMEOUT_SECONDS, LateCalls
 from growcache.loading.ragged import of_values
 from growcache.loading.shipping import Function, Shipped
 from growcache.schema import Array, Field, Origin, Schema
+
+_log = logging.getLogger(__name__)
+
+
+def _nameless(row: int) -> str:
+    return ""
 
 
 class Transform:
@@ -32,6 +40,7 @@ class Transform:
         crew: who calls the function; threads by default.
         allocate: makes the memory for results of one size, and
         allocate_ragged: for others.
+        timeout_seconds: that a call may take before it is told of.
 
     Attributes:
         schema: of what the function returns; None before its first results.
@@ -47,12 +56,14 @@ class Transform:
         crew: Crew | None = None,
         allocate: Allocate = allocate_here,
         allocate_ragged: Allocate = allocate_here,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         self._takes = arguments_of(function)
         if crew is None:
             assert not isinstance(function, Shipped)  # it goes where processes call it
             crew = Threads(Call(function, seed))
         self._crew = crew
+        self._timeout_seconds = timeout_seconds
         self._rows = rows
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
         self._before = {field.name: field.shape for field in before.fields} if before else {}
@@ -71,6 +82,7 @@ class Transform:
         columns: Mapping[str, Column],
         places: Sequence[tuple[int, int]],
         origins: Sequence[Origin] | None,
+        name: Callable[[int], str] = _nameless,
     ) -> dict[str, Column]:
         """Return the batch of what the function makes of each row.
 
@@ -78,20 +90,25 @@ class Transform:
             columns: of n rows, by field.
             places: (pass, position) of each row; they decide its generator.
             origins: of each row, where `takes_origin`.
+            name: says where a row came from, for who has to look for it.
 
         Raises:
             FormatError: results that differ in names, dtypes or shapes.
         """
         rows = Rows(columns, places, origins)
+        late: LateCalls[int] = LateCalls(
+            self._timeout_seconds,
+            lambda i, seconds: _say_late(places[i], name(i), seconds, self._timeout_seconds),
+        )
         if self.schema is None:
-            results = self._crew.results(rows)
+            results = self._crew.results(rows, late)
             self.schema = self._decide(results)
             out = self._batch(self.schema, len(rows))
             for i, result in enumerate(results):
                 store(self.schema, result, out, i)
         else:
             out = self._batch(self.schema, len(rows))
-            self._crew.fill(rows, out, self.schema)
+            self._crew.fill(rows, out, self.schema, late)
         return {name: self._column(name, values) for name, values in out.items()}
 
     def cancel(self) -> None:
@@ -149,6 +166,17 @@ class Transform:
             return values
         assert self.schema is not None
         return of_values(self.schema[name], values, self._pools[name])
+
+
+def _say_late(
+    place: tuple[int, int], name: str, seconds: float, timeout_seconds: float
+) -> None:
+    number, position = place
+    _log.warning(
+        "transform has been at work for %.0f s on sample %d of pass %d%s, and training waits for it; "
+        "look for what it waits for there, or raise timeout_seconds (%g)",
+        *(seconds, position, number, name and f", {name}", timeout_seconds),
+    )
 
 
 def _shape(value: Any) -> tuple[int, ...]:

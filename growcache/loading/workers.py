@@ -22,6 +22,7 @@ from growcache.errors import CacheError
 from growcache.loading.arena import Arena
 from growcache.loading.child import Child
 from growcache.loading.crews import Out, Rows
+from growcache.loading.late_calls import LateCalls
 from growcache.loading.shipping import Shipped
 from growcache.loading.stopping import StoppedError
 from growcache.schema import Schema
@@ -41,11 +42,13 @@ class Setup:
         function: the user's.
         seed: of the loader.
         argv: of the trainer.
+        timeout_seconds: of a call, until it is told of.
     """
 
     function: Shipped
     seed: int
     argv: list[str]
+    timeout_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,14 @@ class Raised:
     error: BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The call with a row of what is worked on has taken so many seconds, and goes on."""
+
+    row: int
+    seconds: float
+
+
 @dataclass(eq=False, slots=True)
 class _Chunk:
     start: int
@@ -105,17 +116,19 @@ class Workers:
         self._cancelled = False
         self._workers = [self._started() for _ in range(count)]
 
-    def results(self, rows: Rows) -> list[Any]:
+    def results(self, rows: Rows, late: LateCalls[int]) -> list[Any]:
         """Return what the function makes of each row."""
         found: list[Any] = [None] * len(rows)
 
         def take(chunk: _Chunk, values: Any) -> None:
             found[chunk.start : chunk.stop] = values
 
-        self._run(len(rows), lambda _, chunk: Work(rows.part(chunk.start, chunk.stop)), take)
+        self._run(
+            len(rows), lambda _, chunk: Work(rows.part(chunk.start, chunk.stop)), take, late
+        )
         return found
 
-    def fill(self, rows: Rows, out: Out, schema: Schema) -> None:
+    def fill(self, rows: Rows, out: Out, schema: Schema, late: LateCalls[int]) -> None:
         """Put what the function makes of each row into ``out``."""
 
         def work(worker: _Worker, chunk: _Chunk) -> Work:
@@ -130,7 +143,7 @@ class Workers:
             for name, value in values.items():
                 out[name][chunk.start : chunk.stop] = value
 
-        self._run(len(rows), work, take)
+        self._run(len(rows), work, take, late)
         wires = [worker.child.wire for worker in self._workers]
         for values in out.values():
             if isinstance(values, np.ndarray):
@@ -141,6 +154,7 @@ class Workers:
         rows: int,
         work: Callable[[_Worker, _Chunk], Work],
         take: Callable[[_Chunk, Any], None],
+        late: LateCalls[int],
     ) -> None:
         """Have all rows transformed, chunk by chunk, by whoever is free."""
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
@@ -148,7 +162,7 @@ class Workers:
         while left or any(worker.chunks for worker in self._workers):
             self._hand_out(left, work)
             for worker in _speaking(self._workers):
-                self._answer(worker, take, left)
+                self._answer(worker, take, left, late)
 
     def _hand_out(self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], Work]) -> None:
         """Give a chunk to each that has none before any gets another."""
@@ -166,7 +180,11 @@ class Workers:
             worker.child.wire.shut()
 
     def _answer(
-        self, worker: _Worker, take: Callable[[_Chunk, Any], None], left: deque[_Chunk]
+        self,
+        worker: _Worker,
+        take: Callable[[_Chunk, Any], None],
+        left: deque[_Chunk],
+        late: LateCalls[int],
     ) -> None:
         try:
             answer = worker.child.wire.receive().head
@@ -174,6 +192,9 @@ class Workers:
             self._go_on()
             left.extendleft(reversed(worker.chunks))
             self._replace(worker, end)
+            return
+        if isinstance(answer, Late):
+            late.tell(worker.chunks[0].start + answer.row, answer.seconds)
             return
         chunk = worker.chunks.popleft()
         if isinstance(answer, Raised):

@@ -24,6 +24,7 @@ from growcache.loading.calls import portable
 from growcache.loading.crews import MAX_THREADS, Call, Rows, Threads
 from growcache.loading.epochs import Engine
 from growcache.loading.framework import NUMPY
+from growcache.loading.late_calls import LateCalls
 from growcache.loading.options import Gather, LoaderOptions
 from growcache.loading.stopping import StoppedError
 from growcache.numpy import EpochLoader
@@ -133,8 +134,9 @@ def test_threads_begin_no_row_once_they_are_cancelled() -> None:
 
     crew = Threads(Call(lambda sample: (wait if sample["id"] else cancel)(sample), 0))
     try:
+        rows = Rows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None)
         with pytest.raises(StoppedError):
-            crew.results(Rows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None))
+            crew.results(rows, LateCalls(60, lambda row, seconds: None))
     finally:
         crew.close()
     assert len(called) <= MAX_THREADS
