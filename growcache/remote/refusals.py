@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from growcache.remote.store import Entry
 
 MOST_WITNESSES = 3  # other objects that are asked for
-AGAIN_SECONDS = 1.0  # before an object that was refused is asked for again
+# Before an object that was refused, while others are given, is asked for again. Logins that lapse
+# again and again, or one bad gateway of many, refuse any object now and then.
+PAUSES = (1.0, 2.0, 4.0)
+FRESH_SECONDS = 1.0  # that nothing was given so lately needs no proof
 
 
 def is_passing(error: StoreError) -> TypeGuard[TransientStoreError]:
@@ -104,7 +107,7 @@ class Inquiry:
                 return True
             # Where all was refused a moment ago, that this one is refused too needs no question;
             # if the store answers again just now, the next try shows it.
-            fresh = AGAIN_SECONDS if self._client.refused else 0.0
+            fresh = FRESH_SECONDS if self._client.refused else 0.0
             if self._denied_at >= since - fresh:
                 return False
             asked_at = time.monotonic()

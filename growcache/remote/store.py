@@ -28,8 +28,8 @@ from growcache.remote.answers import UnnameableKeyError
 from growcache.remote.clients import Client
 from growcache.remote.evidence import GivenUp
 from growcache.remote.refusals import (
-    AGAIN_SECONDS,
     MOST_WITNESSES,
+    PAUSES,
     Inquiry,
     is_doubtful,
     is_passing,
@@ -465,7 +465,6 @@ class RemoteStore:
             TransientStoreError: there was no answer for too long.
             StoreError: it is this object's.
         """
-        client = self._backends[entry.store]
         if is_passing(error):
             try:
                 return await self._patience.again(attempt, error)
@@ -473,24 +472,40 @@ class RemoteStore:
                 if is_passing(last):
                     raise
                 error = last
-        inquiry = self._inquiry(entry.store)
-        refusal = await inquiry.refusal(entry, error)
-        if refusal is None and not is_doubtful(error):
-            raise error from None
-        if refusal is None:
-            await asyncio.sleep(AGAIN_SECONDS)
-        else:
-            client.refused = True
-            if not await asyncio.to_thread(client.renew, generation):
-                raise refusal from None
-        try:
-            return await attempt()
-        except StoreError as again:
-            if is_passing(again):
-                raise
-            refusal = await inquiry.refusal(entry, again)
+        return await self._until_known(error, entry, attempt, generation)
+
+    async def _until_known(
+        self,
+        error: StoreError,
+        entry: Entry,
+        attempt: Callable[[], Awaitable[T]],
+        generation: int,
+    ) -> T:
+        """Return what an attempt returns after one was refused, or raise whose the refusal is.
+
+        It is the object's if it is refused again after each pause, and another object is given
+        right after each time: a lapse would have to end right then, every time.
+        """
+        client, inquiry = self._backends[entry.store], self._inquiry(entry.store)
+        pauses, was_renewed = iter(PAUSES), False
+        while True:
+            refusal = await inquiry.refusal(entry, error)
             client.refused = refusal is not None
-            raise refusal or again from None
+            if refusal is None:
+                pause = next(pauses, None) if is_doubtful(error) else None
+                if pause is None:
+                    raise error from None
+                await asyncio.sleep(pause)
+            elif was_renewed or not await asyncio.to_thread(client.renew, generation):
+                raise refusal from None
+            else:
+                pauses, was_renewed = iter(PAUSES), True
+            try:
+                return await attempt()
+            except StoreError as again:
+                if is_passing(again):
+                    raise
+                error = again
 
     def _inquiry(self, store: int) -> Inquiry:
         client = self._backends[store]

@@ -74,7 +74,7 @@ def store_of(*backends: Fake) -> RemoteStore:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "RENEW_SECONDS", 0.0)
-    monkeypatch.setattr("growcache.remote.store.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("growcache.remote.store.PAUSES", (0.0, 0.0))
 
 
 ERRORS = [AccessError("no"), ObjectMissingError("gone"), StoreError("418")]
@@ -172,3 +172,21 @@ def test_an_answer_without_a_word_may_be_about_credentials() -> None:
     store = RemoteStore(source, [(parse_url("s3://b/x"), Wordless({}))], Patience(1), 4)
     with pytest.raises(CredentialsError, match="where credentials have expired"):
         list(store.pages())
+
+
+@pytest.mark.parametrize("lapses", [1, 2, 3])
+def test_a_lapse_that_ends_in_between_is_none_of_the_objects(lapses: int) -> None:
+    """The object is refused, others are given, or not, and then it is given."""
+
+    class Lapsing(Fake):
+        async def get(self, one: Entry, start: int, stop: int) -> Buffer:
+            self.asked.append(one.key)
+            if len(self.asked) <= lapses:
+                raise AccessError("no")
+            return bytes(stop - start)
+
+    backend = Lapsing({})
+    try:
+        assert asyncio.run(store_of(backend).read(entry("3"))) == bytes(4)
+    except StoreRefusedError:
+        assert lapses > 1
