@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from growcache import tracebacks
+
 if TYPE_CHECKING:
     from growcache.config import Config, load_config
     from growcache.errors import GrowcacheError
@@ -41,6 +43,9 @@ _HOMES = {
     "unpickle_arrays": "growcache.pickles",
     "watch": "growcache.service.watch",
 }
+
+
+tracebacks.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, read_index
 from growcache.cache.sigterm import release_at_sigterm
-from growcache.errors import CacheError, CacheMissingError
+from growcache.errors import CacheError, CacheMissingError, GrowcacheError
 from growcache.loading.blocks import Block, count_of
 from growcache.loading.bookmark import Bookmark
 from growcache.loading.child import Child
@@ -96,7 +96,7 @@ class Engine:
                 continue
             if isinstance(item, Failure):
                 self.close()
-                raise item.error
+                raise _without_frames(item.error)
             self._loaded = None
             if isinstance(item, Block):
                 yield from self._batches(item, turn, counted)
@@ -388,6 +388,11 @@ class Engine:
 def _end(counters: ReaderCounters, source: Source) -> None:
     counters.close()  # first: the lease goes with the source
     source.close()
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return an error of another thread or process; what is meant to be read has no frames of it."""
+    return error.with_traceback(None) if isinstance(error, GrowcacheError) else error
 
 
 class _Running:
