@@ -5,6 +5,7 @@
     │   └── MissingLibraryError            it needs a library that is not installed   exit 2
     ├── CacheError
     │   ├── CacheMissingError(FileNotFoundError)   no cache at that path               exit 2
+    │   ├── CacheGoneError                 it was removed or replaced under a service  exit 1
     │   ├── CacheBusyError                 another supervisor owns the directory      exit 2
     │   ├── CachePathError(ConfigError)    no cache can be made at that path          exit 2
     │   ├── FingerprintError(ConfigError)  the cache was filled by another config     exit 2
@@ -60,6 +61,10 @@ class CacheMissingError(CacheError, FileNotFoundError):
     """There is no cache at the path."""
 
     exit_code = 2
+
+
+class CacheGoneError(CacheError):
+    """A cache was removed, moved or replaced while a service ran on it."""
 
 
 class CacheBusyError(CacheError):

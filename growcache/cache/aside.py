@@ -10,15 +10,15 @@ from growcache.cache.beside import (
     read_editions,
     read_issued,
 )
-from growcache.cache.files import Layout, number_of
+from growcache.cache.files import Layout, number_of, read_marker
 from growcache.cache.findings import Finding, Severity
+from growcache.cache.folders import strangers
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index import Contents
 from growcache.cache.leases import survey_leases
+from growcache.cache.names import SET_ASIDE, is_incoming, is_shard
 from growcache.cache.rebuild import numbers_in
 from growcache.errors import CacheError
-
-SET_ASIDE = "set-aside-"  # begins the names of files that repair took out of the shards
 
 
 def identities(layout: Layout, contents: Contents) -> tuple[Identity | None, list[Finding]]:
@@ -91,6 +91,19 @@ def lease_findings(layout: Layout) -> Iterator[Finding]:
             yield Finding("info", None, text)
 
 
+def marker_findings(layout: Layout) -> Iterator[Finding]:
+    """Yield that the marker is not what was written, and what in the cache is not ours.
+
+    Caches of before there was one have none, and the next start writes it.
+    """
+    if layout.marker.exists() and read_marker(layout) is None:
+        yield Finding("info", None, f"{layout.marker} is damaged; the next start writes it")
+    for path in strangers(layout):
+        yield Finding(
+            "info", None, f"{path}: not growcache's; it stays, and counts in the bound"
+        )
+
+
 def litter(layout: Layout, known: set[int], *, whole: bool) -> Iterator[Finding]:
     """Yield files that no row speaks of; only while nobody may be about to commit them.
 
@@ -101,9 +114,11 @@ def litter(layout: Layout, known: set[int], *, whole: bool) -> Iterator[Finding]
     """
     for path in sorted(layout.shards.iterdir() if whole and layout.shards.is_dir() else ()):
         number = number_of(path)
-        if number is None or number not in known:
+        if is_shard(path.name) and number not in known:
             yield Finding("info", number, f"{path}: no live shard; the next start removes it")
     for path in sorted(layout.incoming.iterdir() if layout.incoming.is_dir() else ()):
+        if not is_incoming(path.name):
+            continue
         who = (
             "set aside by a repair" if path.name.startswith(SET_ASIDE) else "left by a sampler"
         )

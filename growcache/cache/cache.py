@@ -24,6 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from growcache.cache.adoption import adopt
+from growcache.cache.anchors import Anchors
 from growcache.cache.clearing import finish_clearing
 from growcache.cache.commits import Commits
 from growcache.cache.deferrals import Deferrals
@@ -67,6 +69,7 @@ class Cache:
         self._ledger = Ledger(layout, self._room)
         try:
             self._load()
+            self._anchors = Anchors(layout)
         except BaseException:
             self._ledger.close()
             raise
@@ -92,9 +95,9 @@ class Cache:
             CacheFullError: the disk has no room for an index.
         """
         layout = Layout(root)
-        layout.create()
         if not config.allow_network_filesystem:
             refuse_network(layout.root)
+        adopt(layout, any_owner=config.allow_network_filesystem)
         lock = take_over(layout, takeover_seconds)
         try:
             finish_clearing(layout)
@@ -116,11 +119,27 @@ class Cache:
         self.maintain()
 
     def close(self) -> None:
-        """Close the index and let another service in; nothing temporary is left."""
+        """Close the index and let another service in; nothing temporary is left.
+
+        Where another folder took the place of this one, the index is left as after a crash:
+        to close it would remove the log of whatever index is there now.
+        """
         try:
-            self._ledger.close()
+            if self._anchors.in_place:
+                self._ledger.close()
+            else:
+                self._ledger.abandon()
+            self._anchors.close()
         finally:
             self._lock.close()
+
+    def require_in_place(self) -> None:
+        """Check that the directory and what is held open in it are where they were.
+
+        Raises:
+            CacheGoneError: nobody else would see what is written from here on.
+        """
+        self._anchors.require()
 
     def __enter__(self) -> Cache:
         return self

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import google_crc32c
 import numpy as np
 
+from growcache.cache.adoption import require_cache
 from growcache.cache.aside import (
     deferrals_finding,
     editions_finding,
@@ -21,6 +22,7 @@ from growcache.cache.aside import (
     issued_finding,
     lease_findings,
     litter,
+    marker_findings,
 )
 from growcache.cache.beside import editions_of
 from growcache.cache.deferrals import Told
@@ -75,6 +77,7 @@ def check(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> list
         CacheMissingError: there is no cache at the path.
     """
     layout = Layout(root)
+    require_cache(layout)
     stopped = not is_held(layout.supervisor_lock)
     found = survey(layout, on_shard, stopped=stopped)
     return found.findings
@@ -107,6 +110,7 @@ def survey(layout: Layout, on_shard: OnShard | None, *, stopped: bool) -> Survey
     findings += deferrals_finding(layout, contents)
     findings += issued_finding(layout, contents)
     findings += lease_findings(layout)
+    findings += marker_findings(layout)
     if stopped:
         known = {row.number for row in contents.rows if row.state != ShardState.DELETED}
         findings += litter(layout, known, whole=contents.coherent)

@@ -5,11 +5,13 @@ written and fsynced under the permit's name → renamed → directory fsynced �
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from growcache.cache.ballast import full_disk_named
-from growcache.cache.files import SIDECAR, Layout, fsync_directory, remove_shard
+from growcache.cache.files import SIDECAR, Layout
+from growcache.cache.folders import folder, remove_shard
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index import StockRow
 from growcache.cache.ledger import Ledger
@@ -155,13 +157,16 @@ def install(layout: Layout, permit: str, sidecars: Sequence[Sidecar]) -> None:
     The sidecar goes first, so that samples never lie there without their description. A
     directory of arrays comes whole: its files were written and synced where it was.
     """
-    for sidecar in sidecars:
-        number = sidecar.number
-        remove_shard(layout, number)  # of a crash between rename and row
-        parts = dict.fromkeys(file.suffix.partition("/")[0] for file in sidecar.files)
-        for part in (SIDECAR, *reversed(parts)):
-            layout.incoming_path(permit, number, part).rename(layout.shard(number, part))
-    fsync_directory(layout.shards)
+    with folder(layout.incoming) as incoming, folder(layout.shards) as shards:
+        for sidecar in sidecars:
+            number = sidecar.number
+            remove_shard(layout, number)  # of a crash between rename and row
+            parts = dict.fromkeys(file.suffix.partition("/")[0] for file in sidecar.files)
+            for part in (SIDECAR, *reversed(parts)):
+                before = layout.incoming_path(permit, number, part).name
+                after = layout.shard(number, part).name
+                os.rename(before, after, src_dir_fd=incoming, dst_dir_fd=shards)
+        os.fsync(shards)
 
 
 def abandon(layout: Layout, permit: str, numbers: Sequence[int]) -> None:

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 
@@ -36,15 +35,22 @@ def beyond_memory(max_bytes: int, memory: int) -> bool:
     return max_bytes > SHARE_OF_MEMORY * memory
 
 
-def open_direct(path: Path, mode: int) -> int | None:
+def open_direct(
+    path: str | os.PathLike[str], mode: int, directory: int | None = None
+) -> int | None:
     """Return a descriptor for `write_direct`; None where the file system has no such thing.
+
+    Args:
+        path: of the file.
+        mode: of the file.
+        directory: the descriptor of the folder that a relative path starts from.
 
     Raises:
         OSError: the file cannot be made at all.
     """
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
-        return os.open(path, flags, mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(path, flags | os.O_DIRECT, mode, dir_fd=directory)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from growcache.cache.eviction import Candidate
-from growcache.cache.files import Layout, remove_shard
+from growcache.cache.files import Layout
+from growcache.cache.folders import remove_shard
 from growcache.cache.foreign_leases import ForeignLease
 from growcache.cache.index import FinishedLease, ShardState, StockRow
 from growcache.cache.jobs import JOBS_META, JobSums, noted_jobs, with_finished

@@ -6,9 +6,10 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from growcache.cache.guarded import unguarded
 from growcache.errors import CacheMissingError, CachePathError
 
 BLOCK_BYTES = 4096
@@ -32,6 +33,9 @@ OFFSETS = ".offsets.npy"
 ARRAYS = ".npy"
 SIDECAR = ".json"
 SHARD_PARTS = (RECORDS, OFFSETS, ARRAYS, SIDECAR)
+
+MARKER = "growcache.json"  # says that a folder is a cache, and by which layout
+LAYOUT_VERSION = 1
 
 
 class _Place:
@@ -61,8 +65,10 @@ class Layout:
         incoming: shards that samplers are writing, or that are being removed; swept at
             every start.
         leases: one file per snapshot that a reader holds.
+        marker: says that the folder is a cache; the first file that is written into it.
     """
 
+    marker = _Place(MARKER)
     shards = _Place("shards")
     incoming = _Place("incoming")
     leases = _Place("leases")
@@ -81,6 +87,21 @@ class Layout:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The directories in it."""
+        return (self.shards, self.incoming, self.leases)
+
+    @property
+    def own_files(self) -> list[Path]:
+        """The files in it, whether they are there or not; those of SQLite beside the index."""
+        names = [name for name, value in vars(Layout).items() if isinstance(value, _Place)]
+        files = [
+            path for path in (getattr(self, name) for name in names) if path not in self.folders
+        ]
+        ends = ("-wal", "-shm", "-journal")
+        return [*files, *(self.index.with_name(self.index.name + end) for end in ends)]
+
     def shard(self, number: int, extension: str = RECORDS) -> Path:
         """Return the path of the shard's samples (the extension is the cache format's)."""
         return self.shards / f"{number:08d}{extension}"
@@ -93,47 +114,25 @@ class Layout:
         """Return where a sampler writes a shard under this permit (suffix with its dot)."""
         return self.incoming / f"{permit}-{number:08d}{suffix}"
 
-    def create(self) -> None:
-        """Make the directories that are missing, durably: the index relies on its own.
-
-        Raises:
-            CachePathError: the path is a file, or may not be written.
-        """
-        directories = (self.root, self.shards, self.incoming, self.leases)
-        missing = [p for p in (*directories, *self.root.parents) if not p.exists()]
-        for directory in directories:
-            try:
-                make_directory(directory)
-            except OSError as error:
-                raise CachePathError(
-                    f"cannot make the cache directory {directory}: {error.strerror}; "
-                    "choose another cache.path"
-                ) from None
-            if not os.access(directory, os.W_OK | os.X_OK):
-                raise CachePathError(
-                    f"may not write into the cache directory {directory}; change its "
-                    "permissions, or choose another cache.path"
-                )
-        # Without this a power cut may take a new cache as a whole, and with it the number
-        # of the highest group that was issued.
-        for parent in {path.parent for path in missing}:
-            with suppress(PermissionError):  # it may be written, but not read
-                fsync_directory(parent)
-
     def require(self) -> None:
         """Check that there is a cache.
 
         Raises:
             CacheMissingError: there is none.
-            CachePathError: this user may not look.
+            CachePathError: a later growcache made it, or this user may not look.
         """
         try:
-            found = self.index.exists()
+            version = read_marker(self)
+            there, known = _exists(self.index), _exists(self.identity)
         except PermissionError:
             raise CachePathError(may_not_read(self.root)) from None
-        if found:
+        except OSError as error:
+            raise unusable(self.root, error) from error
+        if version is not None and version > LAYOUT_VERSION:
+            raise newer(self, version)
+        if there:
             return
-        if self.identity.exists():
+        if known:
             raise CacheMissingError(
                 f"the index of the cache at {self.root} is missing; the next growcache run "
                 f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
@@ -150,6 +149,51 @@ def may_not_read(path: Path) -> str:
     return (
         f"may not look into {path}: it is {owner}, and this process of uid {os.geteuid()}; run "
         "reader and service as one user (docker run --user UID:GID)"
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def read_marker(layout: Layout) -> int | None:
+    """Return the version of the layout that the marker names; None where none can be read.
+
+    Raises:
+        OSError: the folder cannot be looked into.
+    """
+    try:
+        data = layout.marker.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    try:
+        return int(unguarded(data)["layout"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def newer(layout: Layout, version: int) -> CachePathError:
+    """Return the refusal of a cache that a later growcache made."""
+    return CachePathError(
+        f"the cache at {layout.root} was made by a later growcache (layout {version}, this one "
+        f"knows {LAYOUT_VERSION}); upgrade growcache, or choose another cache.path"
+    )
+
+
+def unusable(path: Path, error: OSError) -> CachePathError:
+    """Return what to say where the operating system refuses the cache's path."""
+    if error.errno == errno.ENAMETOOLONG:
+        size, shown = len(os.fsencode(path)), str(path)
+        return CachePathError(
+            f"the path of the cache is too long for this system ({size} bytes: "
+            f"{shown[:40]}…{shown[-20:]}); choose a shorter cache.path"
+        )
+    return CachePathError(
+        f"cannot use {path} for a cache: {error.strerror}; choose another cache.path"
     )
 
 
@@ -192,45 +236,6 @@ def shard_names(number: int) -> list[str]:
     return [f"{number:08d}{part}" for part in SHARD_PARTS]
 
 
-def remove_shard(layout: Layout, number: int) -> None:
-    """Unlink a shard and its sidecar, as far as they are there.
-
-    Whoever opens it meanwhile finds it whole or missing: the samples go first, and a
-    directory goes at once, to where only litter lies.
-    """
-    for path in shard_parts(layout, number):
-        remove_entry(_aside(layout, path) if path.suffix == ARRAYS else path)
-
-
-def _aside(layout: Layout, path: Path) -> Path:
-    """Move a directory to where it is swept; return where it is."""
-    try:
-        return path.rename(layout.incoming / f"removed-{uuid.uuid4().hex[:8]}{path.name}")
-    except FileNotFoundError:
-        return path
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
-        return path  # on a full disk it is more important that it goes than how
-
-
-def entries_of(directory: Path) -> Iterator[Path]:
-    """Yield what a service may have put into one of its directories: files, and shards."""
-    for path in directory.iterdir():
-        if not path.is_dir() or path.suffix == ARRAYS:
-            yield path
-
-
-def remove_entry(path: Path) -> None:
-    """Remove a file, or a directory with its files, as far as it is there."""
-    try:
-        path.unlink(missing_ok=True)
-    except IsADirectoryError:
-        for inner in path.iterdir():
-            remove_entry(inner)
-        path.rmdir()
-
-
 def allocated_tree(root: Path) -> int:
     """Return the allocated bytes of everything below the directory, as ``du`` counts them."""
     return allocated(root) + sum(_tree(root))
@@ -240,6 +245,8 @@ def _tree(directory: Path) -> Iterator[int]:
     try:
         entries = list(os.scandir(directory))
     except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError:  # of root's lost+found, at the top of a file system
         return
     for entry in entries:
         try:
@@ -319,10 +326,16 @@ def file_system_of(path: Path) -> str:
 def refuse_network(path: Path) -> None:
     """Refuse a directory on a network file system.
 
+    Args:
+        path: of the directory, or where it is going to be.
+
     Raises:
         CachePathError: flock and SQLite cannot be relied on there.
     """
-    kind = file_system_of(path)
+    try:
+        kind = file_system_of(next(p for p in (path, *path.parents) if _exists(p)))
+    except OSError as error:
+        raise unusable(path, error) from error
     if kind in NETWORK_FILE_SYSTEMS:
         raise CachePathError(
             f"{path} lies on a network file system ({kind}), where locks are not reliable; "

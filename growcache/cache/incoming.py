@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 
 from growcache.cache.direct import LEAST_BYTES, open_direct, write_direct
 from growcache.cache.files import (
     BLOCK_BYTES,
     DIRECTORY_MODE,
     FILE_MODE,
-    SHARD_PARTS,
     SIDECAR,
     Layout,
     block_bytes,
-    fsync_directory,
-    remove_entry,
 )
+from growcache.cache.folders import folder, remove_parts, subfolder
 from growcache.cache.formats.mapped import Buffer
 from growcache.cache.formats.values import EncodedFile
 from growcache.cache.seal import Seal
@@ -66,39 +64,53 @@ def write_incoming(
     Raises:
         OSError: ENOSPC, EDQUOT and the like; nothing is left behind then.
     """
-    number, seal = sidecar.number, Seal()
-    directories = set()
+    number = sidecar.number
+    prefix = layout.incoming_path(permit, number, "").name
     try:
-        for file in files:
-            path = layout.incoming_path(permit, number, file.suffix)
-            if path.parent != layout.incoming:
-                path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-                directories.add(path.parent)
-            past = direct and file.nbytes >= LEAST_BYTES
-            _write(path, seal.passing(file), file.nbytes, direct=past)
-        for directory in directories:
-            fsync_directory(directory)
-        sealed = seal.on(sidecar)
-        data = sealed.to_bytes()
-        _write(layout.incoming_path(permit, number, SIDECAR), [data], len(data))
+        with folder(layout.incoming) as incoming:
+            seal = _write_files(incoming, prefix, files, direct=direct)
+            sealed = seal.on(sidecar)
+            data = sealed.to_bytes()
+            _write(incoming, prefix + SIDECAR, [data], len(data))
     except BaseException:
         discard_incoming(layout, permit, [number])
         raise
     return sealed
 
 
+def _write_files(
+    incoming: int, prefix: str, files: Sequence[EncodedFile], *, direct: bool
+) -> Seal:
+    """Write all but the sidecar, each where its suffix says: some in a folder, synced last."""
+    seal = Seal()
+    with ExitStack() as stack:
+        inner: dict[str, int] = {}
+        for file in files:
+            above, _, name = f"{prefix}{file.suffix}".rpartition("/")
+            if above and above not in inner:
+                inner[above] = stack.enter_context(subfolder(incoming, above, DIRECTORY_MODE))
+            past = direct and file.nbytes >= LEAST_BYTES
+            where = inner[above] if above else incoming
+            _write(where, name, seal.passing(file), file.nbytes, direct=past)
+        for descriptor in inner.values():
+            os.fsync(descriptor)
+    return seal
+
+
 def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> None:
     """Remove what was written under the permit for these shards, as far as it is there."""
     for number in numbers:
-        for part in SHARD_PARTS:
-            remove_entry(layout.incoming_path(permit, number, part))
+        remove_parts(layout, layout.incoming_path(permit, number, "").name)
 
 
-def _write(path: Path, pieces: Iterable[Buffer], size: int, *, direct: bool = False) -> None:
-    past = open_direct(path, FILE_MODE) if direct else None
+def _write(
+    directory: int, name: str, pieces: Iterable[Buffer], size: int, *, direct: bool = False
+) -> None:
+    past = open_direct(name, FILE_MODE, directory) if direct else None
     descriptor = past
     if descriptor is None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, FILE_MODE, dir_fd=directory)
     try:
         # First all blocks, then the bytes: a full disk shows here, as a clean ENOSPC.
         os.posix_fallocate(descriptor, 0, size)

@@ -54,6 +54,7 @@ from growcache.cache.locks import (
     this_process,
     try_lock,
 )
+from growcache.cache.names import is_lease
 from growcache.cache.sigterm import at_sigterm, release_at_sigterm
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
 
@@ -578,7 +579,9 @@ def survey_leases(
 def remove_torn_leases(layout: Layout) -> None:
     """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
     for lease in survey_leases(layout.root)[1]:
-        if not lease.protects and lease.path.is_file() and not lease.path.is_symlink():
+        if not is_lease(lease.path.name) or lease.protects or not lease.path.is_file():
+            continue
+        if not lease.path.is_symlink():
             with suppress(PermissionError):
                 lease.path.unlink(missing_ok=True)
 

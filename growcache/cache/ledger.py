@@ -41,6 +41,10 @@ class Ledger:
         """Close the index."""
         self.index.close()
 
+    def abandon(self) -> None:
+        """Leave the index as a crash would."""
+        self.index.abandon()
+
     def write(self, change: Callable[[], None]) -> None:
         """Change the index in one transaction, if need be in the ballast's room.
 

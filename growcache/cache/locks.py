@@ -7,6 +7,7 @@ description, and an unlock there would free it under the parent.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,20 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from growcache.cache.command import readable_command
+from growcache.cache.files import unusable
 from growcache.cache.undivided import undivided
-from growcache.errors import CacheError
+from growcache.errors import CacheError, CachePathError
 
 POLL_SECONDS = 0.02
 LEASES_VERSION = 2  # the latest layout of leases that who holds a lock can read
+NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 # Descriptors that a forked child must not keep alive.
 _owned: set[int] = set()
 
 
 def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Return a descriptor that children of this process will not inherit, even by fork."""
+    """Return a descriptor that children of this process will not inherit, even by fork.
+
+    The file itself is opened, never what a symbolic link in its place leads to.
+    """
     with undivided():
-        descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         _owned.add(descriptor)
         return descriptor
 
@@ -53,11 +59,22 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file without waiting; False where another holds it."""
+    """Lock an open file without waiting; False where another holds it.
+
+    Raises:
+        CachePathError: the file system has no such locks.
+    """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            raise CachePathError(
+                f"the file system of the cache has no locks (flock: {error.strerror}), without "
+                "which processes cannot share it; choose a cache.path on a local disk"
+            ) from error
+        raise
     return True
 
 
@@ -70,10 +87,18 @@ def is_held(path: Path) -> bool:
         descriptor = open_owned(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise unusable(path, error) from error
+        raise
     try:
         return not try_lock(descriptor, shared=True)
     finally:
         close_owned(descriptor)
+
+
+class LockedError(CacheError):
+    """Another process holds a lock."""
 
 
 class FileLock:
@@ -87,16 +112,25 @@ class FileLock:
     def acquire(cls, path: Path, *, shared: bool = False, seconds: float = 0.0) -> FileLock:
         """Return the held lock, waiting for at most ``seconds``.
 
+        A shared lock is of a file that is there: who shares it made none of the cache.
+
         Raises:
-            CacheError: another process kept it for that long.
+            LockedError: another process kept it for that long.
+            CachePathError: the file cannot be opened, or its file system has no locks.
         """
-        descriptor = open_owned(path, os.O_RDWR | os.O_CREAT)
+        try:
+            descriptor = open_owned(path, os.O_RDWR | (0 if shared else os.O_CREAT))
+        except OSError as error:
+            raise unusable(path, error) from error
         deadline = time.monotonic() + seconds
-        while not try_lock(descriptor, shared=shared):
-            if time.monotonic() >= deadline:
-                close_owned(descriptor)
-                raise CacheError(f"{path} is locked by another process")
-            time.sleep(POLL_SECONDS)
+        try:
+            while not try_lock(descriptor, shared=shared):
+                if time.monotonic() >= deadline:
+                    raise LockedError(f"{path} is locked by another process")
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            close_owned(descriptor)
+            raise
         lock = cls(path, descriptor)
         if not shared:
             os.ftruncate(descriptor, 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from growcache.cache.beside import (
     longest,
@@ -15,14 +18,18 @@ from growcache.cache.deferrals import newest
 from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import Identity, read_identity, write_identity
 from growcache.cache.index import Contents, Index, ShardState, StockRow
-from growcache.cache.locks import FileLock, holder
+from growcache.cache.locks import FileLock, LockedError, holder
 from growcache.cache.ownership import is_initialised, mark_initialised
+from growcache.cache.processes import end_samplers, has_open, is_stopped
 from growcache.cache.rebuild import look, numbers_in, remade
 from growcache.cache.sweep import match_rows, remove_strangers, remove_temporary, shard_files
 from growcache.errors import CacheBusyError, CacheError
 
 # Readers probe the lock for microseconds, by holding it themselves.
 PROBE_SECONDS = 0.5
+GRACE_SECONDS = 0.5  # that samplers need to end by themselves, with room for a busy machine
+
+_log = logging.getLogger(__name__)
 
 Write = Callable[[Callable[[], None]], None]
 
@@ -30,30 +37,79 @@ Write = Callable[[Callable[[], None]], None]
 def take_over(layout: Layout, samplers_seconds: float) -> FileLock:
     """Return the supervisor's lock, once no sampler of an earlier service lives.
 
+    Args:
+        layout: of the cache.
+        samplers_seconds: how long to wait for samplers that cannot be ended from here.
+
     Raises:
         CacheBusyError: somebody else has the cache.
     """
+    before = holder(layout.supervisor_lock)
     try:
         lock = FileLock.acquire(layout.supervisor_lock, seconds=PROBE_SECONDS)
-    except CacheError:
-        who = holder(layout.supervisor_lock)
-        raise CacheBusyError(
-            f"the cache at {layout.root} is in use by pid {who.get('pid', '?')} on "
-            f"{who.get('host', '?')} ({who.get('command', '?')}); stop that service, or "
-            "choose another cache.path"
-        ) from None
+    except LockedError:
+        raise in_use(layout, "stop that service, or choose another cache.path") from None
     try:
-        FileLock.acquire(layout.samplers_lock, seconds=samplers_seconds).close()
-    except CacheError:
-        lock.close()
-        raise CacheBusyError(
-            f"samplers of an earlier service still write into {layout.root}; they end by "
-            "themselves within seconds, else end them (growcache … sampler)"
-        ) from None
+        _outlive_samplers(layout, samplers_seconds, before)
     except BaseException:
         lock.close()
         raise
     return lock
+
+
+def _outlive_samplers(layout: Layout, seconds: float, before: Mapping[str, Any]) -> None:
+    """Return once the samplers of a service that died are gone, ended where they hang.
+
+    They end by themselves within milliseconds of it. One that does not is stopped, or in a call
+    that never returns; what it writes is worth nothing, and nobody can start while it lives.
+    """
+    path = layout.samplers_lock
+    began = time.monotonic()
+    try:
+        FileLock.acquire(path, seconds=min(seconds, GRACE_SECONDS)).close()
+        return
+    except LockedError:
+        ended = end_samplers(path)
+    try:
+        FileLock.acquire(path, seconds=seconds + began - time.monotonic()).close()
+    except LockedError:
+        raise CacheBusyError(_still_there(layout, before, ended)) from None
+    _log.warning(
+        "ended samplers of a service that died, for they hung: %s", ", ".join(map(str, ended))
+    )
+
+
+def _still_there(layout: Layout, before: Mapping[str, Any], ended: Sequence[int]) -> str:
+    of = f"of the service with pid {before.get('pid', '?')} on {before.get('host', '?')}"
+    if ended:
+        pids = ", ".join(map(str, ended))
+        return (
+            f"samplers {of}, which died, still hold {layout.root}: {pids} were killed and do not "
+            "end, so the kernel is waiting for a disk or a network share; try again later"
+        )
+    return (
+        f"samplers {of}, which died, still hold {layout.root}, and cannot be seen from here: they "
+        "are another user's, or run on another host or in another container; end them there "
+        "(growcache sampler)"
+    )
+
+
+def in_use(layout: Layout, advice: str) -> CacheBusyError:
+    """Return the refusal of a cache that a service has, which may be stopped by a signal.
+
+    Args:
+        layout: of the cache.
+        advice: what to do about one that runs.
+    """
+    who = holder(layout.supervisor_lock)
+    pid, host = who.get("pid", "?"), who.get("host", "?")
+    told = f"the cache at {layout.root} is in use by pid {pid} on {host} ({who.get('command', '?')})"
+    if type(pid) is int and has_open(pid, layout.supervisor_lock) and is_stopped(pid):
+        return CacheBusyError(
+            f"{told}, which is stopped by a signal; let it go on with: kill -CONT {pid}, or end "
+            f"it with: kill -KILL {pid}"
+        )
+    return CacheBusyError(f"{told}; {advice}")
 
 
 def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
@@ -65,7 +121,12 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow],
     Raises:
         CacheError: index or identity are damaged.
     """
-    remove_temporary(layout)
+    foreign = remove_temporary(layout)
+    rows, more = _restored(layout, index, write)
+    return rows, foreign + more
+
+
+def _restored(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
     index.verify()
     if is_initialised(index):
         _heal_identity(layout, index)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from growcache.cache.files import Layout, entries_of, fsync_directory, remove_entry
+from growcache.cache.files import Layout, fsync_directory
+from growcache.cache.folders import folder, parted, remove, root_folder
 from growcache.cache.identity import Identity, describe_differences, write_identity
 from growcache.cache.index import Index
+from growcache.cache.names import is_shard
 from growcache.cache.rebuild import notes_of, numbers_in
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError, FingerprintError
@@ -111,9 +113,12 @@ def start_afresh(layout: Layout, index: Index) -> None:
     Files go first: a crash in between leaves rows of empty shards without a sidecar,
     which the next start takes off the index.
     """
-    own = (layout.identity, layout.issued, layout.editions, layout.deferrals)
-    for path in (*own, *entries_of(layout.shards)):
-        remove_entry(path)
+    with root_folder(layout) as root:
+        for path in (layout.identity, layout.issued, layout.editions, layout.deferrals):
+            remove(root, path.name)
+    with folder(layout.shards) as shards:
+        for name in parted(shards, is_shard)[0]:
+            remove(shards, name)
     with index.transaction():
         index.clear()
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from growcache.cache.aside import SET_ASIDE
+from growcache.cache.adoption import adopt, require_cache
 from growcache.cache.beside import (
     deferrals_of,
     longest,
@@ -27,15 +27,16 @@ from growcache.cache.beside import (
 from growcache.cache.check import OnShard, Survey, survey
 from growcache.cache.clearing import finish_clearing
 from growcache.cache.deferrals import newest
-from growcache.cache.files import Layout, fsync_directory, remove_entry, shard_parts
+from growcache.cache.files import Layout, fsync_directory, shard_names
 from growcache.cache.findings import Finding
+from growcache.cache.folders import folder, remove
 from growcache.cache.identity import Identity, write_identity
 from growcache.cache.index import Contents, Index
 from growcache.cache.leases import remove_torn_leases
-from growcache.cache.locks import holder, is_held
-from growcache.cache.opening import take_over
+from growcache.cache.locks import is_held
+from growcache.cache.names import SET_ASIDE
+from growcache.cache.opening import in_use, take_over
 from growcache.cache.rebuild import remade
-from growcache.errors import CacheBusyError, CacheMissingError
 
 SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
 
@@ -53,13 +54,10 @@ def repair(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> lis
         CacheFullError: the disk has no room for an index.
     """
     layout = Layout(root)
-    if not layout.shards.is_dir() and not layout.index.exists():
-        raise CacheMissingError(
-            f"no cache at {layout.root}; fill one with: growcache run CONFIG"
-        )
-    layout.create()
+    require_cache(layout)
+    adopt(layout)
     if is_held(layout.supervisor_lock):
-        raise CacheBusyError(_busy(layout))
+        raise in_use(layout, "stop it, then repair; a check without --repair needs no stop")
     with take_over(layout, SAMPLERS_SECONDS):
         finish_clearing(layout)
         found = survey(layout, on_shard, stopped=True)
@@ -71,14 +69,6 @@ def repair(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> lis
         else:
             _mend(layout, found, found.identity)
     return [_outcome(finding) for finding in found.findings]
-
-
-def _busy(layout: Layout) -> str:
-    found = holder(layout.supervisor_lock)
-    return (
-        f"a service fills {layout.root} (pid {found.get('pid')} on {found.get('host')}); "
-        "stop it, then repair; a check without --repair needs no stop"
-    )
 
 
 def _outcome(finding: Finding) -> Finding:
@@ -123,10 +113,10 @@ def _write_index(layout: Layout, contents: Contents, *, anew: bool) -> None:
 
 
 def _set_aside(layout: Layout, numbers: frozenset[int]) -> None:
-    for number in sorted(numbers):
-        for path in shard_parts(layout, number):
-            target = layout.incoming / f"{SET_ASIDE}{path.name}"
-            if path.exists():
-                remove_entry(target)
-                path.rename(target)
-    fsync_directory(layout.shards)
+    with folder(layout.shards) as shards, folder(layout.incoming) as incoming:
+        for number in sorted(numbers):
+            for name in shard_names(number):
+                if (layout.shards / name).exists():
+                    remove(incoming, SET_ASIDE + name)
+                    os.rename(name, SET_ASIDE + name, src_dir_fd=shards, dst_dir_fd=incoming)
+        os.fsync(shards)

@@ -5,27 +5,26 @@ Only who holds `supervisor.lock`, and knows that no sampler lives, may call this
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from growcache.cache.files import (
-    Layout,
-    allocated_tree,
-    number_in,
-    remove_entry,
-    remove_shard,
-    shard_names,
-)
+from growcache.cache.files import Layout, allocated_tree, number_in, shard_names
+from growcache.cache.folders import folder, parted, remove, remove_shard, root_folder
 from growcache.cache.index import ShardState, StockRow
 from growcache.cache.leases import remove_torn_leases
 from growcache.cache.locks import close_owned, open_owned, try_lock
+from growcache.cache.names import is_incoming, is_lease_temporary, is_shard, is_temporary
 
 # A reader makes its lease under a hidden name, locks it and renames it, in well under a
 # millisecond. Probing the lock of a younger file could get in between.
 LEASE_GRACE_SECONDS = 60.0
+SHOWN = 3  # names of what is not ours
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +99,41 @@ def match_rows(rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:
 
 def remove_strangers(layout: Layout, files: Mapping[str, Found], known: set[int]) -> int:
     """Remove shards that no row speaks of; return the bytes of files that are not ours."""
-    foreign, unknown = 0, set()
-    for name, found in files.items():
-        number = number_in(name)
-        if number is None or name not in shard_names(number):
-            foreign += found.allocated
-        elif number not in known:
-            unknown.add(number)
-    for number in sorted(unknown):
+    unknown = {number_in(name) for name in files if is_shard(name)} - known
+    for number in sorted(number for number in unknown if number is not None):
         remove_shard(layout, number)
-    return foreign
+    with folder(layout.shards) as shards:
+        _, foreign = parted(shards, is_shard)
+    _tell_of_foreign(layout.shards, foreign)
+    return sum(files[name].allocated for name in foreign if name in files)
 
 
-def remove_temporary(layout: Layout) -> None:
-    """Remove what samplers, an earlier supervisor and readers that died had begun to write."""
-    for path in layout.incoming.iterdir():
-        remove_entry(path)
-    for path in layout.root.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-    for path in layout.leases.glob(".*.tmp"):
-        if _abandoned(path):
-            path.unlink(missing_ok=True)
+def remove_temporary(layout: Layout) -> int:
+    """Remove what samplers, an earlier supervisor and readers that died had begun to write.
+
+    Returns:
+        The bytes of what lies among it and is not ours.
+    """
+    with folder(layout.incoming) as incoming:
+        litter, foreign = parted(incoming, is_incoming)
+        for name in litter:
+            remove(incoming, name)
+    with root_folder(layout) as root:
+        for name in parted(root, is_temporary)[0]:
+            remove(root, name)
+    with folder(layout.leases) as leases:
+        for name in parted(leases, is_lease_temporary)[0]:
+            if _abandoned(layout.leases / name):
+                remove(leases, name)
     remove_torn_leases(layout)
+    _tell_of_foreign(layout.incoming, foreign)
+    return sum(allocated_tree(layout.incoming / name) for name in foreign)
+
+
+def _tell_of_foreign(directory: Path, names: Sequence[str]) -> None:
+    if names:
+        shown = ", ".join(map(repr, names[:SHOWN])) + (" …" if len(names) > SHOWN else "")
+        _log.warning("%s holds what is not growcache's, and stays there: %s", directory, shown)
 
 
 def _abandoned(path: Path) -> bool:

@@ -76,6 +76,7 @@ class Opener:
         self._stop = stop
         self._wake = wake
         self._fixed_numbers: tuple[int, ...] | None = None
+        self._known = False  # whether a snapshot was taken
         self.waited = 0.0
 
     def open(self, number: int, min_samples: int) -> OpenPass:
@@ -145,6 +146,7 @@ class Opener:
             complete=options.fixed,
             wake=self._wake,
             stopped=lambda: self._stop.is_set() or ranks.offers(number),
+            known=self._known,
         )
         self.waited = time.monotonic() - began
         if self._stop.is_set():
@@ -158,6 +160,7 @@ class Opener:
         snapshot = ranks.take(number, self._watch, view)
         if snapshot is None:
             raise StoppedError
+        self._known = True
         return self._pinned(snapshot) if options.fixed else snapshot
 
     def _pinned(self, snapshot: Snapshot) -> Snapshot:

@@ -55,6 +55,7 @@ def wait_for_samples(
     complete: bool = False,
     wake: threading.Event | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    known: bool = False,
 ) -> IndexView:
     """Return the index once the cache holds ``min_samples``, however long that takes.
 
@@ -66,8 +67,10 @@ def wait_for_samples(
         complete: wait until the whole population is cached.
         wake: set from outside, it makes the wait look at ``stopped`` at once.
         stopped: whether to give up and return what is there.
+        known: whether the caller has read from it: then its folder must be there.
 
     Raises:
+        CacheMissingError: the folder of a cache that was read from is gone.
         ConfigError: the cache can never hold so many.
         CacheError: the cache is complete without a sample, or the service that this process
             started has failed.
@@ -77,6 +80,11 @@ def wait_for_samples(
         for view in views:
             if _enough(view, min_samples, complete):
                 break
+            if known and not layout.root.is_dir():
+                raise CacheMissingError(
+                    f"the cache at {layout.root} was removed while it was read; fill one with: "
+                    "growcache run CONFIG"
+                )
             refuse_orphaned(layout, view)
             _refuse_impossible(layout, view, min_samples)
             brim.refuse_more(layout, view, min_samples, complete=complete)

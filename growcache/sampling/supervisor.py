@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from growcache.cache.ballast import is_full_disk
@@ -26,6 +27,7 @@ from growcache.config import Config, SourceConfig
 from growcache.errors import (
     CacheError,
     CacheFullError,
+    CacheGoneError,
     ConfigError,
     GrowcacheError,
     SamplingError,
@@ -187,6 +189,7 @@ class Supervisor:
         self._blocked_since = time.monotonic()
         self._next: dict[str, float] = {}
         self._last_errors: deque[str] = deque(maxlen=5)
+        self._shown = Status()
 
     async def run(self, parent: int | None, *, handle_interrupt: bool = True) -> Status:
         """Serve until told to stop, or until a limit or an error ends the run."""
@@ -212,14 +215,14 @@ class Supervisor:
                 self._following.stop()
             await self._roster.stop()
             if self._dispatcher is not None:
-                self._dispatcher.ground()
-            status = self._status(stopped=True)
-            self._catalog.close()
-            write_status(self._config.cache.path, status)
-            self._on_status(status)
+                self._guard(self._dispatcher.ground)
+            self._guard(self._tell_the_end)
+            self._guard(self._catalog.close)
+            self._guard(lambda: self._write_status(self._shown))
+            self._on_status(self._shown)
         if self._error is not None:
             raise self._error
-        return status
+        return self._shown
 
     # -------------------------------------------------------------- the outside
 
@@ -306,9 +309,18 @@ class Supervisor:
         self._wake()
 
     def _guard(self, step: Callable[[], object]) -> None:
-        """Run a step; whatever it raises ends the service, which raises it again."""
+        """Run a step; whatever it raises ends the service, which raises it again.
+
+        What a step ran into is told as what it was: that the cache was taken away.
+        """
         try:
-            step()
+            try:
+                step()
+            except (GrowcacheError, OSError):
+                self._cache.require_in_place()
+                raise
+        except CacheGoneError as error:
+            self._fail(error)
         except CacheFullError as error:
             self._disk_is_full(error)
         except GrowcacheError as error:
@@ -513,6 +525,7 @@ class Supervisor:
     def _turn(self) -> None:
         now = time.monotonic()
         if self._due("leases", now, LEASES_SECONDS):
+            self._cache.require_in_place()
             self._cache.poll_leases(now)
         self._intake.take(
             self._dispatcher.landlord if self._dispatcher else None,
@@ -636,11 +649,27 @@ class Supervisor:
     # ------------------------------------------------------------------ status
 
     def _show(self) -> None:
-        status = self._status()
+        self._shown = self._status()
         self._say_what_is_missing(time.monotonic())
-        self._on_status(status)
+        self._on_status(self._shown)
         if self._due("status", time.monotonic(), 2 * SHOW_SECONDS):
-            write_status(self._config.cache.path, status)
+            self._write_status(self._shown)
+
+    def _tell_the_end(self) -> None:
+        # First as far as it is known without a look at the cache, which may be gone.
+        self._shown = replace(
+            self._shown,
+            state="stopped",
+            waiting_for=None,
+            workers=0,
+            worker_states=[],
+            pid=None,
+        )
+        self._shown = self._status(stopped=True)
+
+    def _write_status(self, status: Status) -> None:
+        self._cache.require_in_place()  # by now it may be somebody else's folder
+        write_status(self._config.cache.path, status)
 
     def _beginning(self) -> str:
         """What is awaited before there is anything to draw, in words."""

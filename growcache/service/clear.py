@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from growcache.cache.adoption import adopt, require_cache
 from growcache.cache.clearing import clear
 from growcache.cache.files import Layout, allocated_tree
+from growcache.cache.folders import strangers
 from growcache.cache.leases import survey_leases
-from growcache.cache.locks import FileLock, holder
-from growcache.errors import CacheBusyError, CacheError, CacheMissingError
+from growcache.cache.locks import is_held
+from growcache.cache.opening import in_use, take_over
+from growcache.errors import CacheBusyError
 from growcache.service.words import in_bytes
+from growcache.usercode import printable
+
+SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
+SHOWN = 3  # names of what is not ours
 
 
 def describe(root: Path) -> str:
@@ -25,7 +33,8 @@ def describe(root: Path) -> str:
 def clear_cache(root: Path) -> str:
     """Delete all that a service has put into the folder; return what to tell.
 
-    Only names of a cache's own are touched. Locks stay, for they are never unlinked.
+    Only names of a cache's own are touched. Locks stay, for they are never unlinked, and the
+    marker, so that the next service takes the folder as it is.
 
     Raises:
         CacheMissingError: there is no cache at the path.
@@ -33,15 +42,10 @@ def clear_cache(root: Path) -> str:
     """
     layout = _require(root)
     before = allocated_tree(layout.root)
-    try:
-        lock = FileLock.acquire(layout.supervisor_lock)
-    except CacheError:
-        found = holder(layout.supervisor_lock)
-        raise CacheBusyError(
-            f"a service fills {layout.root} (pid {found.get('pid')} on {found.get('host')}); "
-            "stop it first"
-        ) from None
-    with lock:
+    adopt(layout)
+    if is_held(layout.supervisor_lock):
+        raise in_use(layout, "stop that service first")
+    with take_over(layout, SAMPLERS_SECONDS):
         views, foreign = survey_leases(layout.root)
         for strange in foreign:
             if strange.protects:
@@ -54,14 +58,19 @@ def clear_cache(root: Path) -> str:
                 )
         clear(layout)
     freed = in_bytes(before - allocated_tree(layout.root))
-    return f"Emptied {layout.root}; {freed} are free again."
+    return f"Emptied {layout.root}; {freed} are free again.{_left(strangers(layout))}"
+
+
+def _left(foreign: Sequence[Path]) -> str:
+    """Return what stays because it is not growcache's, in words."""
+    if not foreign:
+        return ""
+    shown = ", ".join(map(str, foreign[:SHOWN])) + (" …" if len(foreign) > SHOWN else "")
+    return f" Not growcache's, so left as it is: {printable(shown)}."
 
 
 def _require(root: Path) -> Layout:
     """Return the layout of a cache, also of one whose clearing was cut short."""
     layout = Layout(root)
-    if not layout.index.exists() and not (
-        layout.supervisor_lock.exists() and layout.shards.is_dir()
-    ):
-        raise CacheMissingError(f"no cache at {layout.root}; nothing was deleted")
+    require_cache(layout)
     return layout

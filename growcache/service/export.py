@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from growcache.cache.adoption import adopt
 from growcache.cache.cache import Cache
 from growcache.cache.files import (
     BLOCK_BYTES,
@@ -166,7 +167,7 @@ def _copy(
     advance: OnBytes,
 ) -> None:
     layout = Layout(folder)
-    layout.create()
+    adopt(layout)
     identity = read_identity(root)
     assert identity is not None  # it is written before the first shard
     parts = {**identity.parts, "cache.format": cache_format}

@@ -29,6 +29,7 @@ from tests.cache.making import (
     make,
     need,
     opened,
+    permit_of,
     write,
 )
 
@@ -186,7 +187,7 @@ def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
 @pytest.mark.mutant(
     28,
     "growcache/cache/opening.py",
-    "        FileLock.acquire(layout.samplers_lock, seconds=samplers_seconds).close()\n",
+    "        _outlive_samplers(layout, samplers_seconds, before)\n",
     "        pass\n",
 )
 def test_samplers_of_a_dead_service_are_waited_for(root: Path) -> None:
@@ -230,8 +231,8 @@ def test_the_start_removes_litter_and_finds_rows_without_files(root: Path) -> No
     for path in (
         layout.shard(9),
         layout.sidecar(9),
-        layout.incoming / "p-00000010.tfrecord",
-        layout.root / ".issued.1234.tmp",
+        layout.incoming / f"{permit_of(10)}-00000010.tfrecord",
+        layout.root / ".issued.1234abcd.tmp",
     ):
         path.write_bytes(b"litter")
     stranger = layout.shards / "notes.txt"
@@ -251,9 +252,9 @@ def test_the_start_removes_litter_and_finds_rows_without_files(root: Path) -> No
 
 def test_a_lease_being_made_is_not_litter(root: Path) -> None:
     opened(root).close()
-    young = Layout(root).leases / ".young.tmp"
+    young = Layout(root).leases / f".{'a' * 32}.tmp"
     young.write_bytes(b"")
-    old = Layout(root).leases / ".old.tmp"
+    old = Layout(root).leases / f".{'b' * 32}.tmp"
     old.write_bytes(b"")
     os.utime(old, (time.time() - 3600,) * 2)
     with opened(root):

@@ -13,7 +13,7 @@ from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.status import Status, WorkerStatus, read_status, write_status
 from growcache.errors import CacheError, CacheMissingError
-from tests.cache.making import add, opened
+from tests.cache.making import add, opened, permit_of
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_damage_is_found(root: Path, damage: Callable[[Layout], object], expecte
 
 def test_litter_is_worth_telling_only_when_nobody_works(root: Path) -> None:
     layout = Layout(root)
-    (layout.incoming / "p9-00000009.tfrecord").write_bytes(b"")
+    (layout.incoming / f"{permit_of(9)}-00000009.tfrecord").write_bytes(b"")
     layout.sidecar(9).write_bytes(b"")
     assert {finding.severity for finding in check(root)} == {"info"}
     with opened(root):

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.cache import direct
+from growcache.cache.adoption import adopt
 from growcache.cache.direct import ALIGNED, CHUNK_BYTES, LEAST_BYTES, beyond_memory
 from growcache.cache.files import Layout
 from growcache.cache.incoming import write_incoming
@@ -40,7 +41,7 @@ def _resident(path: Path) -> int:
 
 def _shard(tmp_path: Path, *, past: bool) -> Path:
     layout = Layout(tmp_path)
-    layout.create()
+    adopt(layout)
     sidecar, files = make(3, GROWN)
     write_incoming(layout, "p", sidecar, files, direct=past)
     return layout.incoming_path("p", 3, files[0].suffix)

@@ -16,7 +16,7 @@ from growcache.cache.identity import Identity
 from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.errors import CorruptShardError
-from tests.cache.making import KINDS, OTHER, add, equal, opened, samples_of, write
+from tests.cache.making import KINDS, OTHER, add, equal, opened, permit_of, samples_of, write
 
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -194,8 +194,10 @@ def test_what_is_not_ours_stays(root: Path, kind: Identity) -> None:
         (layout.shards / name / "0.npy").write_bytes(bytes(5000))
     (layout.shard(9, ".npy")).mkdir()
     (layout.shard(9, ".npy") / "x.npy").write_bytes(b"ours, and litter")
-    (layout.incoming / "p-00000003.npy").mkdir()
-    (layout.incoming / "p-00000003.npy" / "x.npy").write_bytes(b"ours, and litter")
+    (layout.incoming / f"{permit_of(3)}-00000003.npy").mkdir()
+    (layout.incoming / f"{permit_of(3)}-00000003.npy" / "x.npy").write_bytes(
+        b"ours, and litter"
+    )
     assert {finding.severity for finding in check(root)} == {"info"}
     with opened(root, kind) as cache:
         assert (layout.shards / "notes" / "0.npy").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from growcache.cache import files
+from growcache.cache.adoption import adopt
 from growcache.cache.cache import Cache
 from growcache.cache.files import NETWORK_FILE_SYSTEMS, Layout, block_bytes, file_system_of
 from growcache.cache.formats.mapped import Buffer
@@ -48,7 +49,7 @@ def test_the_file_system_is_that_of_the_mount() -> None:
 def test_all_blocks_are_allocated_before_the_first_byte(tmp_path: Path) -> None:
     """A full disk must show as a clean ENOSPC, before anything is written."""
     layout = Layout(tmp_path / "cache")
-    layout.create()
+    adopt(layout)
     sidecar, (file,) = make(0, 60)
     allocated = []
 

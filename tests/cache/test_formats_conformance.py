@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from growcache.cache.adoption import adopt
 from growcache.cache.check import check
-from growcache.cache.files import RECORDS, Layout, remove_shard
+from growcache.cache.files import RECORDS, Layout
+from growcache.cache.folders import remove_shard
 from growcache.cache.formats import CACHE_FORMATS, npy, open_shard, shard_files, values
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.formats.values import EncodedFile
@@ -493,7 +495,7 @@ def test_other_readers_read_ragged_records(tmp_path: Path, program: str, package
 def test_files_of_one_format_do_not_hide_another(tmp_path: Path) -> None:
     """What is removed of a shard is everything that any format could have left."""
     layout = Layout(tmp_path)
-    layout.create()
+    adopt(layout)
     for kind in KINDS.values():
         put(tmp_path, kind.cache_format, kind.schema, samples_of(1, 3, kind.schema))
     layout.sidecar(1).write_bytes(b"{}")

@@ -19,7 +19,7 @@ import pytest
 from growcache.cache.identity import Identity
 from growcache.cache.index import Index
 from growcache.cache.leases import Lease
-from tests.cache.making import KINDS, add, opened, write
+from tests.cache.making import KINDS, add, opened, permit_of, write
 from tests.crash.tracing import LEAN
 from tests.crash.verify import Told, verify
 
@@ -54,7 +54,7 @@ def _lay(fuse: _Fuse) -> None:
     # A kill loses nothing that was written, synced or not.
     os.fsync = fuse.before_and_after(lambda descriptor: None)
     for name in ("rename", "unlink", "mkdir", "rmdir"):
-        setattr(Path, name, fuse.before_and_after(getattr(Path, name)))
+        setattr(os, name, fuse.before_and_after(getattr(os, name)))  # pathlib calls these
     transaction = Index.transaction
 
     @contextmanager
@@ -80,8 +80,9 @@ def _work(root: Path, kind: Identity) -> None:
     held.close()
     cache.poll_leases(2.0)
     cache.issue(4)
-    written = [write(cache.layout, "p", n, count, kind) for n, count in ((3, 8), (4, 0))]
-    cache.commit("p", written)
+    permit = permit_of(4)
+    written = [write(cache.layout, permit, n, count, kind) for n, count in ((3, 8), (4, 0))]
+    cache.commit(permit, written)
     cache.maintain()
     cache.close()
 

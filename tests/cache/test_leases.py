@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.cache.adoption import adopt
 from growcache.cache.files import Layout
 from growcache.cache.lease_counters import BUCKETS, COUNTERS_BYTES, Counters
 from growcache.cache.leases import (
@@ -38,7 +39,7 @@ from growcache.errors import CacheError, CacheFullError, LeasesFullError
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     layout = Layout(tmp_path / "cache")
-    layout.create()
+    adopt(layout)
     return layout
 
 
@@ -111,7 +112,7 @@ def test_the_numbers_come_back(numbers: set[int]) -> None:
 
     with tempfile.TemporaryDirectory() as root:
         layout = Layout(root)
-        layout.create()
+        adopt(layout)
         with Lease.create(root, "train", numbers):
             assert only(layout).numbers == tuple(sorted(numbers))
 
@@ -292,7 +293,7 @@ def test_a_probe_does_not_look_like_a_holder(layout: Layout) -> None:
 
 @pytest.mark.parametrize("data", [b"", bytes(200)])
 def test_a_start_removes_what_a_power_cut_left_of_a_lease(layout: Layout, data: bytes) -> None:
-    torn = layout.leases / "torn.lease"
+    torn = layout.leases / f"{'f' * 32}.lease"
     torn.write_bytes(data)
     with Lease.create(layout.root, "job", [1]) as lease:
         remove_torn_leases(layout)

@@ -39,7 +39,7 @@ from growcache.errors import (
 from growcache.loading.snapshot import Snapshot
 from growcache.seeding import hash64
 from growcache.service.cli import main
-from tests.cache.making import KINDS, OTHER, add, config, equal, opened, samples_of
+from tests.cache.making import KINDS, OTHER, add, config, equal, opened, permit_of, samples_of
 from tests.tables import DOCS
 
 KIND = KINDS["tfrecord-ragged"]
@@ -268,8 +268,8 @@ QUIET = {
 PLACES = {
     "a shard's samples": "shards/00000003.tfrecord",
     "a shard's description": "shards/00000003.json",
-    "leases/\\* of a dead reader": "leases/abc.lease",
-    "incoming/\\*": "incoming/p-00000008.tfrecord",
+    "leases/\\* of a dead reader": f"leases/{'a' * 32}.lease",
+    "incoming/\\*": f"incoming/{permit_of(8)}-00000008.tfrecord",
 }
 
 

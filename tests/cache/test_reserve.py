@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.files import Layout, allocated, allocated_tree, remove_shard
+from growcache.cache.adoption import adopt
+from growcache.cache.files import Layout, allocated, allocated_tree
+from growcache.cache.folders import remove_shard
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.incoming import discard_incoming, needed_bytes, write_incoming
 from growcache.cache.packing import pack
@@ -111,7 +113,7 @@ def test_what_is_reserved_is_enough(
     rng = np.random.default_rng(seed)
     samples = [sample_of(schema, rng, most) for _ in range(count)]
     layout = Layout(disk / "cache")
-    layout.create()
+    adopt(layout)
     sidecar, files = sidecar_of(cache_format, schema, samples)
     before = allocated_tree(layout.root) - allocated(layout.incoming)
     try:

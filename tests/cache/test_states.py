@@ -24,7 +24,7 @@ from growcache.cache.formats import open_shard
 from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.status import read_status
-from tests.cache.making import KINDS, MAX_BYTES, need, opened, write
+from tests.cache.making import KINDS, MAX_BYTES, need, opened, permit_of, write
 
 POLICIES = st.sampled_from(["fifo", "random", "most_used"])
 PICK = st.integers(0, 10**6)
@@ -95,7 +95,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.write_a_shard(count, policy, min_uses)
 
     def write_a_shard(self, count: int, policy: str, min_uses: int) -> None:
-        number, permit = self.next, f"p{self.next}"
+        number, permit = self.next, permit_of(self.next)
         self.it.issue(number)
         self.next += 1
         nbytes = need(number, count, self.identity)
@@ -117,7 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         from growcache.cache.sidecar import Sidecar
 
         permit = sorted(self.writing)[pick % len(self.writing)]
-        count, number = self.writing.pop(permit), int(permit[1:])
+        count, number = self.writing.pop(permit), _group_of(permit)
         path = self.it.incoming_path(permit, number, ".json")
         (row,) = self.it.commit(permit, [Sidecar.from_bytes(path.read_bytes())])
         assert (row.number, row.samples) == (number, count)
@@ -129,7 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
     def sampler_dies(self, pick: int) -> None:
         permit = sorted(self.writing)[pick % len(self.writing)]
         del self.writing[permit]
-        self.it.discard(permit, [int(permit[1:])])
+        self.it.discard(permit, [_group_of(permit)])
 
     @precondition(lambda self: self.live)
     @rule(pick=PICK)
@@ -256,14 +256,18 @@ class CacheMachine(RuleBasedStateMachine):
             return
         known = set(self.live) | self.retired
         assert {number_of(p) for p in self.it.layout.shards.iterdir()} == known
-        assert {
-            int(p.name.partition("-")[2][:8]) for p in self.it.layout.incoming.iterdir()
-        } == {int(permit[1:]) for permit in self.writing}
+        assert {_group_of(p.name) for p in self.it.layout.incoming.iterdir()} == {
+            _group_of(permit) for permit in self.writing
+        }
 
     @invariant()
     def status_can_be_read(self) -> None:
         if self.cache is not None:
             assert read_status(self.root).state == "running"
+
+
+def _group_of(permit: str) -> int:
+    return int(permit.split("-")[1])
 
 
 def _settings(**values: Any) -> settings:

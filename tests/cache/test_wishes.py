@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.cache.adoption import adopt
 from growcache.cache.cache import Cache
 from growcache.cache.files import Layout
 from growcache.cache.index import IndexView, ShardRow, read_index
@@ -32,7 +33,7 @@ from tests.cache.making import add, need, opened, write
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     layout = Layout(tmp_path / "cache")
-    layout.create()
+    adopt(layout)
     return layout
 
 

@@ -144,15 +144,19 @@ class Disk:
     def _mkdir(self, call: Call) -> None:
         self._change(_Change((), self._place(call.paths[0]), _Directory()))
 
+    _mkdirat = _mkdir
+
     def _unlink(self, call: Call) -> None:
         place = self._place(call.paths[0])
         self._change(_Change((place,), None, self._now[place]))
 
-    _rmdir = _unlink
+    _rmdir = _unlinkat = _unlink  # a folder, too, with AT_REMOVEDIR
 
     def _rename(self, call: Call) -> None:
         before, after = map(self._place, call.paths)
         self._change(_Change((before,), after, self._now[before]))
+
+    _renameat = _rename
 
     # Bytes
 

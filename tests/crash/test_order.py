@@ -11,6 +11,7 @@ from tests.crash import tracing, work
 from tests.crash.tracing import Call, need_strace
 
 SYNCS = ("fsync", "fdatasync")
+RENAMES = ("rename", "renameat")
 WAL = "index.sqlite-wal"
 Test = Callable[[Call], bool]
 
@@ -59,7 +60,7 @@ def _on_disk(calls: list[Call], number: int) -> None:
     renames = [
         (place, call.paths[0])
         for place, call in enumerate(calls)
-        if call.name == "rename"
+        if call.name in RENAMES
         and f"{number:08d}" in call.paths[1].removeprefix("shards/")
         and call.paths[0].startswith("incoming/")
     ]
@@ -81,6 +82,16 @@ def _makes(name: str) -> Test:
     return lambda call: call.name == "openat" and call.paths[0].startswith(f"{name}/")
 
 
+def test_the_marker_is_on_disk_before_anything_else(calls: list[Call]) -> None:
+    """Whoever finds a folder with anything in it can tell whose it is."""
+    named = _first(calls, 0, lambda c: c.name == "rename" and c.paths[1] == "growcache.json")
+    temporary = calls[named].paths[0]
+    assert _first(calls, 0, _is(SYNCS, temporary)) < named
+    synced = _first(calls, named, _is(SYNCS, "."))
+    made = {path for call in calls[:synced] if not call.mark for path in call.paths}
+    assert made <= {".", temporary, "growcache.json"}
+
+
 def test_a_shard_is_retired_for_good_before_it_goes(calls: list[Call]) -> None:
     evictions = [place for place, call in enumerate(calls) if call.mark.startswith("evicting")]
     assert len(evictions) == 2
@@ -91,8 +102,8 @@ def test_a_shard_is_retired_for_good_before_it_goes(calls: list[Call]) -> None:
 
 
 def _removes_a_shard(call: Call) -> bool:
-    away = call.name == "rename" and call.paths[1].startswith("incoming/removed-")
-    return away or (call.name == "unlink" and call.paths[0].startswith("shards/"))
+    away = call.name in RENAMES and call.paths[1].startswith("incoming/removed-")
+    return away or (call.name == "unlinkat" and call.paths[0].startswith("shards/"))
 
 
 def test_a_group_is_issued_for_good_before_anybody_is_told(calls: list[Call]) -> None:

@@ -59,7 +59,9 @@ def test_a_call_at_whose_entry_one_is_killed_is_not_made(tmp_path: Path) -> None
     calls = tracing.record(work.direct, root, "tfrecord-fixed", log=tmp_path / "l", below=root)
     shutil.rmtree(root)
     rename = next(
-        call for call in calls if call.name == "rename" and call.paths[1].endswith("0.tfrecord")
+        call
+        for call in calls
+        if call.name == "renameat" and call.paths[1].endswith("0.tfrecord")
     )
     before, after = map(Path, rename.paths)
     code = tracing.killed(work.direct, root, "tfrecord-fixed", at=rename)

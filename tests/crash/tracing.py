@@ -30,6 +30,7 @@ CHANGING = (
     "sync_file_range,copy_file_range,sendfile,rename,renameat,renameat2,link,linkat,symlinkat,"
     "unlink,unlinkat,mkdir,mkdirat,rmdir,flock,fchmod,fchmodat"
 )
+BY_FOLDER = ("openat", "unlinkat", "renameat", "mkdirat")  # a descriptor, then a name in it
 TELLING = "/dev/null"
 MAKING = ("O_CREAT", "O_TRUNC")
 
@@ -44,6 +45,7 @@ Work = Callable[..., None]
 
 _LINE = re.compile(r"^(\w+)\((.*)\)\s+= (-?\d+|\?)(?:<([^>]*)>)?(.*)$")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_INSIDE = re.compile(r'(?:\d+|AT_FDCWD)<([^>]*)>, "((?:[^"\\]|\\.)*)"')
 _DESCRIPTOR = re.compile(r"^\d+<([^>]*)>")
 
 
@@ -212,7 +214,12 @@ def _paths(name: str, arguments: str, made: str | None, *, encoded: bool) -> Ite
         return unhex(text).decode() if encoded and "\\x" in text else text
 
     descriptor = _DESCRIPTOR.match(arguments)
-    if descriptor:
+    if name == "openat" and made:
+        yield plain(made)
+    elif name in BY_FOLDER:
+        for folder, inner in _INSIDE.findall(arguments):
+            yield str(Path(plain(folder)) / plain(inner))
+    elif descriptor:
         yield plain(descriptor[1])
     elif made:
         yield plain(made)

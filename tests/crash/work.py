@@ -18,7 +18,7 @@ from growcache.cache.incoming import write_incoming
 from growcache.cache.index import read_index
 from growcache.cache.leases import Lease
 from growcache.errors import CacheFullError, GrowcacheError
-from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened, write
+from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened, permit_of, write
 
 DIRECT_SAMPLES = 560  # of 2 kB: a shard so large that it is written past the page cache
 DIRECT_MAX_BYTES = 24_000_000
@@ -62,8 +62,9 @@ def direct(root: Path, kind: str) -> None:
     cache.issue(1)
     tell("issued 1")
     sidecar, files = make(1, DIRECT_SAMPLES, identity=KINDS[kind])
-    assert cache.reserve("large", need(1, DIRECT_SAMPLES, KINDS[kind]))
-    cache.commit("large", [write_incoming(cache.layout, "large", sidecar, files, direct=True)])
+    permit = permit_of(1)
+    assert cache.reserve(permit, need(1, DIRECT_SAMPLES, KINDS[kind]))
+    cache.commit(permit, [write_incoming(cache.layout, permit, sidecar, files, direct=True)])
     tell("committed 1")
     evict(cache, [0])
     cache.close()
@@ -136,7 +137,7 @@ def commit(cache: Cache, numbers: Sequence[int], *, empty: Sequence[int] = ()) -
     counts = {number: 0 if number in empty else 8 for number in numbers}
     cache.issue(numbers[-1])
     tell(f"issued {numbers[-1]}")
-    permit = f"p{numbers[0]}"
+    permit = permit_of(numbers[0])
     wanted = sum(need(number, count, identity) for number, count in counts.items())
     assert cache.reserve(permit, wanted), "no room"
     try:

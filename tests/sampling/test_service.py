@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from growcache.cache.adoption import adopt
 from growcache.cache.check import check
 from growcache.cache.files import Layout, allocated_tree
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.index import read_index
+from growcache.cache.locks import FileLock
 from growcache.cache.sidecar import Sidecar
 from growcache.config import load_config
 from growcache.loading.snapshot import Snapshot
@@ -166,7 +168,8 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, ur
 def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, url: str) -> None:
     """Also one that has nothing to say: its answers go to a file here, which never breaks."""
     config = load_config(write_config(tmp_path / "c.yaml", url))
-    Layout(config.cache.path).create()
+    adopt(layout := Layout(config.cache.path))
+    FileLock.acquire(layout.samplers_lock).close()  # the supervisor makes it
     with (tmp_path / "said").open("wb") as said:
         sampler = subprocess.Popen(
             [sys.executable, "-m", "growcache", "sampler"], stdin=subprocess.PIPE, stdout=said

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache import clearing, files
 from growcache.cache.files import Layout
 from growcache.cache.index import read_index
 from growcache.errors import CacheMissingError
@@ -30,16 +29,16 @@ def killed_before(step: int, root: Path) -> bool:
     """Clear in a process that dies before its n-th unlink; False when it got to its end."""
     child = os.fork()
     if not child:
-        unlink, left = Path.unlink, step
+        unlink, left = os.unlink, step
 
-        def fused(path: Path, missing_ok: bool = False) -> None:
+        def fused(path: str | Path, *, dir_fd: int | None = None) -> None:
             nonlocal left
             left -= 1
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
-            unlink(path, missing_ok)
+            unlink(path, dir_fd=dir_fd)
 
-        Path.unlink = fused  # type: ignore[method-assign,assignment]
+        os.unlink = fused  # type: ignore[assignment]
         try:
             clear.clear_cache(root)
             os._exit(0)
@@ -75,20 +74,25 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
 def test_no_file_goes_before_the_note_of_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, events, unlink = fill(tmp_path / "cache"), [], Path.unlink
+    layout, unlink, fsync = fill(tmp_path / "cache"), os.unlink, os.fsync
+    events: list[Path] = []
 
-    def noted(path: Path, missing_ok: bool = False) -> None:
+    def noted(path: str | Path, *, dir_fd: int | None = None) -> None:
         assert layout.clearing.exists()
-        events.append(path)
-        unlink(path, missing_ok)
+        unlink(path, dir_fd=dir_fd)
+        events.append(Path(path))
 
-    monkeypatch.setattr(Path, "unlink", noted)
-    monkeypatch.setattr(files, "fsync_directory", events.append)
-    monkeypatch.setattr(clearing, "fsync_directory", events.append)
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "unlink", noted)
+    monkeypatch.setattr(os, "fsync", synced)
     clear.clear_cache(layout.root)
-    assert events[0] == layout.root
+    first = next(place for place, path in enumerate(events) if path.name == "index.sqlite")
+    assert events[first - 1] == layout.root
     note = events.index(layout.clearing)
-    assert {layout.root, layout.shards} <= set(events[1:note]), "the rest is synced first"
+    assert {layout.root, layout.shards} <= set(events[first:note]), "the rest is synced first"
     assert events[note + 1 :] == [layout.root]
 
 

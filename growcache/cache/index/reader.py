@@ -19,6 +19,7 @@ from growcache.cache.files import Layout
 from growcache.cache.identity import Identity, read_identity
 from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
 from growcache.cache.index.seals import SEAL
+from growcache.cache.index.structure import is_others
 from growcache.cache.undivided import undivided
 from growcache.errors import CacheError, CacheMissingError
 from growcache.schema import Schema
@@ -225,7 +226,15 @@ def reading(layout: Layout) -> Iterator[sqlite3.Connection]:
 
 
 def connect_read_only(layout: Layout) -> sqlite3.Connection:
-    """Return a connection that cannot write."""
+    """Return a connection that cannot write.
+
+    Raises:
+        CacheMissingError: what is there is another program's, or was just removed.
+    """
+    if not layout.marker.exists() and is_others(layout.index):
+        raise CacheMissingError(
+            f"no cache at {layout.root}: {layout.index.name} there is another program's"
+        )
     if layout.index.with_name(layout.index.name + "-journal").exists():
         _roll_back(layout)
     try:

@@ -7,7 +7,10 @@ read for what was meant.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import quote
 
 # Of damaged bytes SQLite's own complaint may be no UTF-8, of which Python complains then.
 REFUSALS = (sqlite3.Error, UnicodeDecodeError)
@@ -30,8 +33,11 @@ TABLES = {
     "| shard, i",
     "uses": "shard INTEGER, job TEXT, uses INTEGER | shard, job",
 }
+OURS = {"shards", "deleted_ranges", "finished_leases", "totals"}  # together nobody else's
 MIGRATIONS = "_sqlite_migrations"  # sqlite-utils notes there what was made
 MADE = ["the_cache", "a_checksum_per_row"]
+
+MOST_PATH_BYTES = 504  # of a database, for SQLite; with the name of its journal it is 512
 
 OTHER_TABLES = "its tables are not those that were made"
 
@@ -55,6 +61,34 @@ def state_of(connection: sqlite3.Connection) -> State:
     return (
         "damaged" if any(_holds(connection, name) for name in tables(connection)) else "unmade"
     )
+
+
+def has_our_tables(path: Path) -> bool:
+    """Return whether a file is an index of ours, without a trace of the look.
+
+    What is in its log alone is not seen. To open another program's database the usual way
+    would make a log beside it, or undo what that program had begun.
+    """
+    names = _tables_of(path)
+    return names is not None and names >= OURS
+
+
+def is_others(path: Path) -> bool:
+    """Return whether a file is a database of another program; likewise."""
+    names = _tables_of(path)
+    return names is not None and len(names) > 0 and names.isdisjoint(TABLES)
+
+
+def _tables_of(path: Path) -> set[str] | None:
+    if path.is_symlink() or not path.is_file():
+        return None
+    uri = f"file:{quote(str(path))}?mode=ro&immutable=1"
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            return {name for (name,) in connection.execute(query).fetchall()}
+    except REFUSALS:
+        return None
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import sqlite3
@@ -499,6 +500,14 @@ class Index:
             pass  # a reader is in the way, or the disk is full: the log stays, and is good
         finally:
             self._connection.close()
+
+    def abandon(self) -> None:
+        """Leave it as a crash would, and never close it.
+
+        SQLite removes the log by its path when the last connection is closed, also where that
+        path leads to another index by now. So one more reference keeps it open to the end.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 
 
 def _create(layout: Layout) -> None:

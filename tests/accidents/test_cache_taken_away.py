@@ -1,0 +1,328 @@
+"""The disk under a cache is not what it was, or lacks what a cache needs: one line each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.accidents.commands import (
+    Running,
+    command,
+    growcache,
+    running,
+    status,
+    wait_for_status,
+    wait_until,
+    write_config,
+    write_objects,
+)
+from tests.disks import small_disk
+
+pytestmark = pytest.mark.timeout(180)
+
+READER = """
+import sys
+from growcache.{front} import EpochLoader
+
+loader = EpochLoader(sys.argv[1], batch_size=4, min_samples=32, seed=0)
+for epoch in range(10**6):
+    for batch in loader:
+        print(len(batch["x"]), flush=True)
+        if not sys.stdin.readline():
+            raise SystemExit
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    source = {"url": write_objects(tmp_path / "in"), "format": "npy", "options": {"axis": 0}}
+    return write_config(tmp_path / "c" / "c.yaml", source, cache={"min_uses": 0})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+
+
+def started(service: Running, cache: Path) -> None:
+    """Return once the service draws."""
+    wait_for_status(cache, lambda found: found["drawn"] and found["pid"] == service.process.pid)
+
+
+def ends_with_one_line(service: Running) -> str:
+    """Wait for the end of a service that says in one line why; return the line."""
+    assert service.process.wait(30) == 1, service.errors
+    said = service.errors.strip()
+    assert said.count("\n") == 0, said
+    assert "Traceback" not in said
+    return said
+
+
+# What is done to a cache, and what the service says of it.
+
+
+def removed(cache: Path) -> None:
+    shutil.rmtree(cache, ignore_errors=True)  # what comes meanwhile may stay
+    if cache.exists():
+        cache.rename(cache.with_name("rest"))
+
+
+def moved(cache: Path) -> None:
+    cache.rename(cache.with_name("moved"))
+
+
+def replaced_by_nothing(cache: Path) -> None:
+    moved(cache)
+    cache.mkdir()
+
+
+def replaced_by_a_copy(cache: Path) -> None:
+    """A copy of a service that was killed: it has a log beside its index."""
+    shutil.copytree(cache, cache.with_name("copy"))
+    moved(cache)
+    cache.with_name("copy").rename(cache)
+
+
+def index_deleted(cache: Path) -> None:
+    (cache / "index.sqlite").unlink()
+
+
+def index_replaced(cache: Path) -> None:
+    shutil.copy(cache / "index.sqlite", cache / "copy")
+    (cache / "copy").rename(cache / "index.sqlite")
+
+
+def lock_deleted(cache: Path) -> None:
+    (cache / "supervisor.lock").unlink()
+
+
+def shards_deleted(cache: Path) -> None:
+    shutil.rmtree(cache / "shards", ignore_errors=True)
+    if (cache / "shards").exists():
+        (cache / "shards").rename(cache / "rest")
+
+
+def incoming_deleted(cache: Path) -> None:
+    (cache / "incoming").rename(cache / "rest")
+
+
+DIRECTORY = "was removed, moved or replaced while the service ran"
+INSIDE = "was removed or replaced while the service ran"
+CASES: dict[Callable[[Path], None], str] = {
+    removed: "while the service ran",  # of whatever went first
+    moved: DIRECTORY,
+    replaced_by_nothing: DIRECTORY,
+    replaced_by_a_copy: DIRECTORY,
+    index_deleted: f"index.sqlite {INSIDE}",
+    index_replaced: f"index.sqlite {INSIDE}",
+    lock_deleted: f"supervisor.lock {INSIDE}",
+    shards_deleted: f"shards {INSIDE}",
+    incoming_deleted: f"incoming {INSIDE}",
+}
+FEW = {removed, replaced_by_a_copy, index_deleted, shards_deleted}
+
+
+@pytest.mark.parametrize(
+    "harm", [c if c in FEW else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+)
+def test_a_service_ends_when_its_cache_is_taken_away(
+    harm: Callable[[Path], None], config: Path
+) -> None:
+    cache = config.with_suffix("")
+    with running(config) as service:
+        started(service, cache)
+        harm(cache)
+        there = sorted(cache.rglob("*")) if "replaced_by" in harm.__name__ else None
+        assert CASES[harm] in ends_with_one_line(service)
+        if there is not None:
+            assert sorted(cache.rglob("*")) == there, "it wrote into another's folder"
+    shown = growcache("status", cache)
+    assert "Traceback" not in shown.stderr
+    assert shown.returncode in (0, 2)
+    assert "running" not in shown.stdout
+    shutil.rmtree(cache / "rest", ignore_errors=True)
+    done = growcache("run", config, "--until-full")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert growcache("check", cache).returncode == 0
+    assert status(cache)["samples"] >= 16
+
+
+@contextmanager
+def reading(front: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
+    """A loader that makes a batch for each line it is sent."""
+    words = [sys.executable, "-c", READER.format(front=front), str(cache)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as reader:  # type: ignore[call-overload]
+        try:
+            yield reader
+        finally:
+            reader.kill()
+
+
+@pytest.mark.parametrize("front", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
+def test_a_loader_of_a_cache_that_is_removed_says_so(front: str, config: Path) -> None:
+    pytest.importorskip(front)
+    cache = config.with_suffix("")
+    assert growcache("run", config, "--samples", "128").returncode == 0
+    with reading(front, cache) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        assert reader.stdout.readline() == "4\n"
+        removed(cache)
+        batches = 0
+        with suppress(BrokenPipeError):
+            while reader.poll() is None:
+                reader.stdin.write("\n")
+                reader.stdin.flush()
+                batches += reader.stdout.readline() != ""
+        assert reader.wait(30) == 1
+        said = reader.stderr.read()
+    assert batches >= 1  # what was mapped, and made ahead
+    last = said.strip().splitlines()[-1]
+    assert f"CacheMissingError: the cache at {cache} was removed while it was read" in last, (
+        said
+    )
+
+
+@pytest.mark.parametrize("front", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
+def test_a_loader_goes_on_when_the_index_is_made_again(front: str, config: Path) -> None:
+    pytest.importorskip(front)
+    cache = config.with_suffix("")
+    assert growcache("run", config, "--samples", "128").returncode == 0
+    with reading(front, cache) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "4\n"
+        index_deleted(cache)
+        assert growcache("run", config, "--samples", "16").returncode == 0
+        for _ in range(100):  # some epochs
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == "4\n"
+
+
+# Disks that are not as they should be.
+
+
+def test_a_file_system_without_locks_is_refused_in_one_line(config: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed (Debian: apt-get install strace)")
+    cache = config.with_suffix("")
+    for error in ("ENOLCK", "EOPNOTSUPP"):
+        done = without_flock(error, "run", config)
+        assert done.returncode == 2, done
+        assert done.stderr.count("\n") == 1, done
+        assert "has no locks (flock: " in done.stderr
+    assert growcache("run", config, "--samples", "16").returncode == 0
+    done = without_flock("ENOSYS", "status", cache)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert "has no locks (flock: " in done.stderr
+
+
+def without_flock(error: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command for which the kernel has no locks of whole files."""
+    strace = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=flock"]
+    strace += ["-e", f"inject=flock:error={error}"]
+    return subprocess.run(
+        [*strace, *command(*words)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[200] * 3, *(pytest.param(p, marks=pytest.mark.slow) for p in ([250] * 17, [300]))],
+)
+def test_a_path_that_is_too_long_is_said_so(parts: list[int], config: Path) -> None:
+    deep = "/".join([str(config.parent), *("x" * length for length in parts)])
+    commands = [["status", deep], ["check", deep], ["clear", deep, "--yes"]]
+    for words in (["run", str(config), "--set", f"cache.path={deep}"], *commands):
+        done = growcache(*words)
+        assert done.returncode == 2, done
+        assert 1 <= done.stderr.strip().count("\n") + 1 <= 2, done
+        assert "Traceback" not in done.stderr
+        assert "too long" in done.stderr or (words in commands and parts == [200] * 3), done
+    program = "import sys; from growcache.numpy import EpochLoader; EpochLoader(sys.argv[1], batch_size=4)"
+    if parts != [200] * 3:  # else it waits for a cache that is not there
+        loader = subprocess.run(
+            [sys.executable, "-c", program, deep], capture_output=True, text=True, check=False
+        )
+        assert "too long" in loader.stderr.strip().splitlines()[-1]
+
+
+def test_a_path_just_short_enough_works(config: Path) -> None:
+    deep = config.parent / ("x" * 200)
+    deep /= "x" * (504 - len(f"{deep}//index.sqlite"))  # SQLite's limit
+    done = growcache("run", config, "--set", f"cache.path={deep}", "--samples", "16")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert status(deep)["samples"] >= 16
+
+
+@pytest.mark.slow
+def test_a_disk_that_turns_read_only_ends_the_service(config: Path, tmp_path: Path) -> None:
+    """As ext4 does after an error of the disk."""
+    with small_disk(tmp_path / "disk", 64 << 20, "ext4") as disk:
+        device = Path(
+            next(
+                line.split()[0]
+                for line in Path("/proc/mounts").read_text().splitlines()
+                if line.split()[1] == str(disk)
+            )
+        )
+        fail = Path("/sys/fs/ext4") / device.name / "trigger_fs_error"
+        subprocess.run(["mount", "-o", "remount,errors=remount-ro", str(disk)], check=True)
+        cache = disk / "cache"
+        with running(config, "--set", f"cache.path={cache}") as service:
+            started(service, cache)
+            fail.write_text("tried by growcache's tests")
+            said = ends_with_one_line(service)
+            assert "read-only" in said.lower() or "readonly" in said.lower(), said
+        shown = growcache("status", cache)
+        assert "Traceback" not in shown.stderr
+        assert "running" not in shown.stdout
+
+
+def test_it_ends_with_its_trainer_as_well(config: Path) -> None:
+    """The service that a trainer started says it to the trainer, which goes on."""
+    program = (
+        "import sys, growcache\n"
+        "with growcache.serve(sys.argv[1]) as config:\n"
+        "    print(1, flush=True); sys.stdin.readline()\n"
+        "print('went on', flush=True)"
+    )
+    cache = config.with_suffix("")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(config)],
+        text=True,
+        **pipes,  # type: ignore[call-overload]
+    ) as trainer:
+        assert trainer.stdout.readline() == "1\n"
+        pid = wait_for_status(cache, lambda found: found["drawn"])["pid"]
+        index_deleted(cache)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
+        said, errors = trainer.communicate("\n", timeout=60)
+    assert (trainer.returncode, said) == (0, "went on\n")
+    assert errors.count("\n") == 1
+    assert f"the sampling service stopped: {cache}/index.sqlite was removed" in errors
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_clean_stop_still_is_one(config: Path) -> None:
+    with running(config) as service:
+        started(service, config.with_suffix(""))
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        assert service.errors == ""
+    assert status(config.with_suffix(""))["state"] == "stopped"
