@@ -77,6 +77,26 @@ def test_a_trainer_that_gave_no_state_keeps_nothing(
     is_turned_over(cache)
 
 
+def test_what_was_used_makes_room_at_once_when_its_reader_is_killed(tmp_path: Path) -> None:
+    """With `min_uses` as it is by default: all was used in the first epoch, and held in the second."""
+    url = write_objects(tmp_path / "in", count=60, rows=16, columns=4096)
+    config = write_config(
+        tmp_path / "cache.yaml",
+        {"url": url, "format": "npy", "options": {"axis": 0}},
+        sampling={"shard_samples": 8},
+        cache={"max_bytes": "4MB"},
+    )
+    cache = config.with_suffix("")
+    with running(config):
+        wait_for_status(cache, lambda found: found["state"] == "full")
+        codes = (loading(job="train"), "for _ in batches: pass", "batches = iter(loader)", READ)
+        with trainer(cache, *codes) as loop:
+            loop.ask(READY)
+            before = wait_for_status(cache, lambda found: found["state"] != "running")["drawn"]
+            loop.end(signal.SIGKILL)
+        wait_for_status(cache, lambda found: found["drawn"] > before)
+
+
 @pytest.mark.parametrize("gather", ["thread", "process"])
 def test_sigterm_lets_go_as_ctrl_c_does_also_of_what_a_state_may_want(
     cache: Path, gather: str
