@@ -176,14 +176,17 @@ def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -
     most = _most(view)
     pieces: list[bytes] = []
     found = 0
-    for piece in _pieces(view, kind, entry):
-        pieces.append(piece)
-        found += len(piece)
-        if found > most:
-            raise _too_much(entry, most)
-        if expected is not None and found > expected:
-            return None
-    return b"".join(pieces)
+    try:
+        for piece in _pieces(view, kind, entry):
+            pieces.append(piece)
+            found += len(piece)
+            if found > most:
+                raise _too_much(entry, most)
+            if expected is not None and found > expected:
+                return None
+        return b"".join(pieces)
+    finally:
+        pieces.clear()  # an error refers to what is here for as long as it is passed on
 
 
 def _pieces(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:

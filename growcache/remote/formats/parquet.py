@@ -9,6 +9,7 @@ from typing import Any
 
 from growcache.errors import FormatError
 from growcache.remote.formats.chunks import fetch
+from growcache.remote.formats.decoding import decodes
 from growcache.remote.formats.named import different_names
 from growcache.remote.formats.objects import (
     Found,
@@ -22,15 +23,14 @@ from growcache.remote.formats.objects import (
     refuse_unknown,
 )
 from growcache.remote.formats.parquet_footer import Footer, Footers, Pieces, broken
-from growcache.remote.formats.parquet_values import values_of
+from growcache.remote.formats.parquet_values import nbytes_of, values_of
 from growcache.remote.formats.rows import MOST_SAMPLES
 from growcache.remote.formats.units import chosen
 from growcache.remote.store import Entry
 from growcache.schema import sample_bytes
 
 _OPTIONS = ("columns", "nulls")
-_BATCH = 1 << 16  # rows decoded at once,
-_VARIABLE_BATCH = 1 << 8  # and where they may be of any size, so that they are counted in time
+_COPIES = 2  # of what is decoded, in memory together
 _ROW_BYTES = 64  # that a row takes beside its values
 
 
@@ -82,6 +82,7 @@ class TableRows:
         ranges = footer.ranges(group, reader.entry)
         data = await fetch(reader, ranges)
         image = Pieces(reader.entry.size, dict(zip(ranges, data, strict=True)))
+        await decodes(_COPIES * footer.decoded_bytes(group, reader.entry))
         return await asyncio.to_thread(self._decoded, image, footer, group, rows, reader.entry)
 
     def _decoded(
@@ -113,7 +114,7 @@ class TableRows:
                 few = batch.slice(low, high - low)
                 samples, why = self._samples(few, first + low, rows[at:until])
                 gone = gone or why
-                held += few.nbytes + _ROW_BYTES * len(samples)
+                held += sum(map(nbytes_of, few.columns)) + _ROW_BYTES * len(samples)
                 if footer.variable:  # many rows may share one long value
                     held += sum(sample_bytes(sample) for sample, _, _ in samples)
                 found += samples
@@ -149,11 +150,13 @@ def _batches(image: Pieces, footer: Footer, group: int) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(
-        pa.PythonFile(image, mode="r"), metadata=footer.metadata, pre_buffer=False
+        pa.PythonFile(image, mode="r"),
+        metadata=footer.metadata,
+        pre_buffer=False,
+        read_dictionary=footer.shared(group),
     ) as file:
-        size = _VARIABLE_BATCH if footer.variable else _BATCH
         yield from file.iter_batches(
-            size, [group], columns=list(footer.columns), use_threads=False
+            footer.batch_rows(group), [group], columns=list(footer.columns), use_threads=False
         )
 
 

@@ -26,6 +26,10 @@ _TAIL, _LEAST_TAIL = (
     1 << 16,
     1 << 12,
 )  # bytes at the end, which hold the whole footer of most files
+_SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of that at most
+_BATCH = 1 << 16  # rows decoded at once,
+_VARIABLE_BATCH, _LEAST_BATCH = 1 << 8, 1 << 5  # and where they may be of any size,
+_BATCH_BYTES = 1 << 28  # so that they are counted in time
 _MOST_FOOTER = 1 << 26  # bytes
 _KNOWN_BYTES = 1 << 24  # of footers that are kept, as stored
 _KNOWN_FOOTERS = 4096
@@ -84,6 +88,50 @@ class Footer:
         except Exception as error:  # Arrow raises what a broken file makes it raise
             raise broken(entry, error) from error
         self.sound.add(group)
+
+    def decoded_bytes(self, group: int, entry: Entry) -> int:
+        """Return what the columns of a row group take decoded, of one that was checked.
+
+        A dictionary's value counts once, however many rows have it.
+
+        Raises:
+            FormatError: it is more than compression could make of the object.
+        """
+        metadata = self.metadata.row_group(group)
+        nbytes = sum(metadata.column(leaf).total_uncompressed_size for leaf in self.leaves)
+        if nbytes > (most := most_decoded(entry)):
+            raise FormatError(
+                f"{entry.key}: one visit may yield {most:,} bytes, and row group {group} has "
+                f"{nbytes:,}; write smaller row groups"
+            )
+        return max(0, int(nbytes))
+
+    def shared(self, group: int) -> list[str]:
+        """Return the columns of text and bytes to be read as a dictionary and numbers in it.
+
+        Many rows may share one long value, which would else be copied for each. Of columns of
+        many bytes Arrow would have to look for values that are alike, which takes long.
+        """
+        metadata = self.metadata.row_group(group)
+        columns = [metadata.column(leaf) for leaf in self.leaves]
+        return [
+            column.path_in_schema
+            for column in columns
+            if column.physical_type == "BYTE_ARRAY"
+            and column.has_dictionary_page
+            and column.total_uncompressed_size <= _SHARED_BYTES
+            and column.path_in_schema in self.columns
+        ]
+
+    def batch_rows(self, group: int) -> int:
+        """Return how many rows are decoded at once: few where each may have one long value."""
+        if not self.variable:
+            return _BATCH
+        metadata = self.metadata.row_group(group)
+        largest = max(
+            (metadata.column(n).total_uncompressed_size for n in self.leaves), default=0
+        )
+        return max(_LEAST_BATCH, min(_VARIABLE_BATCH, _BATCH_BYTES // max(1, largest)))
 
     def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
         """Return where the columns of a row group lie, of one that was checked.

@@ -10,6 +10,8 @@ import numpy as np
 from growcache.errors import FormatError
 from growcache.schema import Array
 
+_COPIED_BYTES = 1 << 22  # of the rows of a batch, that each may have of its own
+
 Column = tuple[Sequence[Any] | Array, Array]
 """A value per row, and which rows have none."""
 
@@ -32,6 +34,13 @@ def is_variable(type_: Any) -> bool:
     return _kind(type_) in ("text", "binary", "list", "dictionary")
 
 
+def nbytes_of(array: Any) -> int:
+    """Return the bytes of a column's rows, without those that all rows of a file may share."""
+    import pyarrow as pa
+
+    return int((array.indices if pa.types.is_dictionary(array.type) else array).nbytes)
+
+
 def values_of(name: str, array: Any) -> Column:
     """Return the rows of a column.
 
@@ -44,6 +53,8 @@ def values_of(name: str, array: Any) -> Column:
 
     kind, type_ = _kind(array.type), array.type
     if kind == "dictionary":
+        if _kind(type_.value_type) in ("text", "binary"):
+            return _shared(name, array)
         return values_of(name, array.cast(type_.value_type))
     if kind in ("text", "binary"):
         try:
@@ -58,6 +69,35 @@ def values_of(name: str, array: Any) -> Column:
     if kind == "time":
         array = array.view(pa.int32() if type_.bit_width == 32 else pa.int64())
     return _numbers(array)
+
+
+def _shared(name: str, array: Any) -> Column:
+    """Return the rows of a column of which many may have one long value."""
+    absent = array.is_null().to_numpy(zero_copy_only=False)
+    at = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    if int(_lengths(array.dictionary, at).sum()) <= _COPIED_BYTES:
+        return values_of(name, array.dictionary_decode())
+    some, places = np.unique(at[~absent], return_inverse=True)
+    values, _ = values_of(name, array.dictionary.take(some))
+    found: list[Any] = [None] * len(array)
+    for row, place in zip(np.flatnonzero(~absent).tolist(), places.tolist(), strict=True):
+        found[row] = values[place]
+    # The dictionary itself may hold a value that is none.
+    return found, np.fromiter((value is None for value in found), np.bool_, len(found))
+
+
+def _lengths(values: Any, at: Array) -> Array:
+    """Return how many bytes some of the values have, of text or bytes."""
+    import pyarrow as pa
+
+    type_ = values.type
+    if not len(values) or pa.types.is_fixed_size_binary(type_):
+        return np.full(len(at), type_.byte_width if len(values) else 0, np.int64)
+    large = pa.types.is_large_string(type_) or pa.types.is_large_binary(type_)
+    offsets = np.frombuffer(values.buffers()[1], np.int64 if large else np.int32)
+    places = at.astype(np.int64) + values.offset
+    lengths: Array = offsets[places + 1].astype(np.int64) - offsets[places]
+    return lengths
 
 
 def _kind(type_: Any) -> str | None:
