@@ -23,6 +23,7 @@ UNTRUSTED = "its TLS certificate is not trusted"
 UNRESOLVED, REFUSED, LATE = "unknown host", "connection refused", "no answer in time"
 RESET = "connection reset"
 _CAUSES = (
+    ("invalid list response", "its listing cannot be read: it is not what S3's API answers"),
     ("dns error", UNRESOLVED),
     ("ConnectionRefused", REFUSED),
     ("InvalidCertificate", UNTRUSTED),
@@ -31,7 +32,9 @@ _CAUSES = (
     ("ConnectionReset", RESET),
     ("IncompleteMessage", "connection broken off"),
     ("UnexpectedEof", "connection broken off"),
+    ("error following redirect", "it redirects again and again"),
     ("Connect", "no connection"),
+    ("Parse(", "its answer is no HTTP"),
 )
 NO_CREDENTIALS = "no credentials that hold are found"
 _PROVIDER = re.compile(r"credential provider: (\w+(?:: [^\n]*)?)")

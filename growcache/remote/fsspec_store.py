@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from growcache.errors import (
     ObjectChangedError,
     ObjectMissingError,
     StoreError,
+    TransientStoreError,
 )
 from growcache.remote.answers import NO_CREDENTIALS, UNTRUSTED, Answer, explain
 from growcache.remote.credentials import server_option
@@ -487,18 +488,56 @@ def _getter(location: Location) -> Getter:
 def _s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
     """Yield pages as they come; `find` would hold them all back until the last."""
     more = {"StartAfter": after} if after else {}
+    fs.connect()  # by itself, because what options it refuses is no fault of the listing
     while True:
-        answer = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
-        found = (
-            Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())
-            for row in answer.get("Contents", ())
-            if row["Size"] or not row["Key"].endswith("/")
-        )
+        answer = _s3_page(fs, bucket, Prefix=prefix, **more)
         last = not answer.get("IsTruncated")
-        yield Page(found, last=last)
+        yield Page(_s3_entries(bucket, answer.get("Contents", ())), last=last)
         if last:
             return
-        more = {"ContinuationToken": answer["NextContinuationToken"]}
+        token = answer.get("NextContinuationToken")
+        if not token or token == more.get("ContinuationToken"):
+            raise StoreError(
+                f"s3://{bucket}: the listing does not tell where its next page begins, so it "
+                "cannot be listed to its end"
+            )
+        more = {"ContinuationToken": token}
+
+
+def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
+    try:
+        answer: Mapping[str, Any] = fs.call_s3("list_objects_v2", Bucket=bucket, **asked)
+    except (KeyError, TypeError, ValueError) as error:  # as the library takes it apart
+        raise StoreError(
+            f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})"
+        ) from None
+    if not _SIGNS_OF_A_LISTING & answer.keys():
+        raise TransientStoreError(
+            f"s3://{bucket}: its answer is no listing, but something else"
+        )
+    return answer
+
+
+# What every S3 has at least one of, for an empty listing too.
+_SIGNS_OF_A_LISTING = frozenset({"IsTruncated", "KeyCount", "Name", "Contents"})
+
+
+def _s3_entries(bucket: str, rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """Return the entries of a page, but for markers of folders.
+
+    Raises:
+        StoreError: an entry lacks what each has.
+    """
+    try:
+        return [
+            Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())
+            for row in rows
+            if row["Size"] or not row["Key"].endswith("/")
+        ]
+    except KeyError as error:
+        raise StoreError(
+            f"s3://{bucket}: an entry of the listing lacks {error.args[0]}, so it cannot be used"
+        ) from None
 
 
 _EXTRAS = {

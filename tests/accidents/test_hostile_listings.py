@@ -1,0 +1,268 @@
+"""Listings and answers that lie: no crash, no wrong sample, no path outside; a reason or a hole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from growcache import Snapshot
+from tests.accidents import commands
+from tests.servers.hostile import SIZE, Listing, Object, Said, hostile, listing, row
+
+CLIENTS = pytest.mark.parametrize(
+    "client", ["auto", pytest.param("fsspec", marks=pytest.mark.slow)]
+)
+GOOD = [f"g{number}.npy" for number in range(4)]
+ODD = ["../../../../evil.npy", "a/../b.npy", "/abs/evil.npy", "a//b.npy", "./x.npy", "a\tb.npy"]
+LONG = "k" * 1020 + ".npy"
+LAUGHS = (
+    '<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">'
+    + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(2, 10))
+    + "]>"
+).replace("&a1;", "&a;")
+
+
+def once(*rows: str, **more: Any) -> Listing:
+    """A listing of one page."""
+    page = listing(*rows, **more)
+    return lambda query: Said(page)
+
+
+def rows(*keys: str) -> list[str]:
+    return [row(key) for key in keys]
+
+
+def config_of(folder: Path, options: dict[str, Any], client: str) -> Path:
+    source = {"url": "s3://b/**", "storage_options": options, "client": client}
+    return commands.write_config(
+        folder / "cache.yaml",
+        {"format": "npy", **source},
+        sampling={"timeout_seconds": 2, "max_skipped": 0.9},
+    )
+
+
+def cached(cache: Path) -> set[str]:
+    """Return the keys that are cached, each of which holds what it should."""
+    found = set()
+    with Snapshot.take(cache) as snapshot:
+        for i in range(len(snapshot)):
+            key = snapshot.origin(i).key
+            expected = np.frombuffer(key.encode().ljust(16, b"\1")[:16], "u1")
+            np.testing.assert_array_equal(snapshot[i]["x"], expected)
+            found.add(key)
+    return found
+
+
+def filled(folder: Path, client: str, pages: Listing) -> tuple[set[str], dict[str, Any], str]:
+    """Run the service to its end; return (keys that are cached, status, what it said)."""
+    with hostile(pages) as options:
+        config = config_of(folder, options, client)
+        ran = commands.growcache("run", config, "--until-full", cwd=folder)
+    assert "Traceback" not in ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    assert {path.name for path in folder.iterdir()} == {"cache", "cache.yaml"}
+    return cached(folder / "cache"), commands.status(folder / "cache"), ran.stderr
+
+
+@CLIENTS
+def test_keys_are_never_paths(tmp_path: Path, client: str) -> None:
+    outside = set(tmp_path.parent.iterdir())
+    keys = [*GOOD, *ODD, LONG, *GOOD]  # told twice, and in no order
+    too_long = "k" * 100_000
+    found, status, said = filled(tmp_path, client, once(*rows(*keys, too_long)))
+    assert found == {*keys}
+    assert status["holes"] == 0
+    assert "left out of the listing: 1" in said
+    assert set(tmp_path.parent.iterdir()) == outside
+
+
+@CLIENTS
+def test_sizes_and_versions_that_lie(tmp_path: Path, client: str) -> None:
+    lies = [
+        row("smaller.npy", SIZE - 5),
+        row("larger.npy", SIZE + 5),
+        row("enormous.npy", 2**49),
+        row("empty.npy", 0),
+        row("other.npy", SIZE, '"other"'),
+    ]
+    left_out = [
+        row("line.npy", SIZE, '"a\r\nX-Evil: 1"'),
+        row("ascii.npy", SIZE, '"é"'),
+        row("long.npy", SIZE, '"' + "e" * 5000 + '"'),
+    ]
+    pages = once(*rows(*GOOD), *lies, *left_out)
+    found, status, said = filled(tmp_path, client, pages)
+    assert found == {*GOOD}
+    assert status["holes"] == len(lies)
+    assert f"left out of the listing: {len(left_out)}" in said
+
+
+@pytest.mark.slow
+def test_sizes_that_are_none(tmp_path: Path) -> None:
+    pages = once(*rows(*GOOD), row("n.npy", -5), row("h.npy", 2**70))
+    found, status, _ = filled(tmp_path, "fsspec", pages)
+    assert (found, status["holes"]) == ({*GOOD}, 0)
+
+
+UNREADABLE: dict[str, Listing] = {
+    "a NUL": once(*rows(*GOOD), row("a&#0;b.npy", raw=True)),
+    "entities in entities": once(*rows(*GOOD), row("&a9;.npy", raw=True), head=LAUGHS),
+    "a file of this machine": once(
+        row("&x;.npy", raw=True),
+        head='<!DOCTYPE l [<!ENTITY x SYSTEM "file:///etc/passwd">]>',
+    ),
+    "the half of it": lambda query: Said(listing(*rows(*GOOD))[:-60]),
+    "a web page": lambda query: Said(b"<html><body>Welcome<br></body></html>"),
+    "nothing": lambda query: Said(b""),
+    "packed": lambda query: Said(
+        gzip.compress(listing(*rows(*GOOD))), 200, {"Content-Encoding": "gzip"}
+    ),
+    "a redirect to itself": lambda query: Said(b"", 302, {"Location": "/b?list-type=2"}),
+    "204": lambda query: Said(b"", 204),
+    "no HTTP": lambda query: Said(raw=b"SSH-2.0-OpenSSH_9\r\n"),
+    "no status": lambda query: Said(raw=b"HTTP/1.1 abc OK\r\n\r\n"),
+    "no answer": lambda query: Said(raw=b""),
+}
+
+
+@CLIENTS
+@pytest.mark.parametrize(
+    "what",
+    [
+        "entities in entities",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in UNREADABLE
+            if name != "entities in entities"
+        ),
+    ],
+)
+def test_a_listing_that_cannot_be_read_is_waited_for(
+    tmp_path: Path, client: str, what: str
+) -> None:
+    """The service says so, stays responsive, and goes on once the listing is as it should be."""
+    mended = False
+
+    def pages(query: dict[str, str]) -> Said:
+        return once(*rows(*GOOD))(query) if mended else UNREADABLE[what](query)
+
+    with hostile(pages) as options:
+        config = config_of(tmp_path, options, client)
+        with commands.running(config, "--until-full") as service:
+            commands.wait_until(lambda: "waiting for the store" in service.errors)
+            assert service.alive
+            mended = True
+            service.process.wait(60)
+        assert service.process.returncode == 0
+        assert "Traceback" not in service.errors
+    assert cached(tmp_path / "cache") == {*GOOD}
+
+
+def endless(query: dict[str, str]) -> Said:
+    """Pages that come again for ever, each behind a token of its own."""
+    number = int(query.get("continuation-token") or 0)
+    page = [row(f"{number % 2}/{n:04}.npy") for n in range(1000)]
+    return Said(listing(*page, token=str(number + 1)))
+
+
+@pytest.mark.slow
+@CLIENTS
+def test_pages_that_come_again_end_the_listing(tmp_path: Path, client: str) -> None:
+    with hostile(endless) as options:
+        ran = commands.growcache("run", config_of(tmp_path, options, client), "--until-full")
+    assert ran.returncode == 1
+    assert "repeats its page" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
+@CLIENTS
+def test_empty_pages_for_ever_can_be_interrupted(tmp_path: Path, client: str) -> None:
+    asked: list[str] = []
+
+    def pages(query: dict[str, str]) -> Said:
+        asked.append(query.get("continuation-token") or "0")
+        return Said(listing(token=str(int(asked[-1]) + 1)))
+
+    with (
+        hostile(pages) as options,
+        commands.running(config_of(tmp_path, options, client)) as service,
+    ):
+        commands.wait_until(lambda: len(asked) > 20)
+        os.kill(service.process.pid, signal.SIGINT)
+        assert service.process.wait(60) == 0
+        assert "Traceback" not in service.errors
+
+
+@pytest.mark.slow
+@CLIENTS
+def test_ten_megabytes_in_one_page(tmp_path: Path, client: str) -> None:
+    keys = [f"{number:06}/{'x' * 80}.npy" for number in range(50_000)]
+    page = listing(*rows(*keys))
+    assert len(page) > 10_000_000
+    with hostile(lambda query: Said(page)) as options:
+        config = config_of(tmp_path, options, client)
+        ran = commands.growcache("run", config, "--samples", "40", seconds=170)
+    assert ran.returncode == 0, ran.stderr
+    assert len(cached(tmp_path / "cache")) >= 40
+
+
+BAD_OBJECTS: dict[str, Object] = {
+    "an error in 200": lambda key, data: Said(b"<Error><Code>SlowDown</Code></Error>"),
+    "204": lambda key, data: Said(b"", 204),
+    "304": lambda key, data: Said(b"", 304),
+    "418": lambda key, data: Said(b"", 418),
+    "packed": lambda key, data: Said(
+        gzip.compress(data), 200, {"Content-Encoding": "gzip", "ETag": '"e"'}
+    ),
+    "a redirect to itself": lambda key, data: Said(b"", 302, {"Location": f"/b/{key}"}),
+    "no HTTP": lambda key, data: Said(raw=b"\0\1\2\r\n"),
+    "no answer": lambda key, data: Said(raw=b""),
+    "a length of 10^22": lambda key, data: Said(
+        raw=b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 99999999999999999999999\r\n\r\nabc'
+    ),
+    "a chunk that lies": lambda key, data: Said(
+        raw=b'HTTP/1.1 200 OK\r\nETag: "e"\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFF\r\nabc'
+    ),
+    "a megabyte of headers": lambda key, data: Said(
+        raw=b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 150_000 + b"\r\n"
+    ),
+}
+
+
+@CLIENTS
+@pytest.mark.parametrize(
+    "what",
+    [
+        "an error in 200",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in BAD_OBJECTS
+            if name != "an error in 200"
+        ),
+    ],
+)
+def test_one_object_is_answered_badly(tmp_path: Path, client: str, what: str) -> None:
+    """All others are cached; that one is a hole, or tried again and set aside."""
+
+    def objects(key: str, data: bytes) -> Said | None:
+        return BAD_OBJECTS[what](key, data) if key == "bad.npy" else None
+
+    keys = sorted([*GOOD, *(f"h{number}.npy" for number in range(20)), "bad.npy"])
+    with hostile(once(*rows(*keys)), objects) as options:
+        config = config_of(tmp_path, options, client)
+        with commands.running(config) as service:
+            status = commands.wait_for_status(
+                tmp_path / "cache",
+                lambda found: found["samples"] == len(keys) - 1,
+            )
+            assert service.alive
+            assert "Traceback" not in service.errors
+    assert status["last_errors"]
+    assert cached(tmp_path / "cache") == {*keys} - {"bad.npy"}
