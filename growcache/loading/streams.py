@@ -50,13 +50,13 @@ class Checked:
     """
 
     def __init__(self) -> None:
-        self._good: set[Key] = set()
+        self._good: dict[Key, int] = {}  # bytes of its files
         self._bad: set[Key] = set()
 
     def keep(self, rows: Iterable[ShardRow]) -> None:
         """Forget all other shards."""
         keys = {key_of(row) for row in rows}
-        self._good &= keys
+        self._good = {key: nbytes for key, nbytes in self._good.items() if key in keys}
         self._bad &= keys
 
     def is_whole(self, snapshot: Snapshot, row: ShardRow, *, again: bool) -> bool:
@@ -68,16 +68,27 @@ class Checked:
             again: look even at what was found whole before.
         """
         key = key_of(row)
-        if key in self._bad or (key in self._good and not again):
-            return key not in self._bad
+        if key in self._bad:
+            return False
+        nbytes = _size(snapshot, row)
+        if self._good.get(key) == nbytes and not again:
+            return True
         try:
             _check(snapshot, row)
         except CorruptShardError as error:
             self._bad.add(key)
             _log.warning("skipping a corrupt shard: %s", error)
             return False
-        self._good.add(key)
+        self._good[key] = nbytes
         return True
+
+
+def _size(snapshot: Snapshot, row: ShardRow) -> int:
+    """Return the bytes of a shard's files; a file that is not there has none."""
+    try:
+        return sum(path.stat().st_size for path in snapshot.files(row.number))
+    except FileNotFoundError:
+        return 0
 
 
 def _check(snapshot: Snapshot, row: ShardRow) -> None:
@@ -329,12 +340,8 @@ class ShardStream:
             if self._late[token] <= 0:
                 del self._late[token]
 
-    def close(self, *, complete: bool = False) -> None:
-        """Free the leases; of what was delivered in part, the use is counted.
-
-        Args:
-            complete: whether all was delivered but samples that make no whole batch.
-        """
+    def close(self) -> None:
+        """Free the leases; of what was delivered in part, the use is counted."""
         if self._pid != os.getpid():  # a forked child has no leases, and none of the threads
             return
         self._closed = True
@@ -342,7 +349,7 @@ class ShardStream:
         self._news.set()
         with self._lock:
             for running in list(self._passes):
-                self._end(running, used=complete)
+                self._end(running, used=False)
             ahead, self._ahead = self._ahead, None
         if ahead is not None:
             # What was raised there concerns nobody: it never came to hold anything.

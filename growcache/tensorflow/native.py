@@ -186,7 +186,7 @@ class NativeFeed(Feed):
             tokens=self._tokens,
         )
         end_with_the_interpreter(stream)
-        name, complete = next(self._names), False
+        name = next(self._names)
         try:
             first = stream.begin(self._least_samples)
             self._begun = True
@@ -204,10 +204,9 @@ class NativeFeed(Feed):
                 cached.buffer_samples(),
                 cached.block_samples(self._options.batch_size),
             )
-            complete = True
         finally:
             self._iterations.pop(name, None)
-            stream.close(complete=complete)
+            stream.close()
 
     def _shard(self, name: np.int64, turn: np.int64) -> tuple[Any, ...]:
         """Return (paths, first number, the one behind the last, chunk, read bytes).
