@@ -110,4 +110,5 @@ def files(
     begun = open_pass(options, 0, min_samples)
     numbers = [row.number for row in begun.rows]
     begun.snapshot.mark_read(numbers)  # protected all the same, until it is closed
+    begun.snapshot.lease.count(len(begun.snapshot))  # what is read of the files nobody tells
     return Files(begun.snapshot, numbers)
