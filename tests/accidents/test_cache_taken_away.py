@@ -86,7 +86,8 @@ def replaced_by_nothing(cache: Path) -> None:
 
 def replaced_by_a_copy(cache: Path) -> None:
     """A copy of a service that was killed: it has a log beside its index."""
-    shutil.copytree(cache, cache.with_name("copy"))
+    coming_and_going = shutil.ignore_patterns("*.tmp", "*-*-*-*")
+    shutil.copytree(cache, cache.with_name("copy"), ignore=coming_and_going)
     moved(cache)
     cache.with_name("copy").rename(cache)
 
