@@ -233,11 +233,11 @@ def test_samples_have_their_labels_before_the_transform(
     assert counts["a"] == (found.samples, len(subjects))
     assert sum(objects for objects, _ in counts.values()) == 30
 
-    assert refetch_sample(tmp_path / "c", "0:0", None, json=False) == 0
+    assert refetch_sample(tmp_path / "c", "0:0", config, json=False) == 0
     assert "is equal" in capsys.readouterr().out
     table.write_text(lines(30).replace(",0\n", ",2\n"))
     with pytest.raises(FingerprintError, match=r"labels\.csv was changed since"):
-        refetch_sample(tmp_path / "c", "0:0", None, json=False)
+        refetch_sample(tmp_path / "c", "0:0", config, json=False)
     code, errors = run(config, "--until-full")
     assert code == 2
     assert "holds samples of another configuration: the rows of source.labels ('" in errors
