@@ -346,7 +346,7 @@ def test_no_shard_disappears_under_a_reader(root: Path) -> None:
 @pytest.mark.mutant(
     19,
     "growcache/cache/leases.py",
-    "        if not is_held(self._layout.supervisor_lock):\n",
+    "        if not self.kept and not is_held(self._layout.supervisor_lock):\n",
     "        if True:\n",
 )
 def test_uses_are_counted_once_and_survive(root: Path) -> None:
