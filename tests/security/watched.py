@@ -64,7 +64,12 @@ def _importing() -> bool:
 def _inside(path: object, cache: str) -> bool:
     if isinstance(path, int) or path is None:
         return True
-    name = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type] # noqa: PTH100
+    plain = os.fsdecode(path)  # type: ignore[arg-type]
+    if "/" not in plain and plain not in ("", ".", ".."):
+        # Of a folder's descriptor, which events of `open` do not have: it was opened before,
+        # by a path that is judged, and such a name leads nowhere else.
+        return True
+    name = os.path.abspath(plain)  # noqa: PTH100
     return name == cache or name.startswith(cache + "/") or name in ("/dev/null", "/dev/tty")
 
 
