@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby, islice, zip_longest
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -40,7 +40,7 @@ from growcache.remote.response_check import (
     check_same_object,
 )
 from growcache.remote.retry import Patience, stalled_seconds
-from growcache.remote.rounds import WIDTH, Rounds, Section, UnsortedError
+from growcache.remote.rounds import WIDTH, Rounds, Section, Together, UnsortedError
 from growcache.remote.timestamps import settling_seconds
 from growcache.remote.urls import BUCKETS, SSH, WEB, Location, parse_url
 from growcache.usercode import short
@@ -60,6 +60,7 @@ MOST_ETAG = 1024  # characters
 MOST_SIZE = 1 << 50  # bytes; no store holds larger objects, and sums of sizes must stay exact
 MOST_ASKED = 2  # other objects, to find out whether only one fails
 _SHOWN_KEY = 80  # characters
+_HEADS = 16  # objects of known names that are asked for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,19 +615,21 @@ class RemoteStore:
             yield from (page for page in pages if page is not None)
 
     def _heads(self, run: list[tuple[int, tuple[Location, Client]]]) -> Iterator[list[Entry]]:
-        def head(one: tuple[int, tuple[Location, Client]]) -> Entry:
-            number, (location, backend) = one
+        def head(number: int, location: Location, backend: Client) -> Entry:
             entry = self._patience.call(lambda: _listed_by_name(backend, location.pattern))
             return replace(entry, store=number)
 
-        fresh = [one for one in run if not self._listed(one[1][0].pattern, one[0])]
-        with ThreadPoolExecutor(min(16, len(run))) as threads:
-            for at in range(0, len(fresh), PAGE):
-                try:
-                    yield nameable(list(threads.map(head, fresh[at : at + PAGE])))
-                except ObjectMissingError as error:
-                    error.exit_code = 2  # the URL itself is wrong, not one object of many
-                    raise
+        fresh = [
+            partial(head, number, location, backend)
+            for number, (location, backend) in run
+            if not self._listed(location.pattern, number)
+        ]
+        for at in range(0, len(fresh), PAGE):
+            try:
+                yield nameable(Together(fresh[at : at + PAGE], _HEADS).results())
+            except ObjectMissingError as error:
+                error.exit_code = 2  # the URL itself is wrong, not one object of many
+                raise
 
     def _resumed(self, location: Location, backend: Backend) -> Iterator[list[Entry]]:
         """Yield a listing that goes on after transient failures, from the last key."""
