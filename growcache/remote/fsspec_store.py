@@ -152,6 +152,8 @@ class FsspecBackend:
         for info in walk(self._fs, top, location.depth, last):
             if location.scheme in WEB and "?" in info["name"]:
                 continue  # what sorts the page by another column, as Apache's have it
+            if location.scheme in WEB and not location.matches(self._key(info)):
+                continue  # each of its files has to be asked for its size
             page.append(info)
             if len(page) == PAGE:
                 yield self._sized(page)
@@ -160,10 +162,25 @@ class FsspecBackend:
 
     def _sized(self, page: list[Mapping[str, Any]]) -> Page:
         """Return the entries; a web server's listing lacks sizes, so each file is asked."""
-        unsized = any(info["size"] is None for info in page)
-        if unsized:
-            page = list(self._threads.map(lambda info: self._fs.info(info["name"]), page))
-        return Page(_entry(str(info["name"]).removeprefix(self._root), info) for info in page)
+        if any(info["size"] is None for info in page):
+            asked = list(self._threads.map(self._info_of_link, page))
+            page = [info for info in asked if info is not None]
+            if dead := len(asked) - len(page):
+                logger.warning("%d links of %s lead nowhere", dead, self._location.url)
+        return Page(_entry(self._key(info), info) for info in page)
+
+    def _key(self, info: Mapping[str, Any]) -> str:
+        return str(info["name"]).removeprefix(self._root)
+
+    def _info_of_link(self, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what a link of a web page leads to; None where there is nothing."""
+        try:
+            found: Mapping[str, Any] = self._fs.info(info["name"])
+        except Exception as error:
+            if _may_be_an_answer(error) and _answer(error).status in (404, 410):
+                return None
+            raise
+        return found
 
     def _translated(self, error: Exception, key: str) -> Exception:
         if isinstance(error, StoreError):

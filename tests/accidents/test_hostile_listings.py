@@ -13,7 +13,8 @@ import pytest
 
 from growcache import Snapshot
 from tests.accidents import commands
-from tests.servers.hostile import SIZE, Listing, Object, Said, hostile, listing, row
+from tests.servers.hostile import SIZE, Listing, Object, Said, content, hostile, listing, row
+from tests.servers.redirecting import serving
 
 CLIENTS = pytest.mark.parametrize(
     "client", ["auto", pytest.param("fsspec", marks=pytest.mark.slow)]
@@ -108,6 +109,37 @@ def test_sizes_that_are_none(tmp_path: Path) -> None:
     pages = once(*rows(*GOOD), row("n.npy", -5), row("h.npy", 2**70))
     found, status, _ = filled(tmp_path, "fsspec", pages)
     assert (found, status["holes"]) == ({*GOOD}, 0)
+
+
+LINKS = [
+    "../evil.npy", "%2e%2e/evil.npy", "/evil.npy", "http://OTHER/d/evil.npy", "//OTHER/d/evil.npy",
+    "javascript:alert(1).npy", "file:///etc/evil.npy", "a%00b.npy", "a%0Ab.npy", "dead.npy",
+    "g0.npy", "./", "../d/", f"{'k' * 9000}.npy",
+]  # fmt: skip
+
+
+def test_an_index_page(tmp_path: Path) -> None:
+    """Links elsewhere are not followed, and those that lead nowhere are left out."""
+    keys = [*(f"d/{name}" for name in GOOD), "d/a%00b.npy", "d/a%0Ab.npy"]
+    files = {f"/{key}": content(key) for key in keys} | {"/evil.npy": content("evil")}
+    with serving(files={"/d/evil.npy": content("evil")}) as other, serving(files=files) as own:
+        host = other.address.removeprefix("http://")
+        links = "".join(f'<a href="{link}">x</a>\n' for link in [*GOOD, *LINKS])
+        own.pages = {"/d/": links.replace("OTHER", host)}
+        config = commands.write_config(
+            tmp_path / "cache.yaml",
+            {
+                "url": f"{own.address}/d/*.npy",
+                "format": "npy",
+                "storage_options": {"headers": {"X-Api-Key": "secret"}},
+            },
+            sampling={"timeout_seconds": 2},
+        )
+        ran = commands.growcache("run", config, "--until-full")
+    assert ran.returncode == 0, ran.stderr
+    assert "lead nowhere" in ran.stderr
+    assert cached(tmp_path / "cache") == {*keys}
+    assert other.asked == []
 
 
 UNREADABLE: dict[str, Listing] = {

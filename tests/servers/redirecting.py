@@ -17,6 +17,7 @@ class Server:
     Attributes:
         address: of it.
         files: what it holds, by path.
+        pages: index pages, by path; else those of a folder name its files.
         moved: where it sends those who ask for a path, or for what is below it.
         needs: headers without which it answers 401.
         asked: method, path and headers of every request.
@@ -24,6 +25,7 @@ class Server:
 
     address: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
+    pages: Mapping[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -46,6 +48,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif self.path.endswith("/"):
             here = [path.removeprefix(self.path) for path in state.files]
             links = "".join(f'<a href="{name}">{name}</a>' for name in here)
+            links = state.pages.get(self.path, links)
             self._answer(200, links.encode(), {"Content-Type": "text/html"})
         elif self.path not in state.files:
             self._answer(404, b"no", {})
