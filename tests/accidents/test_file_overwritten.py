@@ -87,6 +87,7 @@ def test_of_this_machine(tmp_path: Path, client: str) -> None:
     as_listed(tmp_path / "cache", fill_while_overwritten(tmp_path, source))
 
 
+@pytest.mark.slow
 def test_read_by_several_ranges(tmp_path: Path) -> None:
     """Rows are read one by one: all that are cached are of the version that was listed."""
     source = {"url": f"{tmp_path}/data/*.npy", "format": "npy", "options": {"axis": 0}}

@@ -74,14 +74,20 @@ def refetched(config: Path, cache: Path, place: str) -> str:
     return again.stdout + again.stderr
 
 
-SLOW = ["s3+fsspec", "web etags+obstore", "web+fsspec", "files+fsspec", "ssh"]
+SLOW = [
+    "s3+fsspec",
+    "web etags+fsspec",
+    "web etags+obstore",
+    "web+fsspec",
+    "files+fsspec",
+    "ssh",
+]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "files+auto",
-        "web etags+fsspec",
         *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
     ],
 )
