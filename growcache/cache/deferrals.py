@@ -150,14 +150,20 @@ class Deferrals:
     def forgetting(self, stop: int) -> Self:
         """Return the record without what makeup groups below ``stop`` held, that are committed.
 
-        Their numbers stay.
+        Their numbers stay. What was left out of them counts as left out where it was drawn first.
         """
         kept = {n: () if n < stop else held for n, held in self.makeups.items()}
         gone = {first for held in self.makeups.values() for first in held}
         gone -= {*self.pending, *(first for held in kept.values() for first in held)}
+        retried = self.retried
+        for n in (n for n in self.numbers if n < stop):
+            again = {self.makeups[n][at] for at in self.retried.get(n, ())} - gone
+            for group, place in again:
+                retried = _with(retried, group, [place])
+            gone |= {(n, at) for at in self.left_out(n)}
         return self._changed(
             deferred=_without(self.deferred, gone),
-            retried=_without(self.retried, gone),
+            retried=_without(retried, gone),
             makeups=kept,
         )
 
