@@ -294,6 +294,15 @@ def _value(value: float | str) -> Value:
     return np.asarray(value, np.int64 if isinstance(value, int) else np.float64)
 
 
+def none_came(permit: Permit, visited: Sequence[Visited]) -> bool:
+    """Whether every visit that was tried is set aside; what was not even tried says nothing.
+
+    A group of which nothing is tried is empty, as it was when it was filled first.
+    """
+    tried = [one for place, one in enumerate(visited) if place not in permit.left_out]
+    return bool(tried) and all(one.left_out for one in tried)
+
+
 def encode_group(
     permit: Permit,
     visited: Sequence[Visited],

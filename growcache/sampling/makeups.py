@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -60,9 +61,8 @@ class Makeups:
 
     def _follow(self) -> None:
         """Follow the record, which has changed."""
-        self._setbacks.wait(
-            {place: self._names[place] for place in self._cache.deferrals.pending}
-        )
+        self._names = {place: self._names[place] for place in self._cache.deferrals.pending}
+        self._setbacks.wait(self._names)
 
     # What is left out of a group
 
@@ -122,7 +122,9 @@ class Makeups:
             idle: whether there is nothing else to draw.
         """
         record, now = self._cache.deferrals, time.monotonic()
-        if not record.pending or len(record.numbers) >= MOST_MAKEUPS:
+        if group in record.makeups:  # it is recorded, and the disk was full when it was issued
+            return self._drawing.again(group)
+        if not record.pending:
             return None
         most = self._sizing.group_parts(record.draw_number(group))
         trying = set().union(*self._open.values())
@@ -161,7 +163,8 @@ class Makeups:
 
     def failed_again(self, permit: Permit) -> float:
         """Return when a makeup group is tried again of which all objects still fail."""
-        return self._setbacks.next_try(map(name_of, permit.stops))
+        due = self._setbacks.next_try(map(name_of, permit.stops))
+        return due if due < math.inf else time.monotonic()  # they answered another group since
 
     # Commits
 

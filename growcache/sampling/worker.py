@@ -38,7 +38,7 @@ from growcache.errors import (
 from growcache.plain import from_plain
 from growcache.remote.sources import open_sources
 from growcache.sampling.allowance import Limits
-from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group
+from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group, none_came
 from growcache.sampling.fingerprint import FORMAT, TRANSFORM
 from growcache.sampling.halt import awaited
 from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
@@ -255,7 +255,7 @@ class Sampler:
                 self._limits,
                 lambda place, error: self._set_aside(permit.id, place, error),
             )
-            if permit.made_up and all(one.left_out for one in visited):
+            if permit.made_up and none_came(permit, visited):
                 self._fail(permit, "every object of it keeps failing", set_aside=True)
                 return
             assert self._schema is not None
