@@ -111,7 +111,7 @@ class NativeFeed(Feed):
         made = iterations.flat_map(self._groups)
         if not self._records.cuts:
             made = made if sizes is None else made.rebatch(sizes)
-        made = made.map(self._delivered, num_parallel_calls=MOST_DECODED)
+        made = made.map(self._records.decode, num_parallel_calls=MOST_DECODED)
         if self._records.cuts:
             made = made.rebatch(sizes or self._options.batch_size, drop_remainder=full)
         options = tf.data.Options()
@@ -133,7 +133,11 @@ class NativeFeed(Feed):
         buffer_samples: Tensor,
         block_samples: Tensor,
     ) -> Dataset:
-        """Return (numbers, records) of one iteration, by batch or by block of batches."""
+        """Return the records of one iteration, by batch or by block of batches.
+
+        They are counted here, in the iteration, which lets go of its shards when the last were
+        asked for: counts that came later would count nothing.
+        """
         threads, shuffles = self._records.threads, self._options.shuffles
         samples = tf.data.Dataset.range(turns).interleave(
             lambda turn: self._samples(name, turn),
@@ -145,8 +149,10 @@ class NativeFeed(Feed):
         if shuffles:
             samples = samples.shuffle(buffer_samples, seed=seed)
         if self._records.cuts:
-            return samples.batch(block_samples)
-        return samples.batch(self._options.batch_size, drop_remainder=self._full_batches)
+            groups = samples.batch(block_samples)
+        else:
+            groups = samples.batch(self._options.batch_size, drop_remainder=self._full_batches)
+        return groups.map(self._delivered)
 
     def _samples(self, name: Tensor, turn: Tensor) -> Dataset:
         """Return (number, record) of each sample of a shard, and note when it was read.
@@ -172,7 +178,7 @@ class NativeFeed(Feed):
     def _delivered(self, numbers: Tensor, records: Tensor) -> Any:
         counted = tf.numpy_function(self._count, [numbers], tf.bool)
         with tf.control_dependencies([counted]):
-            return self._records.decode(records)
+            return tf.identity(records)
 
     # What TensorFlow's threads call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +100,21 @@ def test_chunks_that_threads_read_come_in_one_order(
     assert next(epochs(seed=2)) != first
     if not endless:
         assert sorted(first) == written(*range(8), samples=40)
+
+
+def test_an_epoch_ends_when_all_of_it_is_counted(
+    cache: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.add(*range(4))
+    count = NativeFeed._count
+
+    def late(feed: NativeFeed, numbers: Any) -> np.bool_:
+        time.sleep(0.1)
+        return count(feed, numbers)
+
+    monkeypatch.setattr(NativeFeed, "_count", late)
+    assert len(list(gtf.dataset(cache.root, batch_size=5, min_samples=1))) == 8
+    assert cache.uses() == dict.fromkeys(range(4), 1)
 
 
 def test_python_counts_once_for_a_block_of_batches(
