@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, TypeGuard
 
 from growcache.errors import (
@@ -77,7 +78,7 @@ class Inquiry:
 
     Args:
         client: of the store.
-        listed: returns some of its objects; called where none could be read so far. Blocks.
+        listed: returns some of its objects; called where none that was read so far can be. Blocks.
     """
 
     def __init__(self, client: Client, listed: Callable[[], Iterable[Entry]]) -> None:
@@ -111,19 +112,24 @@ class Inquiry:
             if self._denied_at >= since - fresh:
                 return False
             asked_at = time.monotonic()
-            found = await self._any_given(await self._witnesses(entry))
+            found = await self._any_given(self._witnesses(entry))
             if not found:
                 self._denied_at = asked_at
             return found or evidence.others_asked_since(entry.key, since)
 
-    async def _witnesses(self, entry: Entry) -> Sequence[Entry]:
-        if known := self._client.evidence.witnesses(entry.key):
-            return known
+    async def _witnesses(self, entry: Entry) -> AsyncIterator[Entry]:
+        """Yield those that could be read last, and if they are gone, too, some that are listed."""
+        known = self._client.evidence.witnesses(entry.key)
+        for one in known:
+            yield one
+        asked = {entry.key, *(one.key for one in known)}
         listed = await asyncio.to_thread(lambda: list(self._listed()))
-        return [one for one in listed if one.key != entry.key and one.size][:MOST_WITNESSES]
+        others = (one for one in listed if one.key not in asked and one.size)
+        for one in islice(others, MOST_WITNESSES):
+            yield one
 
-    async def _any_given(self, witnesses: Sequence[Entry]) -> bool:
-        for one in witnesses:
+    async def _any_given(self, witnesses: AsyncIterator[Entry]) -> bool:
+        async for one in witnesses:
             began = time.monotonic()
             try:
                 await self._client.get(one, 0, 1)

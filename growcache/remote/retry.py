@@ -117,11 +117,14 @@ class Patience:
             "retry_error_callback": partial(self._give_up, since),
         }
 
+    def tell(self, error: BaseException) -> None:
+        """Tell of a failure that is tried again: else a sampler that waits seems to be stuck."""
+        if self._on_retry is not None:
+            self._on_retry(error)
+
     def _tell(self, state: RetryCallState) -> None:
-        if self._on_retry is not None and state.outcome is not None:
-            error = state.outcome.exception()
-            if error is not None:
-                self._on_retry(error)
+        if state.outcome is not None and (error := state.outcome.exception()) is not None:
+            self.tell(error)
 
     def _give_up(self, since: float, state: RetryCallState) -> Any:
         error = state.outcome.exception() if state.outcome is not None else None

@@ -26,7 +26,7 @@ from growcache.errors import (
 )
 from growcache.remote.answers import UnnameableKeyError
 from growcache.remote.clients import Client
-from growcache.remote.evidence import GivenUp
+from growcache.remote.evidence import LASTS, GivenUp
 from growcache.remote.refusals import (
     MOST_WITNESSES,
     PAUSES,
@@ -59,6 +59,7 @@ MOST_KEY = (
 MOST_ETAG = 1024  # characters
 MOST_SIZE = 1 << 50  # bytes; no store holds larger objects, and sums of sizes must stay exact
 MOST_ASKED = 2  # other objects, to find out whether only one fails
+UNDOUBTED_SECONDS = 60.0  # at least, for which a refusal that was an object's is not doubted
 _SHOWN_KEY = 80  # characters
 _HEADS = 16  # objects of known names that are asked for at once
 
@@ -292,6 +293,9 @@ class RemoteStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         given_up = {id(client): GivenUp(patience.timeout_seconds) for client in self._backends}
         self._given_up = [given_up[id(client)] for client in self._backends]
+        undoubted = max(UNDOUBTED_SECONDS / LASTS, patience.timeout_seconds)
+        denied = {id(client): GivenUp(undoubted) for client in self._backends}
+        self._denied = [denied[id(client)] for client in self._backends]
         self._turn = asyncio.Lock()
         self._inquiries: dict[int, Inquiry] = {}
 
@@ -490,17 +494,22 @@ class RemoteStore:
         """Return what an attempt returns after one was refused, or raise whose the refusal is.
 
         It is the object's if it is refused again after each pause, and another object is given
-        right after each time: a lapse would have to end right then, every time.
+        right after each time: a lapse would have to end right then, every time. So it is for a
+        while then: an object of many parts is not doubted at each of them.
         """
         client, inquiry = self._backends[entry.store], self._inquiry(entry.store)
-        pauses, was_renewed = iter(PAUSES), False
+        denied = self._denied[entry.store]
+        pauses, was_renewed = iter(() if denied.since(entry.key) else PAUSES), False
         while True:
             refusal = await inquiry.refusal(entry, error)
             client.refused = refusal is not None
             if refusal is None:
                 pause = next(pauses, None) if is_doubtful(error) else None
                 if pause is None:
+                    if is_doubtful(error):
+                        denied.note(entry.key)
                     raise error from None
+                self._patience.tell(error)
                 await asyncio.sleep(pause)
             elif was_renewed or not await asyncio.to_thread(client.renew, generation):
                 raise refusal from None

@@ -15,6 +15,7 @@ from tests.accidents.commands import (
     Running,
     edit_config,
     running,
+    status,
     write_config,
     write_objects,
 )
@@ -119,6 +120,18 @@ def test_one_key_that_is_refused_is_a_hole(tmp_path: Path, bucket: GuardedBucket
         before = found["drawn"]
         service.wait_for(lambda now: now["drawn"] > before)
         assert "credentials" not in service.errors
+
+
+def test_a_refused_key_is_no_sampler_that_hangs(tmp_path: Path, bucket: GuardedBucket) -> None:
+    """It is asked for again for longer than a sampler without progress may live."""
+    bucket.refuse_key("00007.npy", 403, "AccessDenied")
+    config = config_of(tmp_path, bucket)
+    sets = ["source.url=s3://b/0000*.npy", "sampling.timeout_seconds=0.5"]
+    sets += ["sampling.max_skipped=0.5", "sampling.samples_per_object=8"]
+    done = command("run", config, "--until-full", *(w for one in sets for w in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    found = status(tmp_path / "cache")
+    assert (found["holes"], found["samples"], found["restarts"]) == (8, 9 * 64, 0)
 
 
 @pytest.mark.parametrize("client", [SLOW_OBSTORE, "fsspec"])

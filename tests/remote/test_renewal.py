@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,12 +63,14 @@ def entry(key: str) -> Entry:
     return Entry(key, 4, None, None)
 
 
-def store_of(*backends: Fake) -> RemoteStore:
+def store_of(
+    *backends: Fake, on_retry: Callable[[BaseException], None] | None = None
+) -> RemoteStore:
     """A store whose client is one of the backends after the other."""
     following = list(backends)
     client = Client(lambda: following.pop(0) if len(following) > 1 else following[0])
     source = SourceConfig(url=("memory://x/*",))
-    return RemoteStore(source, [(parse_url("memory://*"), client)], Patience(1), 4)
+    return RemoteStore(source, [(parse_url("memory://*"), client)], Patience(1, on_retry), 4)
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +98,31 @@ def test_what_others_are_given_of_is_the_objects(error: StoreError) -> None:
     with pytest.raises(StoreError) as caught:
         asyncio.run(store.read(entry("3")))
     assert caught.value is error
+
+
+def test_that_the_last_objects_read_are_gone_says_nothing_of_the_store() -> None:
+    """As where old objects are deleted every night: others that are listed are asked for."""
+    backend = Fake({})
+    store = store_of(backend)
+    for key in ("0", "1"):
+        asyncio.run(store.read(entry(key)))
+    backend.failures = dict.fromkeys(("0", "1", "3"), ObjectMissingError("gone"))
+    with pytest.raises(ObjectMissingError, match=r"^gone$"):
+        asyncio.run(store.read(entry("3")))
+
+
+def test_an_object_that_is_refused_is_doubted_once_not_at_each_part() -> None:
+    told: list[BaseException] = []
+    error = AccessError("no")
+    backend = Fake({"3": error})
+    store = store_of(backend, on_retry=told.append)
+    for _ in range(3):
+        with pytest.raises(AccessError):
+            asyncio.run(store.read(entry("3")))
+    assert backend.asked.count("3") == 3 + 1 + 1
+    assert told == [error, error], "each pause is told, or the sampler would seem to be stuck"
+    backend.failures.clear()
+    assert asyncio.run(store.read(entry("3"))) == bytes(4)
 
 
 def test_a_store_that_does_not_say_is_waited_for() -> None:
