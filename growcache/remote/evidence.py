@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from growcache.remote.store import Entry
@@ -15,19 +14,9 @@ LASTS = (
 MOST_GIVEN_UP = 10_000  # objects that are remembered
 
 
-@dataclass(slots=True)  # not frozen: one is made for every read, and that is dearer
-class Answered:
-    """A read that succeeded.
-
-    Attributes:
-        entry: the object.
-        began: when it was asked for, and
-        at: when all of it was there, monotonic seconds.
-    """
-
-    entry: Entry
-    began: float
-    at: float
+# A successful read: the object, when it was asked for, and when all of it was there (monotonic
+# seconds). One is made for every read, and a tuple is made five times as fast as an object.
+_Answered: TypeAlias = "tuple[Entry, float, float]"
 
 
 class Evidence:
@@ -38,8 +27,8 @@ class Evidence:
     """
 
     def __init__(self) -> None:
-        self._last: Answered | None = None
-        self._before: Answered | None = None  # the last one of another key
+        self._last: _Answered | None = None
+        self._before: _Answered | None = None  # the last one of another key
 
     def answered(self, entry: Entry, began: float) -> None:
         """Note a successful read.
@@ -49,9 +38,9 @@ class Evidence:
             began: when it was asked for, monotonic seconds.
         """
         last = self._last
-        if last is not None and last.entry.key != entry.key:
+        if last is not None and last[0].key != entry.key:
             self._before = last
-        self._last = Answered(entry, began, time.monotonic())
+        self._last = (entry, began, time.monotonic())
 
     def others_since(self, key: str, since: float) -> bool:
         """Return whether the store answered for another key.
@@ -60,22 +49,22 @@ class Evidence:
             key: the one that failed.
             since: when its request began, monotonic seconds.
         """
-        return any(one.at >= since for one in self._others(key))
+        return any(at >= since for _, _, at in self._others(key))
 
     def others_asked_since(self, key: str, since: float) -> bool:
         """Return whether the store answered for another key that was asked for since then.
 
         What was asked for before may have been let in before who asks was refused.
         """
-        return any(one.began >= since for one in self._others(key))
+        return any(began >= since for _, began, _ in self._others(key))
 
     def witnesses(self, key: str) -> list[Entry]:
         """Return objects other than ``key`` that could be read, the last one first."""
-        return [one.entry for one in self._others(key)]
+        return [entry for entry, _, _ in self._others(key)]
 
-    def _others(self, key: str) -> list[Answered]:
+    def _others(self, key: str) -> list[_Answered]:
         found = (self._last, self._before)
-        return [one for one in found if one is not None and one.entry.key != key]
+        return [one for one in found if one is not None and one[0].key != key]
 
 
 class GivenUp:

@@ -110,9 +110,11 @@ class FsspecBackend:
         """See `Backend.get`."""
         try:
             if self._is_async:
-                return await self._on_fsspec_loop(
-                    self._get_async(self._fs, self._path(entry.key), entry, start, stop)
-                )
+                # Its sessions belong to one loop, which it keeps in a thread; so listing (which
+                # blocks) and reading share one.
+                work = self._get_async(self._fs, self._path(entry.key), entry, start, stop)
+                begun = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
+                return await asyncio.wrap_future(begun)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, self._get, entry, start, stop)
         except Exception as error:  # noqa: BLE001
@@ -121,13 +123,6 @@ class FsspecBackend:
     async def close(self) -> None:
         """See `Backend.close`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _on_fsspec_loop(self, work: Coroutine[Any, Any, bytes]) -> bytes:
-        """Run on the loop that fsspec keeps in a thread.
-
-        Its sessions belong to one loop; so listing (which blocks) and reading share one.
-        """
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._fs.loop))
 
     def _get(self, entry: Entry, start: int, stop: int) -> bytes:
         fs = getattr(self._own, "fs", None)

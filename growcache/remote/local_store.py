@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,10 +84,10 @@ class LocalBackend:
             )
         return Entry(key, found.st_size, None, found.st_mtime)
 
-    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+    def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
         """See `Backend.get`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _read, entry, start, stop)
+        return loop.run_in_executor(self._threads, _read, entry, start, stop)
 
     async def close(self) -> None:
         """See `Backend.close`."""
@@ -173,14 +173,14 @@ def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> byt
         time.sleep(wait)
     data = _pread(descriptor, start, stop)
     after = os.fstat(descriptor)
+    if before.st_ctime_ns == after.st_ctime_ns and before.st_mtime_ns == after.st_mtime_ns:
+        return data
     _check_version(entry, after)
-    if before.st_ctime_ns != after.st_ctime_ns or before.st_mtime_ns != after.st_mtime_ns:
-        raise TransientStoreError(f"{entry.key} was changed while it was read")
-    return data
+    raise TransientStoreError(f"{entry.key} was changed while it was read")
 
 
 def _check_version(entry: Entry, found: os.stat_result) -> None:
-    if (found.st_size, found.st_mtime) != (entry.size, entry.mtime):
+    if found.st_size != entry.size or found.st_mtime != entry.mtime:
         raise ObjectChangedError(
             f"{entry.key} was rewritten since it was listed: expected {entry.size} "
             f"bytes of time {entry.mtime}, found {found.st_size} of {found.st_mtime}"

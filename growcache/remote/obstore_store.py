@@ -102,7 +102,7 @@ class ObstoreBackend:
             options["range"] = (start, stop)
         try:
             answer = await obstore.get_async(self._store, entry.key, options=options)
-            check_response(entry, (start, stop), _response(answer))
+            check_response(entry, (start, stop), _response(answer, entry))
             if self._checks_answers:
                 if ranged:
                     self._ranges.take_in(whole=False)
@@ -122,7 +122,7 @@ class ObstoreBackend:
         """Read a range of a web server that answers with all of the object."""
         try:
             answer = await obstore.get_async(self._store, entry.key)
-            check_response(entry, (0, entry.size), _response(answer))
+            check_response(entry, (0, entry.size), _response(answer, entry))
             data = await _at_most(answer, entry.size, entry)
         except _FAILURES as error:
             raise self._translated(error, entry.key) from None
@@ -150,10 +150,12 @@ async def _at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
     return b"".join(pieces)
 
 
-def _response(answer: GetResult) -> Response:
+def _response(answer: GetResult, entry: Entry) -> Response:
     meta = answer.meta
-    modified = meta["last_modified"].timestamp() or None  # 0: not told
-    return Response(answer.range, meta["size"], meta["e_tag"], modified)
+    etag = meta["e_tag"]
+    decides = etag and entry.etag  # where both tell one, the time is not looked at
+    modified = None if decides else meta["last_modified"].timestamp() or None  # 0: not told
+    return Response(answer.range, meta["size"], etag, modified)
 
 
 def _entry(meta: ObjectMeta, key: str | None = None) -> Entry:

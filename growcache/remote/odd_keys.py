@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from growcache.remote.answers import UnnameableKeyError
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Empty components (//), components . and .., and control characters.
-_ODD = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
+_ODD_COMPONENTS = frozenset({"", ".", ".."})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_odd(key: str) -> bool:
@@ -27,7 +27,9 @@ def is_odd(key: str) -> bool:
     >>> is_odd("a//b"), is_odd("a/../b"), is_odd("a/..b/%2F#?.npy")
     (True, True, False)
     """
-    return _ODD.search(key) is not None
+    if not _ODD_COMPONENTS.isdisjoint(key.split("/")):
+        return True
+    return not key.isprintable() and _CONTROL.search(key) is not None
 
 
 class OddKeys:
@@ -62,9 +64,9 @@ class OddKeys:
         """See `Backend.head`."""
         return self._for(key).head(key)
 
-    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+    def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
         """See `Backend.get`."""
-        return await self._for(entry.key).get(entry, start, stop)
+        return self._for(entry.key).get(entry, start, stop)
 
     async def close(self) -> None:
         """See `Backend.close`."""

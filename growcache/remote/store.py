@@ -317,17 +317,21 @@ class RemoteStore:
         if start >= stop:
             return b""
         # Where a version is known by its time alone, that has to be unambiguous first.
-        if entry.etag is None and (wait := _settling(entry)):
+        if entry.etag is None and (wait := settling_seconds(entry.mtime, time.time())):
             await asyncio.sleep(wait)
         client = self._backends[entry.store]
-        # A read that backs off keeps its slot: fewer requests is what a throttling store wants.
-        async with self._slots_of_this_loop():
+        slots = self._slots_of_this_loop()
+        await slots.acquire()  # `async with` takes two more coroutines
+        try:
             began = time.monotonic()
             if client.refused:  # one after the other: mostly the first one is refused again
                 async with self._turn:
                     data = await self._insistent_read(entry, start, stop)
             else:
                 data = await self._insistent_read(entry, start, stop)
+        finally:
+            # A read that backs off keeps its slot: a throttling store wants fewer requests.
+            slots.release()
         client.refused = False
         client.evidence.answered(entry, began)
         if self._on_bytes is not None:
@@ -335,9 +339,12 @@ class RemoteStore:
         return data
 
     async def _insistent_read(self, entry: Entry, start: int, stop: int) -> Buffer:
-        generation = self._backends[entry.store].generation
+        client = self._backends[entry.store]
+        generation = client.generation
         try:
-            return await self._read_once(entry, start, stop)
+            data = await client.get(entry, start, stop)  # `_read_once` without its coroutine
+            check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+            return data
         except StoreError as error:
             if is_passing(error) and self.given_up(entry):
                 raise
@@ -682,10 +689,6 @@ class RemoteStore:
             self._turn = asyncio.Lock()
             self._inquiries = {}
         return self._slots
-
-
-def _settling(entry: Entry) -> float:
-    return 0.0 if entry.mtime is None else settling_seconds(entry.mtime, time.time())
 
 
 def _as_client(backend: Backend) -> Client:

@@ -12,13 +12,13 @@ TICK_SECONDS = 0.02
 WHOLE_TICK_SECONDS = 2.0
 
 
-def settling_seconds(changed: float, now: float) -> float:
+def settling_seconds(changed: float | None, now: float) -> float:
     """Return how long to wait until no further change can have the same time.
 
     Nothing follows from a time in the future, because the clocks differ then.
 
     Args:
-        changed: time of the last change, seconds since the epoch.
+        changed: time of the last change, seconds since the epoch; None where it is unknown.
         now: likewise.
 
     >>> settling_seconds(100.25, 100.5), settling_seconds(101.0, 102.5)
@@ -26,6 +26,7 @@ def settling_seconds(changed: float, now: float) -> float:
     >>> settling_seconds(900.0, 100.0)
     0.0
     """
+    if changed is None or (age := now - changed) >= WHOLE_TICK_SECONDS:
+        return 0.0
     tick = WHOLE_TICK_SECONDS if changed == int(changed) else TICK_SECONDS
-    age = now - changed
     return tick - age if -tick < age < tick else 0.0

@@ -53,7 +53,10 @@ class OwnSession:
 
     async def _guarded(self, request: ClientRequest, handler: Handler) -> ClientResponse:
         """Send one request, which may be one that follows a redirect."""
-        if origin_of(str(request.url)) not in self.origins:
+        url = request.url
+        # The first is looked at at once, the second says how a name beyond ASCII is sent.
+        origin = url.scheme, url.host, url.port
+        if origin not in self.origins and origin_of(str(url)) not in self.origins:
             self._strip(request.headers)
         response = await handler(request)
         if self.checks_ranges and response.status == 206:
