@@ -94,11 +94,12 @@ class Call:
         seed: of the loader.
 
     Attributes:
-        running: by thread, the row that it is called with; who has made a block clears it.
+        running: by thread, the row that it is called with, and since when; who has no more rows
+            clears it.
     """
 
     def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
-        self.running: dict[int, int] = {}
+        self.running: dict[int, tuple[int, float]] = {}
         self._function = function
         self._takes = arguments_of(function)
         self._seed = seed
@@ -111,7 +112,7 @@ class Call:
         if rows.origins is not None and "origin" in self._takes:
             keywords["origin"] = rows.origins[i]
         sample = {name: column[i] for name, column in rows.columns.items()}
-        self.running[threading.get_ident()] = i
+        self.running[threading.get_ident()] = i, time.monotonic()
         with self._blamed(rows, i):
             return self._function(sample, **keywords)
 
@@ -194,8 +195,9 @@ class Threads:
             except BaseException:
                 left.clear()  # nobody wants the others any more
                 raise
+            finally:
+                self._call.running.pop(threading.get_ident(), None)
 
-        self._call.running.clear()
         for done in [hand.ahead(some) for hand in self._hands[:n]]:
             while not done.wait(late.pause_seconds):
                 late.look(dict(self._call.running), time.monotonic())

@@ -29,20 +29,20 @@ class LateCalls(Generic[V]):
         self.pause_seconds = min(1.0, timeout_seconds / 4)
         self._timeout_seconds = timeout_seconds
         self.tell = tell
-        self._seen: dict[int, tuple[V, float, float]] = {}  # call, since when, told of next
+        self._told: dict[int, tuple[float, float]] = {}  # when the call began, told of next
 
-    def look(self, calls: Mapping[int, V], now: float) -> None:
+    def look(self, calls: Mapping[int, tuple[V, float]], now: float) -> None:
         """Look once more.
 
         Args:
-            calls: what each thread calls; another value for each call.
+            calls: by thread, what it calls, and since when; that tells calls from each other.
             now: monotonic.
         """
-        for thread, call in calls.items():
-            known, since, limit = self._seen.get(thread, (None, now, self._timeout_seconds))
-            if known != call:
-                since, limit = now, self._timeout_seconds
-            elif now - since >= limit:
-                self.tell(call, now - since)
+        for thread, (call, began) in calls.items():
+            since, limit = self._told.get(thread, (began, self._timeout_seconds))
+            if since != began:
+                limit = self._timeout_seconds
+            if now - began >= limit:
+                self.tell(call, now - began)
                 limit *= 2
-            self._seen[thread] = call, since, limit
+            self._told[thread] = began, limit

@@ -62,7 +62,7 @@ def _watch(wire: Wire, turn: threading.Lock, call: Call, setup: Setup) -> None:
     """Tell of calls that take long; the one that makes them is in the user's code."""
 
     def tell(row: int, seconds: float) -> None:
-        if row in call.running.values():  # else it has just come to its end
+        if any(row == other for other, _ in call.running.values()):  # else it has just ended
             _send(wire, turn, Late(row, seconds))
 
     late = LateCalls(setup.timeout_seconds, tell)

@@ -162,6 +162,42 @@ def test_a_handler_of_the_users_is_left_alone(cache: Path, order: str) -> None:
         assert loop.ask("say(len(next(batches)['x']))") == [8]
 
 
+FRAMEWORK = """
+import signal
+before = signal.getsignal(signal.SIGTERM)
+handlers = [lambda *_: say("mine")]
+if before not in (None, signal.SIG_DFL):
+    handlers.append(before)
+signal.signal(signal.SIGTERM, lambda *args: [handler(*args) for handler in handlers])
+"""
+
+
+def test_a_framework_that_calls_earlier_handlers_too_ends_as_it_would(cache: Path) -> None:
+    """As Lightning does, which then stops after the batch."""
+    with trainer(cache, loading(job="train"), READ, FRAMEWORK) as loop:
+        loop.ask(READY)
+        loop.process.send_signal(signal.SIGTERM)
+        assert loop.ask("import time; time.sleep(0.01)") == ["mine"]
+        assert loop.ask("say(len(next(batches)['x']))") == [8]
+
+
+HANGING = """
+import ctypes
+library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_init(lock, None)
+library.pthread_mutex_lock(lock)
+say("hanging")
+library.pthread_mutex_lock(lock)
+"""
+
+
+def test_a_trainer_that_hangs_in_c_ends_too(cache: Path) -> None:
+    with trainer(cache, loading(job="train"), READ, STATE) as loop:
+        loop.ask(HANGING)
+        assert loop.end(signal.SIGTERM) == -signal.SIGTERM
+    assert status(cache)["leases"] == []
+
+
 IN_A_THREAD = """
 import signal, threading
 from growcache.numpy import EpochLoader
@@ -171,17 +207,17 @@ def run():
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()
-say(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+say(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 """
 FORKED = """
 import os, signal, time
 ready, told = os.pipe()
 child = os.fork()
 if not child:
-    os.write(told, b"x")
+    os.write(told, b"x" if signal.set_wakeup_fd(-1) == -1 else b"y")
     time.sleep(60)
     os._exit(1)
-os.read(ready, 1)
+say(os.read(ready, 1).decode())
 os.kill(child, signal.SIGTERM)
 _, ended = os.waitpid(child, 0)
 say(os.WTERMSIG(ended))
@@ -192,7 +228,8 @@ def test_no_handler_is_set_in_other_threads_and_none_is_left_to_children(cache: 
     with trainer(cache) as loop:
         assert loop.ask(IN_A_THREAD) == [True]
     with trainer(cache, loading(job="train"), READ) as loop:
-        assert loop.ask(FORKED) == [signal.SIGTERM]
+        assert loop.ask(FORKED) == ["x"]  # its signals are not told to its parent
+        assert loop.ask("") == [signal.SIGTERM]
         assert loop.ask("say(len(next(batches)['x']))") == [8]
 
 

@@ -78,6 +78,28 @@ def test_in_processes(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert loader.report.samples == 128
 
 
+def test_many_short_calls_are_not_one_long_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of large samples a process is given one at a time."""
+    caplog.set_level(logging.WARNING, "growcache")
+    url = write_objects(tmp_path / "in", count=4, rows=4, columns=1 << 16)
+    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    config = write_config(tmp_path / "c.yaml", source)
+    assert growcache("run", config, "--until-full").returncode == 0
+
+    def short(sample: dict[str, Any]) -> dict[str, Any]:
+        import time
+
+        time.sleep(0.15)
+        return sample
+
+    options: dict[str, Any] = {"transform": short, "num_workers": 1, "timeout_seconds": 0.6}
+    with EpochLoader(config.with_suffix(""), batch_size=4, min_samples=1, **options) as loader:
+        assert len([None for _ in loader]) == 4
+    assert "transform has been at work" not in caplog.text
+
+
 def test_in_samplers(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import time\n"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache.cache.sigterm import release_at_sigterm
 from growcache.loading import blocks
 from growcache.schema import Sample
 from tests.filled import Filled
@@ -17,6 +18,12 @@ from tests.filled import Filled
 def full_of(shape: tuple[int, ...]) -> Callable[[int], Sample]:
     """Make samples whose ``x`` is full of their ``id``."""
     return lambda name: {"id": np.array(name, "<i8"), "x": np.full(shape, name, "<f4")}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def watching_sigterm() -> None:
+    """What is made once for a process is there, before tests count its descriptors."""
+    release_at_sigterm()
 
 
 @pytest.fixture(autouse=True)
