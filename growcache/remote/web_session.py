@@ -48,7 +48,9 @@ class OwnSession:
         """Return a session; called by fsspec."""
         from aiohttp import ClientSession
 
-        options["middlewares"] = (*options.get("middlewares", ()), self._guarded)
+        # Where nothing is to be kept back, it would take a twentieth of a small read for nothing.
+        if self.headers or self.cookies or self.users or self.checks_ranges:
+            options["middlewares"] = (*options.get("middlewares", ()), self._guarded)
         return ClientSession(**options)
 
     async def _guarded(self, request: ClientRequest, handler: Handler) -> ClientResponse:
