@@ -48,6 +48,7 @@ from growcache.cache.readers import Kept
 from growcache.cache.room import LEASE_ROOM_BYTES, Room, free_disk_bytes, min_free_bytes
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.stock import Stock
+from growcache.cache.sweep import count_strangers
 from growcache.cache.wishes import drawn_otherwise
 from growcache.config import CacheConfig
 from growcache.schema import Schema
@@ -190,10 +191,8 @@ class Cache:
     def _start_afresh(self) -> None:
         self._note_reuse()
         self._stock.clear()
-        rows, self._room.foreign_bytes = reconcile(
-            self.layout, self._ledger.index, self._ledger.write
-        )
-        self._stock.add(rows)
+        self._stock.add(reconcile(self.layout, self._ledger.index, self._ledger.write))
+        self._room.foreign_bytes = count_strangers(self.layout)
         self._commits.start_afresh()
         self._evictor.start_afresh()
 

@@ -11,11 +11,17 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from growcache.cache.files import ARRAYS, SHARD_PARTS, Layout, shard_names
+from growcache.cache.files import (
+    ARRAYS,
+    SHARD_PARTS,
+    Layout,
+    allocated_tree,
+    shard_names,
+)
 from growcache.cache.names import (
     REMOVED,
     is_folder_of_arrays,
@@ -107,6 +113,16 @@ def strangers(layout: Layout) -> list[Path]:
         with folder(place) as descriptor:
             found += [place / name for name in parted(descriptor, ours)[1]]
     return found
+
+
+def bytes_of_strangers(layout: Layout, found: Iterable[Path]) -> int:
+    """Return what they allocate, but for what is looked at all the time (`Room.other_bytes`)."""
+    return sum(
+        allocated_tree(path)
+        for path in found
+        if path.parent != layout.leases
+        and (path.parent != layout.root or (path.is_dir() and not path.is_symlink()))
+    )
 
 
 def remove(directory: int, name: str) -> None:

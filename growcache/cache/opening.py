@@ -19,10 +19,17 @@ from growcache.cache.files import Layout, fsync_directory
 from growcache.cache.identity import Identity, read_identity, write_identity
 from growcache.cache.index import Contents, Index, ShardState, StockRow
 from growcache.cache.locks import FileLock, LockedError, holder
+from growcache.cache.names import is_shard
 from growcache.cache.ownership import is_initialised, mark_initialised
 from growcache.cache.processes import end_samplers, has_open, is_stopped
 from growcache.cache.rebuild import look, numbers_in, remade
-from growcache.cache.sweep import match_rows, remove_strangers, remove_temporary, shard_files
+from growcache.cache.sweep import (
+    count_strangers,
+    match_rows,
+    remove_temporary,
+    remove_unknown,
+    shard_files,
+)
 from growcache.errors import CacheBusyError, CacheError
 
 # Readers probe the lock for microseconds, by holding it themselves.
@@ -121,36 +128,38 @@ def restore(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow],
     Raises:
         CacheError: index or identity are damaged.
     """
-    foreign = remove_temporary(layout)
-    rows, more = _restored(layout, index, write)
-    return rows, foreign + more
+    remove_temporary(layout)
+    rows, waiting = _restored(layout, index, write)
+    return rows, waiting + count_strangers(layout)
 
 
 def _restored(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
     index.verify()
     if is_initialised(index):
         _heal_identity(layout, index)
-        return reconcile(layout, index, write)
+        return reconcile(layout, index, write), 0
     identity = read_identity(layout.root)
     if identity is None:
         # Index and identity knew of which source the listing is: it is made anew.
         layout.catalog.unlink(missing_ok=True)
         fsync_directory(layout.root)
         if numbers_in(layout):  # whose they are, the configuration will tell
-            return [], sum(found.allocated for found in shard_files(layout).values())
+            found = shard_files(layout).items()
+            return [], sum(one.allocated for name, one in found if is_shard(name))
         _forget(layout)
     rebuild(layout, index, write, identity)
-    return reconcile(layout, index, write)
+    return reconcile(layout, index, write), 0
 
 
-def reconcile(layout: Layout, index: Index, write: Write) -> tuple[list[StockRow], int]:
-    """Compare rows and files; see `restore`."""
+def reconcile(layout: Layout, index: Index, write: Write) -> list[StockRow]:
+    """Compare rows and files; return the rows of shards that are there."""
     files = shard_files(layout)
     match = match_rows(index.shards(), files)
     if match.lost or match.gone:
         write(lambda: _bury(index, match.lost, match.gone))
     known = {row.number for row in match.rows}
-    return match.rows, remove_strangers(layout, files, known)
+    remove_unknown(layout, files, known)
+    return match.rows
 
 
 def rebuild(layout: Layout, index: Index, write: Write, identity: Identity | None) -> None:

@@ -22,7 +22,7 @@ class Room:
 
     Attributes:
         catalog_bytes: what the catalog takes; its owner keeps this up to date.
-        foreign_bytes: allocated in the shards directory by files that are not ours.
+        foreign_bytes: allocated by what is not ours, as far as `other_bytes` does not count it.
         listing_ahead: what shards leave free for the part of the listing that is yet to come.
     """
 

@@ -8,12 +8,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from growcache.cache.files import Layout, allocated_tree, number_in, shard_names
-from growcache.cache.folders import folder, parted, remove, remove_shard, root_folder
+from growcache.cache.folders import (
+    bytes_of_strangers,
+    folder,
+    parted,
+    remove,
+    remove_shard,
+    root_folder,
+    strangers,
+)
 from growcache.cache.index import ShardState, StockRow
 from growcache.cache.leases import remove_torn_leases
 from growcache.cache.locks import close_owned, open_owned, try_lock
@@ -97,26 +105,17 @@ def match_rows(rows: Iterable[StockRow], files: Mapping[str, Found]) -> Match:
     return match
 
 
-def remove_strangers(layout: Layout, files: Mapping[str, Found], known: set[int]) -> int:
-    """Remove shards that no row speaks of; return the bytes of files that are not ours."""
+def remove_unknown(layout: Layout, files: Iterable[str], known: set[int]) -> None:
+    """Remove shards that no row speaks of."""
     unknown = {number_in(name) for name in files if is_shard(name)} - known
     for number in sorted(number for number in unknown if number is not None):
         remove_shard(layout, number)
-    with folder(layout.shards) as shards:
-        _, foreign = parted(shards, is_shard)
-    _tell_of_foreign(layout.shards, foreign)
-    return sum(files[name].allocated for name in foreign if name in files)
 
 
-def remove_temporary(layout: Layout) -> int:
-    """Remove what samplers, an earlier supervisor and readers that died had begun to write.
-
-    Returns:
-        The bytes of what lies among it and is not ours.
-    """
+def remove_temporary(layout: Layout) -> None:
+    """Remove what samplers, an earlier supervisor and readers that died had begun to write."""
     with folder(layout.incoming) as incoming:
-        litter, foreign = parted(incoming, is_incoming)
-        for name in litter:
+        for name in parted(incoming, is_incoming)[0]:
             remove(incoming, name)
     with root_folder(layout) as root:
         for name in parted(root, is_temporary)[0]:
@@ -126,14 +125,18 @@ def remove_temporary(layout: Layout) -> int:
             if _abandoned(layout.leases / name):
                 remove(leases, name)
     remove_torn_leases(layout)
-    _tell_of_foreign(layout.incoming, foreign)
-    return sum(allocated_tree(layout.incoming / name) for name in foreign)
 
 
-def _tell_of_foreign(directory: Path, names: Sequence[str]) -> None:
-    if names:
-        shown = ", ".join(map(repr, names[:SHOWN])) + (" …" if len(names) > SHOWN else "")
-        _log.warning("%s holds what is not growcache's, and stays there: %s", directory, shown)
+def count_strangers(layout: Layout) -> int:
+    """Return the bytes of what is not ours, and is not looked at all the time; say what it is."""
+    found = strangers(layout)
+    if found:
+        names = [repr(str(path.relative_to(layout.root))) for path in found[:SHOWN]]
+        shown = ", ".join(names) + (" …" if len(found) > SHOWN else "")
+        _log.warning(
+            "%s holds what is not growcache's, and stays there: %s", layout.root, shown
+        )
+    return bytes_of_strangers(layout, found)
 
 
 def _abandoned(path: Path) -> bool:

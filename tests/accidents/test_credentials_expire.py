@@ -122,6 +122,7 @@ def test_one_key_that_is_refused_is_a_hole(tmp_path: Path, bucket: GuardedBucket
         assert "credentials" not in service.errors
 
 
+@pytest.mark.slow
 def test_a_refused_key_is_no_sampler_that_hangs(tmp_path: Path, bucket: GuardedBucket) -> None:
     """It is asked for again for longer than a sampler without progress may live."""
     bucket.refuse_key("00007.npy", 403, "AccessDenied")

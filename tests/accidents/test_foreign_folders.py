@@ -290,7 +290,7 @@ def test_what_is_not_ours_stays_and_is_named(cache: Path, objects: str) -> None:
     litter.write_bytes(b"of a sampler that died")
     done = growcache("run", config, "--samples", "8")
     assert done.returncode == 0
-    assert "incoming holds what is not growcache's, and stays there" in done.stderr
+    assert f"{cache} holds what is not growcache's, and stays there: '" in done.stderr
     assert not litter.exists()
     assert_there(cache)
     shown = growcache("check", cache, "--repair")
@@ -304,6 +304,19 @@ def test_what_is_not_ours_stays_and_is_named(cache: Path, objects: str) -> None:
     assert_there(cache)
     assert {p.name for p in (cache / "shards").iterdir()} == {"00000099.npy", "12.tfrecord"}
     assert growcache("run", config, "--samples", "8").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["mine/data", "shards/mine", "mine.data"])
+def test_what_is_not_ours_counts_in_the_bound(name: str, tmp_path: Path) -> None:
+    objects = write_objects(tmp_path / "source", columns=256)
+    config, cache = config_for(tmp_path / "c", objects), tmp_path / "c"
+    words = ["--set", "cache.max_bytes=6MB"]
+    assert growcache("run", config, "--samples", "64", *words).returncode == 0
+    write(cache, **{name: os.urandom(4_500_000)})
+    done = growcache("run", config, "--until-full", *words)
+    assert done.returncode == 0, done.stderr
+    assert status(cache)["samples"] > 0
+    assert sum(path.lstat().st_blocks for path in (cache, *cache.rglob("*"))) * 512 <= 6_000_000
 
 
 def assert_there(cache: Path) -> None:
