@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import signal
 import sys
 import threading
@@ -27,7 +28,9 @@ import numpy.typing as npt
 _PAGE = mmap.PAGESIZE
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _SA_SIGINFO = 4
-# Where ``siginfo_t`` has them on every 64-bit Linux.
+# Others (s390x, mips64) have another ``struct sigaction``: there a bus error ends the process.
+_MACHINES = frozenset({"x86_64", "aarch64", "riscv64", "ppc64le", "loongarch64"})
+# Where ``siginfo_t`` has them on these.
 _CODE_OFFSET, _ADDRESS_OFFSET = 8, 16
 
 _maps: dict[int, int] = {}  # bytes by first address
@@ -35,7 +38,7 @@ _damaged: set[int] = set()  # their first addresses
 
 
 class _Action(ctypes.Structure):
-    """The C libraries' ``struct sigaction`` on 64-bit Linux."""
+    """The C libraries' ``struct sigaction`` on these machines."""
 
     _fields_ = (
         ("handler", ctypes.c_void_p),
@@ -123,7 +126,7 @@ def _install(handler: int) -> None:
 
 def _made() -> int | None:
     """Return the address of the handler; None where signals are of another layout."""
-    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return None
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     try:

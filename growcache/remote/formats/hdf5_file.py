@@ -48,12 +48,30 @@ class _AbsentError(OSError):
     """HDF5 asks for bytes that are not here yet."""
 
 
-class Image(io.RawIOBase):
-    """What is known of a file's bytes, as a file."""
+class Total:
+    """What the metadata of several files takes.
 
-    def __init__(self, size: int) -> None:
+    Attributes:
+        nbytes: in memory.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+
+class Image(io.RawIOBase):
+    """What is known of a file's bytes, as a file.
+
+    Args:
+        size: of the file, in bytes.
+        total: counts what is here; there may be thousands of files, too many to ask each.
+    """
+
+    def __init__(self, size: int, total: Total) -> None:
         super().__init__()
         self.size = size
+        self._total = total
+        total.nbytes += BLOCK  # for what is here of any file
         self.missing: list[tuple[int, int]] = []
         self._located: tuple[int, int] | None = None
         self._locating = False
@@ -135,8 +153,15 @@ class Image(io.RawIOBase):
 
     def put(self, number: int, data: memoryview) -> None:
         """Keep bytes, from the start of a block on."""
+        before = self.nbytes
         for at in range(0, len(data), BLOCK):
             self._blocks[number + at // BLOCK] = data[at : at + BLOCK]
+        self._total.nbytes += self.nbytes - before
+
+    def leave_total(self) -> None:
+        """Count no more among others; who uses the file still may do so."""
+        self._total.nbytes -= self.nbytes + BLOCK
+        self._total = Total()
 
 
 def _blocks(start: int, stop: int) -> range:
@@ -182,8 +207,8 @@ class _Around:
 class RemoteFile:
     """One HDF5 file, and what was fetched of its metadata."""
 
-    def __init__(self, entry: Entry, thread: ThreadPoolExecutor) -> None:
-        self.image = Image(entry.size)
+    def __init__(self, entry: Entry, thread: ThreadPoolExecutor, total: Total) -> None:
+        self.image = Image(entry.size, total)
         self._key = entry.key
         self._thread = thread
         self._file: Any = None
@@ -302,6 +327,7 @@ class RemoteFiles:
         self._thread = ThreadPoolExecutor(1, "growcache-hdf5")
         self._files: OrderedDict[Entry, RemoteFile] = OrderedDict()
         self._open: OrderedDict[Entry, RemoteFile] = OrderedDict()
+        self._total = Total()
         # HDF5 closes what is open when the process ends, which is too late for files in Python.
         weakref.finalize(self, _close_all, self._files)
 
@@ -309,7 +335,7 @@ class RemoteFiles:
         """Return the file of an object."""
         file = self._files.get(entry)
         if file is None:
-            file = self._files[entry] = RemoteFile(entry, self._thread)
+            file = self._files[entry] = RemoteFile(entry, self._thread, self._total)
             self._forget()
         self._files.move_to_end(entry)
         self._open[entry] = file
@@ -321,10 +347,9 @@ class RemoteFiles:
 
     def _forget(self) -> None:
         """Let go of what was fetched of files that were not used for longest, beyond the bound."""
-        held = sum(file.image.nbytes for file in self._files.values())
-        while len(self._files) > 1 and held > MOST_IMAGE:
+        while len(self._files) > 1 and self._total.nbytes > MOST_IMAGE:
             entry, oldest = self._files.popitem(last=False)
-            held -= oldest.image.nbytes
+            oldest.image.leave_total()
             self._open.pop(entry, None)
             self._thread.submit(oldest.close)
 

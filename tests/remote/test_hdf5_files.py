@@ -1,0 +1,39 @@
+"""How much is kept of the metadata of many HDF5 files."""
+
+from __future__ import annotations
+
+from growcache.remote.formats import hdf5_file
+from growcache.remote.formats.hdf5_file import BLOCK, MOST_IMAGE, RemoteFiles
+from growcache.remote.store import Entry
+
+
+class Counted(hdf5_file.Image):
+    """Counts how often somebody asked an image for its size."""
+
+    asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        Counted.asked += 1
+        return super().nbytes
+
+
+def test_a_new_file_costs_the_same_however_many_are_known(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(hdf5_file, "Image", Counted)
+    files, each = RemoteFiles(), 5 * BLOCK
+    known = MOST_IMAGE // (each + BLOCK)
+    for number in range(2 * known):
+        image = files.of(Entry(f"{number}.h5", 1 << 20, "v", None)).image
+        image.put(0, memoryview(bytes(each)))
+        image.put(0, memoryview(bytes(each)))  # once more, which takes no more memory
+    kept = [n for n in range(2 * known) if Entry(f"{n}.h5", 1 << 20, "v", None) in files._files]
+    assert known - 2 <= len(kept) <= known + 1
+    assert kept == list(range(kept[0], 2 * known))  # the latest
+    assert Counted.asked < 12 * known
+
+
+def test_files_of_which_nothing_came_are_forgotten_too() -> None:
+    files = RemoteFiles()
+    for number in range(2 * MOST_IMAGE // BLOCK):
+        files.of(Entry(f"{number}.h5", 1 << 20, "v", None))
+    assert len(files._files) <= MOST_IMAGE // BLOCK + 1
