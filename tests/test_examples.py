@@ -351,6 +351,7 @@ def test_user_function(bucket: Bucket, tmp_path: Path) -> None:
             assert CLASSES[int(snapshot[i]["y"])] == folder
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_lmdb_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -467,6 +468,7 @@ def origins(cache: Path) -> list[str]:
         return [snapshot.origin(i).key for i in range(len(snapshot))]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_imagefolder_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     """Both folders are in a bucket; of one class there are few."""
@@ -496,6 +498,7 @@ def test_imagefolder_pytorch_without_a_folder_to_validate_on(tmp_path: Path) -> 
     assert not set(val) & set(train)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_labels_table(tmp_path: Path) -> None:
     """Slow waves and fast ones, of which there are few; only the table says which are which."""
@@ -528,6 +531,7 @@ for path in sorted(Path(sys.argv[1]).glob("shards/*.tfrecord")):
 """
 
 
+@pytest.mark.slow
 def test_read_with_tfrecord(tmp_path: Path) -> None:
     schema = Schema(
         (
@@ -730,7 +734,30 @@ def test_every_config_is_tried() -> None:
     assert set(CONFIGS) == {path.stem for path in (ROOT / "configs").glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+# Of configs that are alike but for the form of the data, `make test` tries one or two.
+EVERYDAY = {
+    "growing",
+    "image",
+    "labels",
+    "local",
+    "mixed",
+    "npy-s3",
+    "parquet",
+    "raw-windows",
+    "split",
+    "strata",
+    "tfrecord",
+    "user-sample",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(CONFIGS)
+    ],
+)
 def test_config(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

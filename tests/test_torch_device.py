@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import pickle
 import threading
 import weakref
@@ -35,7 +34,7 @@ from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch.devices import Sender, mapped, tensors_of  # noqa: E402
 from growcache.torch.lanes import Mark  # noqa: E402
 from tests.filled import Filled  # noqa: E402
-from tests.forked import ended, exits_with  # noqa: E402
+from tests.forked import ended, exits_with, fork  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -168,7 +167,7 @@ def test_a_child_has_one_way_of_its_own() -> None:
         sent = sender.receive(sender.send({"x": torch.ones(3)}))
         return 0 if len(lanes) == 2 and bool((sent["x"] == 1).all()) else 1
 
-    child = os.fork()
+    child = fork()
     if child == 0:
         exits_with(twice)
     assert ended(child)

@@ -140,7 +140,10 @@ def read_incoming(layout: Layout, permit: str, number: int) -> Sidecar:
             for file in sidecar.files
         ]
     except FileNotFoundError as error:
-        raise CorruptShardError(f"{error.filename}: the sampler did not write it") from None
+        raise CorruptShardError(
+            f"{error.filename}: the sampler did not write it, or it was removed while the "
+            "service ran"
+        ) from None
     found = sum(sizes)
     whole = sizes == [file.nbytes for file in sidecar.files] and found == sidecar.shard_bytes
     if sidecar.number != number or not whole:

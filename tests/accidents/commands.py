@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import yaml
+
+from growcache.numpy import EpochLoader
 
 Values = Mapping[str, Any]
 
@@ -25,6 +29,12 @@ def write_objects(folder: Path, count: int = 60, rows: int = 16, columns: int = 
         values[:, 0], values[:, 1] = number, np.arange(rows)
         np.save(folder / f"{number:05d}.npy", values)
     return f"{folder}/*.npy"
+
+
+def rows_of(url: str, **options: Any) -> dict[str, Any]:
+    """Return the source of every row of npy objects; its storage options are the arguments."""
+    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    return {**source, "storage_options": options} if options else source
 
 
 def write_config(path: Path, source: Values, **sections: Values) -> Path:
@@ -120,7 +130,7 @@ class Running:
         return self.process.poll() is None
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(config: Path, *arguments: str, **options: Any) -> Iterator[Running]:
     """Run the service of a config; it does not outlive the block."""
     said = config.with_name(config.name + f".{time.monotonic_ns()}.stderr")
@@ -153,8 +163,8 @@ def _spawn(
 
 def status(cache: Path) -> dict[str, Any]:
     """Return ``growcache status --json``; an empty dict while there is no cache."""
-    done = growcache("status", cache, "--json")
-    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    told = growcache("status", cache, "--json").stdout
+    found: dict[str, Any] = json.loads(told or "{}")
     return found
 
 
@@ -169,6 +179,41 @@ def wait_for_status(
             return found
         assert time.monotonic() < deadline, f"what was awaited did not come; the last: {found}"
         time.sleep(0.05)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def samples(cache: Path) -> Counter[tuple[int, int]]:
+    """What an epoch delivers of `write_objects`: object and row of every sample."""
+    found: Counter[tuple[int, int]] = Counter()
+    with EpochLoader(cache, batch_size=16, min_samples=1, drop_last=False) as loader:
+        for batch in loader:
+            rows = np.asarray(batch[next(iter(batch))])
+            found.update((int(row[0]), int(row[1])) for row in rows)
+    return found
+
+
+def digests(cache: Path) -> dict[str, str]:
+    """Every file of every shard, with its hash."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((cache / "shards").iterdir())
+    }
+
+
+def damage(paths: Iterable[Path]) -> None:
+    """Flip a bit near the end of each file."""
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 1
+        path.write_bytes(data)
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:

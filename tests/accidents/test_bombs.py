@@ -307,7 +307,7 @@ MAKERS: dict[str, Callable[[], tuple[str, dict[str, Any], Objects, Objects]]] = 
     "hdf5": hdf5s,
     "image": images,
 }
-SLOW = [name for name in MAKERS if name not in ("lmdb", "tfrecord")]
+SLOW = [name for name in MAKERS if name not in ("tfrecord",)]
 
 
 @contextmanager

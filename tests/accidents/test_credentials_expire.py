@@ -135,7 +135,7 @@ def test_a_refused_key_is_no_sampler_that_hangs(tmp_path: Path, bucket: GuardedB
     assert (found["holes"], found["samples"], found["restarts"]) == (8, 9 * 64, 0)
 
 
-@pytest.mark.parametrize("client", [SLOW_OBSTORE, "fsspec"])
+@pytest.mark.parametrize("client", [SLOW_OBSTORE, SLOW_FSSPEC])
 def test_new_credentials_in_a_file_are_read(
     tmp_path: Path, bucket: GuardedBucket, client: str
 ) -> None:

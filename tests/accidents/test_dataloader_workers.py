@@ -16,7 +16,7 @@ import growcache.numpy  # noqa: E402
 import growcache.torch  # noqa: E402
 from growcache.errors import ConfigError  # noqa: E402
 from tests.accidents.commands import growcache as run  # noqa: E402
-from tests.accidents.commands import write_config, write_objects  # noqa: E402
+from tests.accidents.commands import rows_of, write_config, write_objects  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -35,7 +35,7 @@ class Wrapped(IterableDataset):  # type: ignore[type-arg]
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     url = write_objects(folder / "in", count=8)
-    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(url)
     config = write_config(folder / "c.yaml", source)
     assert run("run", config, "--until-full").returncode == 0
     return config.with_suffix("")

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.accidents.commands import growcache, running, wait_until, write_config, write_objects
+from tests.accidents.commands import (
+    growcache,
+    rows_of,
+    running,
+    wait_until,
+    write_config,
+    write_objects,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -49,11 +56,19 @@ def job(cache: Path, folder: Path, ranks: int) -> Iterator[list[subprocess.Popen
         yield found
 
 
-@pytest.mark.parametrize("serves", [False, True], ids=["no service", "a service"])
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize(
+    ("killed", "serves"),
+    [
+        (1, True),
+        *(
+            pytest.param(*c, marks=pytest.mark.slow)
+            for c in ((1, False), (0, True), (0, False))
+        ),
+    ],
+)
 def test_the_others_end_and_name_it(tmp_path: Path, killed: int, serves: bool) -> None:
     url = write_objects(tmp_path / "in", count=200, rows=16)
-    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(url)
     cache = {"max_bytes": "3MB", "min_uses": 0}
     config = write_config(tmp_path / "c.yaml", source, cache=cache)
     assert growcache("run", config, "--samples", "64").returncode == 0

@@ -11,6 +11,7 @@ import pytest
 
 from tests.accidents.commands import (
     growcache,
+    rows_of,
     running,
     status,
     wait_for_status,
@@ -33,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     url = write_objects(folder / "in", count=24, rows=16, columns=SAMPLE_BYTES // 4)
     return write_config(
         folder / "cache.yaml",
-        {"url": url, "format": "npy", "options": {"axis": 0}},
+        rows_of(url),
         sampling={"shard_samples": SHARD_SAMPLES},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )
@@ -51,8 +52,9 @@ def cache(config: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _released(cache: Path) -> None:
     """Nothing is left over from another test."""
-    growcache("release", cache)
-    wait_for_status(cache, lambda found: not found["leases"])
+    if status(cache)["leases"]:
+        growcache("release", cache)
+        wait_for_status(cache, lambda found: not found["leases"])
 
 
 def is_turned_over(cache: Path) -> dict[str, Any]:
@@ -64,7 +66,11 @@ def is_turned_over(cache: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("gather", "number"), [("thread", signal.SIGKILL), ("process", signal.SIGTERM)]
+    ("gather", "number"),
+    [
+        ("thread", signal.SIGKILL),
+        pytest.param("process", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_a_trainer_that_gave_no_state_keeps_nothing(
     cache: Path, gather: str, number: signal.Signals
@@ -82,7 +88,7 @@ def test_what_was_used_makes_room_at_once_when_its_reader_is_killed(tmp_path: Pa
     url = write_objects(tmp_path / "in", count=60, rows=16, columns=4096)
     config = write_config(
         tmp_path / "cache.yaml",
-        {"url": url, "format": "npy", "options": {"axis": 0}},
+        rows_of(url),
         sampling={"shard_samples": 8},
         cache={"max_bytes": "4MB"},
     )
@@ -97,7 +103,7 @@ def test_what_was_used_makes_room_at_once_when_its_reader_is_killed(tmp_path: Pa
         wait_for_status(cache, lambda found: found["drawn"] > before)
 
 
-@pytest.mark.parametrize("gather", ["thread", "process"])
+@pytest.mark.parametrize("gather", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_sigterm_lets_go_as_ctrl_c_does_also_of_what_a_state_may_want(
     cache: Path, gather: str
 ) -> None:
@@ -137,6 +143,7 @@ def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
     wait_for_status(cache, lambda now: not now["leases"])
 
 
+@pytest.mark.slow
 def test_living_readers_are_not_released(cache: Path) -> None:
     with trainer(cache, loading(job="train"), READ, STATE) as loop:
         loop.ask(READY)
@@ -150,7 +157,7 @@ signal.signal(signal.SIGTERM, lambda *_: say("mine"))
 """
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_a_handler_of_the_users_is_left_alone(cache: Path, order: str) -> None:
     codes = [HANDLER, loading(job="train"), READ]
     if order == "after":
@@ -235,7 +242,7 @@ def test_no_handler_is_set_in_other_threads_and_none_is_left_to_children(cache: 
 
 def test_without_a_service_too(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=10)
-    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(url)
     config = write_config(tmp_path / "cache.yaml", source)
     cache = config.with_suffix("")
     assert growcache("run", config, "--until-full").returncode == 0

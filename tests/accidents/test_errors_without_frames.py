@@ -87,9 +87,9 @@ def files(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("program", "error", "frames"),
     [
-        (MAKING, "ConfigError: batch_size", 1),
+        pytest.param(MAKING, "ConfigError: batch_size", 1, marks=pytest.mark.slow),
         (ITERATING, "ConfigError: all 128 samples", 2),
-        (SERVING, "ConfigError: ", 1),
+        pytest.param(SERVING, "ConfigError: ", 1, marks=pytest.mark.slow),
         (SERVING_NOTHING, "CacheError: ", 1),
     ],
 )
@@ -104,6 +104,7 @@ def test_it_ends_with_the_users_line(
     assert any("growcache" in name for name in files(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_of_torch(cache: Path, tmp_path: Path) -> None:
     values = {"door": "growcache.torch", "cache": str(cache), "gather": "thread"}
@@ -111,6 +112,7 @@ def test_of_torch(cache: Path, tmp_path: Path) -> None:
     assert files(lines) == [str(tmp_path / "train.py")] * 2, "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_of_tensorflow(cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")

@@ -30,7 +30,10 @@ def write_lines(folder: Path) -> dict[str, Any]:
     return {"url": f"{folder}/*.jsonl", "format": "jsonl"}
 
 
-@pytest.mark.parametrize(("make", "max_bytes"), [(write_arrays, "2MB"), (write_lines, "4MB")])
+@pytest.mark.parametrize(
+    ("make", "max_bytes"),
+    [(write_arrays, "2MB"), pytest.param(write_lines, "4MB", marks=pytest.mark.slow)],
+)
 def test_none_holds_as_many_samples_as_fifo(tmp_path: Path, make: Any, max_bytes: str) -> None:
     (tmp_path / "objects").mkdir()
     source = make(tmp_path / "objects")

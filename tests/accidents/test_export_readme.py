@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.accidents.commands import growcache, write_config, write_objects
+from tests.accidents.commands import growcache, rows_of, write_config, write_objects
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -50,7 +50,7 @@ def run(program: str, folder: Path) -> str:
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra torch")
 def test_all_programs_run_in_the_folder_of_an_npy_export(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=4)
-    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(url)
     out = exported(tmp_path, source, "--format", "npy")
     reading, loading = programs(out / "README.md")
     count = "\nprint(sum(len(a['x']) for a in [arrays]))"
@@ -58,13 +58,14 @@ def test_all_programs_run_in_the_folder_of_an_npy_export(tmp_path: Path) -> None
     assert "'x': 64" in run(loading, out)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra torch")
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs the extra tensorflow")
 def test_all_programs_run_in_the_folder_of_a_tfrecord_export(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=4)
-    out = exported(tmp_path, {"url": url, "format": "npy", "options": {"axis": 0}})
+    out = exported(tmp_path, rows_of(url))
     reading, loading = programs(out / "README.md")
     assert run(reading + "\nprint(sum(1 for _ in dataset))", out).split()[-1] == "64"
     assert "'x': 64" in run(loading, out)

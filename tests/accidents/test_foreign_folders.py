@@ -17,7 +17,14 @@ import google_crc32c
 import orjson
 import pytest
 
-from tests.accidents.commands import command, growcache, status, write_config, write_objects
+from tests.accidents.commands import (
+    command,
+    growcache,
+    rows_of,
+    status,
+    write_config,
+    write_objects,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,7 +53,7 @@ def cache(filled: Path, tmp_path: Path) -> Path:
 
 def config_for(cache: Path, objects: str) -> Path:
     """Return the config of a cache at that path, beside it."""
-    source = {"url": objects, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(objects)
     return write_config(cache.with_suffix(".yaml"), source, cache={"path": str(cache)})
 
 
@@ -189,6 +196,7 @@ def others(folder: Path, out: Path) -> list[list[str | Path]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_service_of_the_trainer_refuses_it_too(objects: str, tmp_path: Path) -> None:
     config = config_for(tmp_path / "data", objects)
     (tmp_path / "data").mkdir()
@@ -335,6 +343,7 @@ def test_no_link_is_followed(name: str, cache: Path, objects: str, tmp_path: Pat
         assert picture(tmp_path) == before, words
 
 
+@pytest.mark.slow
 def test_folders_of_another_user_are_refused(cache: Path, objects: str) -> None:
     config = config_for(cache, objects)
     if os.geteuid():
@@ -349,6 +358,7 @@ def test_folders_of_another_user_are_refused(cache: Path, objects: str) -> None:
 # Races and deaths.
 
 
+@pytest.mark.slow
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(
     objects: str, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_in_threads(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert loader.report.samples == 128
 
 
+@pytest.mark.slow
 def test_in_processes(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "growcache")
     flag = tmp_path / "goes on"

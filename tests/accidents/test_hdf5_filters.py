@@ -83,7 +83,7 @@ def write_few_bits(
     dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
 
 
-@pytest.mark.parametrize("window", [CHUNK, 20])
+@pytest.mark.parametrize("window", [CHUNK, pytest.param(20, marks=pytest.mark.slow)])
 def test_every_filter_yields_every_window_as_h5py_reads_it(tmp_path: Path, window: int) -> None:
     for number in range(FILES):
         write_datasets(tmp_path / f"{number}.h5", number)

@@ -80,6 +80,7 @@ def test_no_large_sample_is_dropped(tmp_path: Path) -> None:
     assert growcache("check", tmp_path / "c").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_group_that_was_cut_is_cut_alike_when_the_bound_has_changed(tmp_path: Path) -> None:
     """What a shard holds follows from what is kept with the cache, not from today's workers."""
     known = write_objects(tmp_path / "in", pareto(300, 40_000_000, 4))
@@ -98,6 +99,7 @@ def test_a_group_that_was_cut_is_cut_alike_when_the_bound_has_changed(tmp_path: 
     assert cached(tmp_path / "c") == known
 
 
+@pytest.mark.slow
 def test_sizes_of_what_is_cached_are_those_of_the_store(tmp_path: Path) -> None:
     """By deciles of the store, while the cache turns over; a false alarm in a million."""
     known = write_objects(tmp_path / "in", pareto(4000, 48_000_000, 5))
@@ -130,7 +132,7 @@ def agrees(counts: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> bool:
     return float((((counts - wanted) ** 2)[used] / wanted[used]).sum()) <= limit
 
 
-@pytest.mark.parametrize("first", [6_000_000, 900_000])
+@pytest.mark.parametrize("first", [6_000_000, pytest.param(900_000, marks=pytest.mark.slow)])
 def test_a_large_first_object_neither_sets_the_sizes_nor_ends_the_run(
     tmp_path: Path, first: int
 ) -> None:

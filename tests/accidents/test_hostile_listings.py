@@ -118,6 +118,7 @@ LINKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_index_page(tmp_path: Path) -> None:
     """Links elsewhere are not followed, and those that lead nowhere are left out."""
     keys = [*(f"d/{name}" for name in GOOD), "d/a%00b.npy", "d/a%0Ab.npy"]

@@ -17,6 +17,8 @@ import pytest
 from tests.accidents.commands import (
     command,
     growcache,
+    is_gone,
+    rows_of,
     running,
     status,
     wait_for_status,
@@ -39,7 +41,7 @@ def keep(sample):
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    source = {"url": write_objects(tmp_path / "in"), "format": "npy", "options": {"axis": 0}}
+    source = rows_of(write_objects(tmp_path / "in"))
     return write_config(tmp_path / "c.yaml", source, sampling={"workers": 2})
 
 
@@ -47,15 +49,6 @@ def samplers(cache: Path) -> list[int]:
     """The pids of the samplers of a service, once all are there."""
     found = wait_for_status(cache, lambda found: found["workers"] == 2 and found["drawn"])
     return [worker["pid"] for worker in found["worker_states"]]
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 @contextmanager
@@ -97,6 +90,7 @@ def test_other_commands_end_them_too(words: list[str], config: Path) -> None:
         assert all(is_gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_hangs_in_a_call_is_ended(config: Path, tmp_path: Path) -> None:
     """Neither the end of its pipe nor SIGTERM reaches it."""
     (tmp_path / "mine.py").write_text(HANGS.format(when="sample['x'].flat[1] == 3"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.accidents.commands import growcache as command
 from tests.accidents.commands import running, status, wait_for_status, write_config
@@ -47,6 +48,7 @@ def test_the_table_counts_in_egress(tmp_path: Path) -> None:
     assert found >= table_bytes + OBJECTS * OBJECT_BYTES
 
 
+@pytest.mark.slow
 def test_the_table_uses_up_what_a_run_may_read(tmp_path: Path) -> None:
     with store(tmp_path, 500_000) as (source, table_bytes):
         most = table_bytes + 4 * OBJECT_BYTES
@@ -74,6 +76,7 @@ def test_a_table_that_a_run_may_not_read_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_table_is_read_no_faster_than_allowed(tmp_path: Path) -> None:
     rate = 4_000_000
     with store(tmp_path, 12_000_000) as (source, table_bytes):

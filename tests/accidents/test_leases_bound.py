@@ -9,6 +9,7 @@ import pytest
 
 from tests.accidents.commands import (
     growcache,
+    rows_of,
     running,
     wait_for_status,
     write_config,
@@ -52,7 +53,7 @@ def config(tmp_path: Path) -> Path:
     url = write_objects(tmp_path / "in", count=40, rows=16, columns=4096)
     return write_config(
         tmp_path / "cache.yaml",
-        {"url": url, "format": "npy", "options": {"axis": 0}},
+        rows_of(url),
         sampling={"shard_samples": 8},
         cache={"max_bytes": MAX_BYTES, "min_uses": 0},
     )

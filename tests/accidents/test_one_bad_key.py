@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from growcache.numpy import EpochLoader
 from tests.accidents.commands import (
+    damage,
+    digests,
     growcache,
+    rows_of,
     running,
+    samples,
     status,
     wait_for_status,
     write_config,
@@ -40,30 +41,11 @@ def store(tmp_path: Path) -> Iterator[Bucket]:
 
 def config(store: Bucket, path: Path, **sections: Any) -> Path:
     """Of a service that gives up after half a second, and tries again after 1.5."""
-    source: dict[str, Any] = {"url": "s3://b/*.npy", "format": "npy", "options": {"axis": 0}}
-    source["storage_options"] = store.options
+    source = rows_of("s3://b/*.npy", **store.options)
     sampling = {"timeout_seconds": 0.5, "samples_per_object": 1, "workers": 2}
     return write_config(
         path, source, sampling={**sampling, **sections.pop("sampling", {})}, **sections
     )
-
-
-def samples(cache: Path) -> Counter[tuple[int, int]]:
-    """What an epoch delivers: object and row of every sample."""
-    found: Counter[tuple[int, int]] = Counter()
-    with EpochLoader(cache, batch_size=16, min_samples=1, drop_last=False) as loader:
-        for batch in loader:
-            rows = batch[next(iter(batch))]
-            found.update((int(row[0]), int(row[1])) for row in np.asarray(rows))
-    return found
-
-
-def digests(cache: Path) -> dict[str, str]:
-    """Every file of every shard, with its hash."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted((cache / "shards").iterdir())
-    }
 
 
 @pytest.mark.parametrize("fault", [503, pytest.param(HANGS, marks=pytest.mark.slow)])
@@ -117,10 +99,7 @@ def test_the_next_run_goes_on_and_shards_that_are_lost_come_back_alike(
     assert growcache("run", file, "--until-full", seconds=90).returncode == 0
     assert samples(cache) == EVERY
     whole = digests(cache)
-    for path in (cache / "shards").glob("*[02468].tfrecord"):
-        data = bytearray(path.read_bytes())
-        data[-5] ^= 1
-        path.write_bytes(data)
+    damage((cache / "shards").glob("*[02468].tfrecord"))
     assert growcache("check", cache, "--repair").returncode in (0, 1)
     assert growcache("run", file, "--until-full", seconds=90).returncode == 0
     assert digests(cache) == whole

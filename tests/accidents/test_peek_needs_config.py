@@ -58,7 +58,13 @@ def forge(identity: Path, parts: dict[str, Any]) -> None:
     identity.write_text(json.dumps({"crc32c": checksum, **values}))
 
 
-@pytest.mark.parametrize("named", CASES)
+@pytest.mark.parametrize(
+    "named",
+    [
+        n if n == "sampling.transform" else pytest.param(n, marks=pytest.mark.slow)
+        for n in CASES
+    ],
+)
 def test_code_that_a_cache_names_is_not_run(work: Path, named: str) -> None:
     source, sampling = CASES[named]
     config = write_config(
@@ -105,6 +111,7 @@ def test_a_forged_identity_starts_no_process(work: Path) -> None:
             assert "subprocess:Popen" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_client_that_runs_what_an_object_says_needs_it_too(work: Path) -> None:
     """Chains of file systems unpack, render and decode what lies in the store."""
     config = write_config(work / "chain.yaml", {"url": f"{work}/in/*.npy", "format": "npy"})

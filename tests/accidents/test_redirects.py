@@ -92,6 +92,7 @@ def test_an_index_page_elsewhere_learns_nothing(tmp_path: Path, given: str) -> N
     assert not knows_the_secret(other)
 
 
+@pytest.mark.slow
 def test_a_redirect_on_the_same_server_keeps_them(tmp_path: Path) -> None:
     with serving(files=objects(), needs={"x-api-key": SECRET}) as own:
         own.moved["/old/"] = "/d/"

@@ -134,6 +134,7 @@ def test_any_option_that_yaml_can_say(work: Path, value: Any) -> None:
     run_twice(work, config)
 
 
+@pytest.mark.slow
 def test_what_yaml_cannot_say_is_refused_in_a_line(work: Path) -> None:
     script = work / "script.py"
     script.write_text(

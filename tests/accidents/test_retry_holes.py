@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from growcache.numpy import EpochLoader
-from tests.accidents.commands import growcache, status, write_config, write_objects
+from tests.accidents.commands import (
+    damage,
+    digests,
+    growcache,
+    rows_of,
+    samples,
+    status,
+    write_config,
+    write_objects,
+)
 from tests.servers.bucket import Bucket, bucket
 
 OBJECTS, ROWS = 40, 4
@@ -30,27 +36,9 @@ def store(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def config(store: Bucket, path: Path, **sampling: Any) -> Path:
-    source: dict[str, Any] = {"url": "s3://b/*.npy", "format": "npy", "options": {"axis": 0}}
-    source["storage_options"] = store.options
+    source = rows_of("s3://b/*.npy", **store.options)
     small = {"timeout_seconds": 1, "samples_per_object": 1, "shard_samples": 32}
     return write_config(path, source, sampling={**small, **sampling})
-
-
-def samples(cache: Path) -> Counter[tuple[int, int]]:
-    """What an epoch delivers: object and row of every sample."""
-    found: Counter[tuple[int, int]] = Counter()
-    with EpochLoader(cache, batch_size=16, min_samples=1, drop_last=False) as loader:
-        for batch in loader:
-            rows = np.asarray(batch[next(iter(batch))])
-            found.update((int(row[0]), int(row[1])) for row in rows)
-    return found
-
-
-def digests(cache: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted((cache / "shards").iterdir())
-    }
 
 
 def test_holes_do_not_doom_the_next_run_and_can_be_tried_again(
@@ -89,10 +77,7 @@ def test_a_group_whose_holes_were_tried_again_is_drawn_as_it_was(
     store.faults.clear()
     assert growcache("run", file, "--until-full", "--retry-holes").returncode == 0
     before, told = {**digests(cache)}, status(cache)
-    for path in (cache / "shards").glob("*[13579].tfrecord"):
-        data = bytearray(path.read_bytes())
-        data[-5] ^= 1
-        path.write_bytes(data)
+    damage((cache / "shards").glob("*[13579].tfrecord"))
     growcache("check", cache, "--repair")
     assert growcache("run", file, "--until-full").returncode == 0
     after, again = digests(cache), status(cache)

@@ -12,6 +12,7 @@ import pytest
 from growcache.numpy import EpochLoader
 from tests.accidents.commands import (
     growcache,
+    rows_of,
     running,
     status,
     wait_for_status,
@@ -26,9 +27,7 @@ pytestmark = pytest.mark.timeout(180)
 def stopped_cache(folder: Path, **cache: Any) -> Path:
     """Return the config of a cache that holds some of its samples and is not filled any more."""
     url = write_objects(folder / "in", count=40, rows=64, columns=256)
-    config = write_config(
-        folder / "c.yaml", {"url": url, "format": "npy", "options": {"axis": 0}}, cache=cache
-    )
+    config = write_config(folder / "c.yaml", rows_of(url), cache=cache)
     assert growcache("run", config, "--samples", "64").returncode == 0
     return config
 
@@ -72,7 +71,7 @@ def test_it_holds_and_says_what_it_waits_for(
         assert second.epochs == 3
         second.close()
         wait_for_status(cache, lambda found: found["reuse"] > 0 and not found["leases"])
-    assert not list((cache / "leases").glob("*.lease"))
+        wait_until(lambda: not list((cache / "leases").glob("*.lease")))
 
 
 def test_without_a_limit_nothing_stays_behind(tmp_path: Path) -> None:

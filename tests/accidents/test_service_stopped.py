@@ -11,6 +11,7 @@ import pytest
 
 from tests.accidents.commands import (
     growcache,
+    rows_of,
     running,
     status,
     wait_for_status,
@@ -33,11 +34,15 @@ with EpochLoader(sys.argv[1], batch_size=8, min_samples=64, gather=sys.argv[2]) 
 
 
 @pytest.mark.parametrize(
-    ("gather", "how"), [("thread", signal.SIGTERM), ("process", signal.SIGKILL)]
+    ("gather", "how"),
+    [
+        ("thread", signal.SIGTERM),
+        pytest.param("process", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_it_is_said_once(tmp_path: Path, gather: str, how: signal.Signals) -> None:
     url = write_objects(tmp_path / "in", count=200, rows=16)
-    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(url)
     limits = {"max_bytes": "3MB", "min_uses": 0}
     config = write_config(
         tmp_path / "c.yaml", source, cache=limits, sampling={"max_bytes_per_second": "100KB"}
@@ -67,6 +72,7 @@ def test_it_is_said_once(tmp_path: Path, gather: str, how: signal.Signals) -> No
     assert status(cache)["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_complete_cache_misses_nobody(tmp_path: Path) -> None:
     source = {"url": write_objects(tmp_path / "in", count=8), "format": "npy"}
     config = write_config(tmp_path / "c.yaml", {**source, "options": {"axis": 0}})

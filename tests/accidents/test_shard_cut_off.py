@@ -75,11 +75,13 @@ def test_short_rows(tmp_path: Path) -> None:
     trained(filled(tmp_path, columns=64), "numpy")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_long_rows_of_torch(tmp_path: Path) -> None:
     trained(filled(tmp_path, columns=16_384), "torch")
 
 
+@pytest.mark.slow
 def test_rows_of_different_sizes(tmp_path: Path) -> None:
     trained(filled_ragged(tmp_path, size=300), "numpy")
 

@@ -70,7 +70,9 @@ def config_of(folder: Path, url: str, form: str, **sampling: Any) -> Path:
     )
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize(
+    "form", [f if f == "npz" else pytest.param(f, marks=pytest.mark.slow) for f in WRITERS]
+)
 def test_what_is_fetched_of_small_objects_is_kept(tmp_path: Path, form: str) -> None:
     with store(tmp_path, form) as (url, link):
         config = config_of(tmp_path, url, form, shard_samples=64)
@@ -99,7 +101,7 @@ def assert_each_row_once_and_dealt(cache: Path) -> None:
     assert max(together.values()) <= 5
 
 
-@pytest.mark.parametrize("form", ["npy", "npz"])
+@pytest.mark.parametrize("form", ["npy", pytest.param("npz", marks=pytest.mark.slow)])
 def test_one_sample_of_a_small_object_is_read_by_range(tmp_path: Path, form: str) -> None:
     """Who asks for single samples gets them without the rest of the object."""
     with store(tmp_path, form) as (url, link):

@@ -10,6 +10,7 @@ import pytest
 from tests.accidents.commands import (
     edit_config,
     growcache,
+    rows_of,
     running,
     status,
     wait_for_status,
@@ -25,7 +26,7 @@ def config(tmp_path: Path) -> Path:
     url = write_objects(tmp_path / "in", count=100, rows=64, columns=1024)
     return write_config(
         tmp_path / "c.yaml",
-        {"url": url, "format": "npy", "options": {"axis": 0}},
+        rows_of(url),
         sampling={"shard_samples": 32},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )

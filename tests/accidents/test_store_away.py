@@ -86,6 +86,7 @@ def _read_all(terminal: int, shown: bytearray) -> None:
             return
 
 
+@pytest.mark.slow
 def test_a_mount_that_goes_makes_no_hole(tmp_path: Path) -> None:
     """All files of a folder are gone at once: that is no news of any of them."""
     url = write_objects(tmp_path / "mount", count=300, rows=64)

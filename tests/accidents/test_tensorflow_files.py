@@ -15,6 +15,7 @@ import growcache.tensorflow as gtf
 from growcache.errors import ConfigError
 from tests.accidents.commands import (
     growcache,
+    rows_of,
     running,
     status,
     wait_for_status,
@@ -30,7 +31,7 @@ def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=300, rows=64, columns=1024)
     config = write_config(
         tmp_path / "c.yaml",
-        {"url": url, "format": "npy", "options": {"axis": 0}},
+        rows_of(url),
         sampling={"shard_samples": 64},
         cache={"max_bytes": "6MB", "min_uses": 0},
     )
@@ -57,9 +58,10 @@ def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
         wait_for_status(cache, lambda found: not found["leases"])
 
 
+@pytest.mark.slow
 def test_the_order_is_drawn_and_other_formats_are_refused(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=8)
-    source = {"url": url, "format": "npy", "options": {"axis": 0}}
+    source = rows_of(url)
     config = write_config(tmp_path / "c.yaml", source)
     other = write_config(tmp_path / "npy.yaml", source, cache={"format": "npy"})
     for one in (config, other):

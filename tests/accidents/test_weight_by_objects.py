@@ -98,6 +98,7 @@ def test_it_is_not_complete_after_one_sample_of_each(tmp_path: Path, folder: Pat
     assert found["coverage"] == pytest.approx(found["samples"] / sum(LENGTHS))
 
 
+@pytest.mark.slow
 def test_a_listing_that_grows(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "in").mkdir()
     for path in folder.glob("in/*.npy"):
@@ -117,7 +118,9 @@ def test_a_listing_that_grows(tmp_path: Path, folder: Path) -> None:
     assert max(late.values()) <= 2
 
 
-@pytest.mark.parametrize("order", ["permutation", "replacement"])
+@pytest.mark.parametrize(
+    "order", ["permutation", pytest.param("replacement", marks=pytest.mark.slow)]
+)
 def test_objects_that_are_read_whole(tmp_path: Path, folder: Path, order: str) -> None:
     """One visit brings all samples of such an object: to come back would fetch all of it again."""
     source = {
@@ -138,6 +141,7 @@ def test_objects_that_are_read_whole(tmp_path: Path, folder: Path, order: str) -
         assert not found["complete"]
 
 
+@pytest.mark.slow
 def test_nodes_share_out_all_samples(tmp_path: Path, folder: Path) -> None:
     orders: list[Drawn] = []
     for node in range(2):
@@ -149,7 +153,7 @@ def test_nodes_share_out_all_samples(tmp_path: Path, folder: Path) -> None:
     assert len(orders[0]) + len(orders[1]) == sum(LENGTHS)
 
 
-@pytest.mark.parametrize("how", ["strata", "sources"])
+@pytest.mark.parametrize("how", [pytest.param("strata", marks=pytest.mark.slow), "sources"])
 def test_each_stratum_and_each_source_takes_turns(
     tmp_path: Path, folder: Path, how: str
 ) -> None:

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0  # to import PyTorch on a busy machine takes many
 
 # Each line of its input is executed; what `say` is given comes back as one line of JSON.
 LOOP = """
@@ -27,8 +27,8 @@ for line in sys.stdin:
     exec(json.loads(line), names)
 """
 LOADER = """
-from growcache.numpy import EpochLoader
-loader = EpochLoader(cache, batch_size=8, min_samples=16, {arguments})
+from growcache.{front} import EpochLoader
+loader = EpochLoader(cache, **{options!r})
 batches = iter(loader)
 """
 
@@ -94,6 +94,7 @@ def trainer(
         text=True,
         env={**os.environ, **environment},
     ) as process:
+        assert process.stdin is not None
         made = Trainer(process)
         try:
             for code in first:
@@ -101,9 +102,11 @@ def trainer(
             yield made
         finally:
             process.kill()
+            with suppress(BrokenPipeError):  # of a line that it did not live to read
+                process.stdin.close()
 
 
-def loading(**arguments: Any) -> str:
+def loading(front: str = "numpy", **options: Any) -> str:
     """Return the code that begins an epoch: ``loader`` and ``batches``."""
-    said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return LOADER.format(arguments=said)
+    options = {"batch_size": 8, "min_samples": 16, **options}
+    return LOADER.format(front=front, options=options)

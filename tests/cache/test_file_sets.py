@@ -216,6 +216,6 @@ def test_a_start_takes_no_time_in_a_cache_of_many_files(root: Path) -> None:
         for first in range(0, 300, 50):
             numbers = range(first, first + 50)
             cache.commit("p", [write(cache.layout, "p", n, 1, kind) for n in numbers])
-    began = time.monotonic()
+    began = time.process_time()
     opened(root, kind, max_bytes=300_000_000).close()
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -14,7 +13,7 @@ from growcache.cache import commits
 from growcache.cache.files import Layout
 from growcache.cache.index import read_index, reader
 from tests.cache.making import add, opened
-from tests.forked import ended, exits_with
+from tests.forked import ended, exits_with, fork
 
 
 @pytest.mark.mutant(
@@ -88,7 +87,7 @@ def test_a_child_that_is_forked_beside_a_read_can_read(tmp_path: Path) -> None:
             thread.start()
         try:
             for _ in range(20):
-                child = os.fork()
+                child = fork()
                 if child == 0:
                     exits_with(lambda: len(read_index(tmp_path / "cache").shards) != 1)
                 assert ended(child)

@@ -124,6 +124,6 @@ def test_a_start_takes_no_time_in_a_large_cache(tmp_path: Path) -> None:
         for first in range(0, 300, 50):
             written = [write(cache.layout, "p", n, 1) for n in range(first, first + 50)]
             cache.commit("p", written)
-    began = time.monotonic()
+    began = time.process_time()
     opened(root, max_bytes=100_000_000).close()
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2

@@ -34,6 +34,7 @@ from growcache.cache.leases import (
 )
 from growcache.cache.locks import FileLock, is_held
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
+from tests.forked import fork
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: Layout) -> None
     """The child outlives the parent's lease, and its copy of the object does nothing."""
     lease = Lease.create(layout.root, "train", [1, 2])
     ready, go = os.pipe(), os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:  # pragma: no cover
         lease.mark_read(1, mapped=False)
         lease.close()

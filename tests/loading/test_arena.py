@@ -23,6 +23,7 @@ from growcache.loading.borrowed import Borrowed
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferPool, Bytes
 from growcache.loading.orders import Stop
 from growcache.loading.wire import Frame, Wire, pair
+from tests.forked import fork
 
 SIZE = RECYCLE_BYTES
 
@@ -263,7 +264,7 @@ def test_a_buffer_that_cannot_be_made_leaves_no_descriptor(
 def test_what_a_forked_child_sees_is_not_filled_again(ends: Ends) -> None:
     held = ends.pass_on()
     ready, go = os.pipe(), os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         os.write(ready[1], b"1")
         os.read(go[0], 1)
@@ -323,7 +324,7 @@ def test_a_forked_child_lets_go_of_memory_whatever_another_thread_did() -> None:
     thread = threading.Thread(target=take_turn)
     thread.start()
     assert taken.wait(30)
-    child = os.fork()
+    child = fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(10)

@@ -27,6 +27,7 @@ from growcache.loading.sources import Source
 from growcache.numpy import EpochLoader
 from tests.conftest import loading_threads
 from tests.filled import Filled
+from tests.forked import fork
 from tests.loading.loaders import as_bytes
 from tests.loading.test_process import gatherers
 
@@ -263,7 +264,7 @@ def test_a_child_that_is_forked_while_the_process_starts_reads_on_its_own(
         while not gatherers():
             next(iter(loader))
         assert loader.report.gather == "thread"
-        child = os.fork()
+        child = fork()
         if child == 0:
             found = 0
             try:

@@ -37,6 +37,7 @@ from growcache.loading.sources import Queued
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
 from tests.filled import open_leases
+from tests.forked import fork
 from tests.ragged import ragged_cache
 
 MakeEngine = Callable[..., Engine]
@@ -840,7 +841,7 @@ def test_a_forked_child_reads_on_its_own(cache: Any, engine: MakeEngine) -> None
     cache.add(0, 1, 2)
     loader = engine(cache)
     ids(loader.epoch())
-    child = os.fork()
+    child = fork()
     if child == 0:
         os._exit(0 if len(ids(loader.epoch())) == 24 else 1)
     assert os.waitpid(child, 0)[1] == 0

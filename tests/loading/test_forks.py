@@ -23,7 +23,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.loading.sources import CLOSED
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
-from tests.forked import ended, exits_with
+from tests.forked import ended, exits_with, fork
 from tests.loading import functions
 
 
@@ -33,7 +33,7 @@ class Forked:
     def __init__(self, held: np.ndarray) -> None:
         before = held.copy()
         self._go = os.pipe()
-        self._child = os.fork()
+        self._child = fork()
         if self._child == 0:
             os.read(self._go[0], 1)
             os._exit(0 if (held == before).all() else 1)
@@ -65,7 +65,7 @@ def test_buffers_go_round_again_after_a_fork() -> None:
 
 
 def test_in_a_child_buffers_go_round() -> None:
-    child = os.fork()
+    child = fork()
     if child == 0:
         pool = BufferPool(RECYCLE_BYTES)
         os._exit(len({pool.take().ctypes.data for _ in range(5)}))
@@ -73,7 +73,7 @@ def test_in_a_child_buffers_go_round() -> None:
 
 
 def test_a_child_of_a_child_keeps_its_batches() -> None:
-    child = os.fork()
+    child = fork()
     if child == 0:
         pool = BufferPool(RECYCLE_BYTES, allocate=Arena().allocate)
         held = pool.take()
@@ -201,7 +201,7 @@ def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
         taker = threading.Thread(target=take)
         taker.start()
         taken.wait()
-        child = os.fork()
+        child = fork()
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which pytest may have taken
             signal.alarm(30)
@@ -227,7 +227,7 @@ def test_a_child_reads_the_snapshot_of_its_parent(make_cache: Callable[..., Fill
     with Snapshot.take(cache.root) as snapshot:
         thread.start()
         inside.wait()
-        child = os.fork()
+        child = fork()
         if child == 0:
             exits_with(lambda: len(snapshot[0]) == 0)
         thread.join()
@@ -253,7 +253,7 @@ def test_an_iterator_of_the_parent_is_refused_in_a_child(
     with EpochLoader(cache.root, batch_size=1, min_samples=1, gather=gather) as loader:
         iterator = iter(loader)
         next(iterator)
-        child = os.fork()
+        child = fork()
         if child == 0:
             exits_with(goes_on)
         assert ended(child)

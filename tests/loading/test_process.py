@@ -35,6 +35,7 @@ from growcache.loading.state import Mark
 from growcache.loading.wire import Frame, Wire, pair
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
+from tests.forked import fork
 from tests.loading.loaders import LOADERS, as_bytes
 from tests.ragged import ragged_cache
 
@@ -447,7 +448,7 @@ def test_a_forked_child_reads_on_its_own(large: Filled) -> None:
         held = next(batches)
         copy = held["x"].copy()
         go = os.pipe()
-        child = os.fork()
+        child = fork()
         if child == 0:
             os.read(go[0], 1)
             same = bool((held["x"] == copy).all())
@@ -513,7 +514,7 @@ def test_it_ends_with_a_trainer_that_is_killed(large: Filled, how: signal.Signal
     os.killpg(process.pid, how)  # as a terminal does
     process.communicate()
     assert process.returncode == -how
-    psutil.wait_procs([child], 5)
+    psutil.wait_procs([child], 30)
     assert not child.is_running()
     leases = read_leases(large.root)
     # As the trainer's own: closed, or of a reader that died and may come back.
@@ -528,7 +529,7 @@ def test_a_trainer_that_ends_takes_it_along(large: Filled) -> None:
     began = time.monotonic()
     process.communicate()
     assert process.returncode == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert all(lease.closed for lease in read_leases(large.root))
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from growcache.config import SourceConfig
 from growcache.remote.store import open_store
 from tests.remote.places import only, read_once
 from tests.servers import REGION
+from tests.servers.threads import DATED, Handler, in_threads
 
 CLIENTS = pytest.mark.parametrize(
     "client", ["obstore", pytest.param("fsspec", marks=pytest.mark.slow)]
@@ -43,31 +42,14 @@ class Recorder:
 def recorder() -> Iterator[Recorder]:
     made = Recorder()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Requests(Handler):
         def do_GET(self) -> None:
             made.asked.append((self.path, {k.lower(): v for k, v in self.headers.items()}))
             data = LISTING if "list-type" in self.path else b"12345"
-            self.send_response(200)
-            self.send_header("ETag", '"e"')
-            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(200, data, {**DATED, "ETag": '"e"'})
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    made.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    yield made
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with in_threads(Requests) as made.endpoint:
+        yield made
 
 
 @pytest.fixture(autouse=True)

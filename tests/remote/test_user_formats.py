@@ -431,4 +431,4 @@ def test_errors_are_growcaches_own() -> None:
         started = time.monotonic()
         with pytest.raises(GrowcacheError):
             visited(opened(name), Held(b"1"))
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 25

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -25,6 +22,7 @@ from tests.remote.held import Held
 from tests.sampling.outcomes import npy
 from tests.security.canaries import canary, found_in, growcache, told
 from tests.servers import Bucket
+from tests.servers.threads import Handler, in_threads
 
 KEY = canary("key").removesuffix("/+x")  # these have letters and digits only
 SECRET, TOKEN = canary("secret"), canary("token")
@@ -32,11 +30,10 @@ PASSWORD, SIGNATURE, HEADER = canary("password"), canary("signature"), canary("h
 SECRETS = (KEY, SECRET, TOKEN, PASSWORD, SIGNATURE, HEADER)
 
 
-class Web(BaseHTTPRequestHandler):
+class Web(Handler):
     """One array under any name, for those who sign their address and name themselves."""
 
     data = npy(np.arange(64, dtype="<f4").reshape(16, 4))
-    protocol_version = "HTTP/1.1"
     refuses = False
 
     def do_GET(self) -> None:
@@ -45,38 +42,19 @@ class Web(BaseHTTPRequestHandler):
         if self.refuses or not (signed and named):
             self.send_error(403, f"{self.path} {self.headers.get('Authorization')}")
             return
-        data, status = self.data, 200
-        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-            data, status = data[int(found[1]) : int(found[2]) + 1], 206
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", '"one"')
-        if status == 206 and found:
-            self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{len(self.data)}")
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
+        self.answer_object(self.data, {"ETag": '"one"'})
 
     do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The signed address of an array on a web server that wants a user, too."""
     monkeypatch.setattr(Web, "refuses", False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     signed = f"X-Amz-Date=1&X-Amz-Signature={quote(SIGNATURE, safe='')}&versionId=7"
-    yield (
-        f"http://me:{quote(PASSWORD, safe='')}@127.0.0.1:{server.server_port}/a.npy?{signed}"
-    )
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with in_threads(Web) as address:
+        named = address.replace("//", f"//me:{quote(PASSWORD, safe='')}@")
+        yield f"{named}/a.npy?{signed}"
 
 
 def environment(**more: str) -> dict[str, str]:

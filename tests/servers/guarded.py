@@ -16,17 +16,16 @@ import hashlib
 import re
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from tests.servers.threads import DATED, Handler, Server, in_threads
+
 _DATE = "2026-01-01T00:00:00.000Z"
-_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 Answer = tuple[int, str]
 
@@ -80,21 +79,10 @@ class GuardedBucket:
         return self._of_keys.get(key)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     bucket: GuardedBucket
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._serve()
-
     def do_GET(self) -> None:
-        self._serve()
-
-    def _serve(self) -> None:
         address = urlsplit(self.path)
         _, _, key = unquote(address.path).lstrip("/").partition("/")
         named = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
@@ -103,13 +91,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.bucket.refusals += 1
             status, code = refusal
             text = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
-            self._answer(status, text.encode(), {"Content-Type": "application/xml"})
+            self.answer(status, text.encode(), {"Content-Type": "application/xml"})
             return
         self.bucket.answers += 1
         if key:
             self._object(self.bucket.folder / key)
         else:
             self._page({name: one[0] for name, one in parse_qs(address.query).items()})
+
+    do_HEAD = do_GET
 
     def _page(self, query: dict[str, str]) -> None:
         after = query.get("start-after", "")
@@ -123,31 +113,17 @@ class _Handler(BaseHTTPRequestHandler):
             f"<ListBucketResult><Name>b</Name><KeyCount>{len(files)}</KeyCount>"
             f"<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
         )
-        self._answer(200, text.encode(), {"Content-Type": "application/xml"})
+        self.answer(200, text.encode(), {"Content-Type": "application/xml"})
 
     def _object(self, path: Path) -> None:
         if not path.is_file():
-            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>", {})
+            self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        data = path.read_bytes()
-        headers = {"ETag": _etag(path), "Last-Modified": _MODIFIED, "Accept-Ranges": "bytes"}
-        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-            data = data[start:stop]
-        self._answer(206 if wanted else 200, data, headers)
-
-    def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        headers = {**DATED, "ETag": _etag(path), "Accept-Ranges": "bytes"}
+        self.answer_object(path.read_bytes(), headers)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(Server):
     request_queue_size = 128
     allow_reuse_address = True
 
@@ -165,8 +141,9 @@ class _Server(ThreadingHTTPServer):
         self._open.discard(request)
         super().shutdown_request(request)
 
-    def break_off(self) -> None:
+    def shut(self) -> None:
         """End all connections at once, as a server does that dies."""
+        super().shut()
         for one in list(self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -191,19 +168,6 @@ def guarded(
         tls: of a server whose address begins with https.
     """
     bucket = GuardedBucket(folder)
-    server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"bucket": bucket}))
-    if tls is not None:  # the handshake is the thread's that answers
-        server.socket = tls.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-    scheme = "http" if tls is None else "https"
-    bucket.endpoint = f"{scheme}://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    members: dict[str, Any] = {"server": _Server, "port": port, "tls": tls, "bucket": bucket}
+    with in_threads(_Handler, **members) as bucket.endpoint:
         yield bucket
-    finally:
-        server.shutdown()
-        server.server_close()
-        server.break_off()
-        thread.join()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import io
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +12,9 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from tests.servers.threads import DATED, Handler, in_threads
+
+XML = {"Content-Type": "application/xml"}
 DATE = "2026-01-01T00:00:00.000Z"
 
 
@@ -68,8 +69,7 @@ Listing = Callable[[dict[str, str]], Said]
 Object = Callable[[str, bytes], Said | None]
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     answers_listing: Listing
     answers_object: Object
 
@@ -81,23 +81,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(type(self).answers_listing(query))
             return
         data = content(key)
-        said = type(self).answers_object(key, data)
-        self._send(said or self._part(data))
+        if said := type(self).answers_object(key, data):
+            self._send(said)
+        else:
+            self.answer_object(data, {**XML, **DATED, "ETag": '"e"'})
 
     do_HEAD = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-    def _part(self, data: bytes) -> Said:
-        headers = {"ETag": '"e"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-        asked = self.headers.get("Range", "")
-        if not asked:
-            return Said(data, 200, headers)
-        first, last = (int(at) for at in asked.removeprefix("bytes=").split("-"))
-        part = data[first : last + 1]
-        span = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
-        return Said(part, 206, {**headers, "Content-Range": span})
 
     def _send(self, said: Said) -> None:
         if said.raw is not None:
@@ -105,13 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.flush()
             self.close_connection = True
             return
-        self.send_response(said.status)
-        headers = {"Content-Type": "application/xml", "Content-Length": str(len(said.body))}
-        for name, value in {**headers, **said.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(said.body)
+        self.answer(said.status, said.body, {**XML, **said.headers})
 
 
 def _usual(key: str, data: bytes) -> Said | None:
@@ -126,24 +109,14 @@ def hostile(pages: Listing, objects: Object = _usual) -> Iterator[dict[str, Any]
         pages: answers a listing's query.
         objects: answers a key, whose content is given; None: as a server should.
     """
-    members = {
+    members: dict[str, Any] = {
         "answers_listing": staticmethod(pages),
         "answers_object": staticmethod(objects),
     }
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), type("Handler", (_Handler,), members)
-    )
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with in_threads(_Handler, **members) as address:
         yield {
-            "endpoint_url": f"http://127.0.0.1:{server.server_address[1]}",
+            "endpoint_url": address,
             "key": "k",
             "secret": "s",
             "client_kwargs": {"region_name": "us-east-1"},
         }
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import io
-import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import numpy as np
+
+from tests.servers.threads import DATED, Handler, in_threads
 
 TINY = 100_000
 TINY_ROWS = 2
@@ -52,9 +52,8 @@ def content(key: str, start: int, stop: int) -> bytes:
     return head[start:stop] + data[max(0, start - base) : max(0, stop - base)]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Handler):
+    always: ClassVar = {**DATED, "ETag": '"e"'}
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
@@ -63,9 +62,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._object(key)
         else:
             self._page({name: values[0] for name, values in parse_qs(address.query).items()})
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
     def _page(self, query: dict[str, str]) -> None:
         after = query.get("continuation-token") or query.get("start-after") or ""
@@ -79,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
             for key in page
         )
         token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
-        self._answer(
+        self.answer(
             200,
             "<ListBucketResult><Name>b</Name>"
             f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
@@ -88,40 +84,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, key: str) -> None:
         total = size(key)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        start, stop = (int(wanted[1]), int(wanted[2]) + 1) if wanted else (0, total)
-        stop = min(stop, total)
+        start, stop, ranged = self.span(total)
         if stop - start > 1 << 24:
-            self._answer(400, b"nobody should ask for so much at once")
+            self.answer(400, b"nobody should ask for so much at once")
             return
-        data = content(key, start, stop)
-        span = {"Content-Range": f"bytes {start}-{stop - 1}/{total}"}
-        self._answer(206 if wanted else 200, data, span if wanted else {})
-
-    def _answer(self, status: int, data: bytes, more: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        headers = {
-            "ETag": '"e"',
-            "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
-            **(more or {}),
-        }
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(206 if ranged else 200, content(key, start, stop), ranged)
 
 
 @contextlib.contextmanager
 def imagined() -> Iterator[dict[str, object]]:
     """The storage options of a server of the bucket ``b``, in threads of this process."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        address = f"http://127.0.0.1:{server.server_address[1]}"
+    with in_threads(_Handler) as address:
         yield {"endpoint_url": address, "anon": True}
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -11,8 +11,10 @@ import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.servers.threads import Handler, in_threads
 
 _DROPPED = frozenset({"connection", "transfer-encoding", "content-length", "date", "server"})
 
@@ -199,9 +201,7 @@ class Tampering:
             return self.tamper
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     upstream: tuple[str, int]
     state: Tampering
 
@@ -214,9 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(answer)
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
     def _is_object(self, answer: Answer) -> bool:
         path = unquote(urlsplit(self.path).path)
@@ -288,15 +285,10 @@ def tampering(
     """
     upstream = urlsplit(endpoint)
     state = Tampering("", objects, KINDS[tamper] if tamper else None, each)
-    members = {"upstream": (upstream.hostname, upstream.port or 80), "state": state}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), members))
-    server.daemon_threads = True
-    state.endpoint = f"http://127.0.0.1:{server.server_address[1]}{upstream.path}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    members: dict[str, Any] = {
+        "upstream": (upstream.hostname, upstream.port or 80),
+        "state": state,
+    }
+    with in_threads(_Handler, **members) as address:
+        state.endpoint = address + upstream.path
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -13,6 +13,7 @@ from growcache.cache.index import read_index
 from growcache.errors import CacheMissingError
 from growcache.service import clear
 from tests.cache.making import add, opened
+from tests.forked import fork
 
 SHARDS = list(range(4))
 
@@ -27,7 +28,7 @@ def fill(root: Path) -> Layout:
 
 def killed_before(step: int, root: Path) -> bool:
     """Clear in a process that dies before its n-th unlink; False when it got to its end."""
-    child = os.fork()
+    child = fork()
     if not child:
         unlink, left = os.unlink, step
 
