@@ -144,7 +144,7 @@ def test_a_service_ends_when_its_cache_is_taken_away(
     assert shown.returncode in (0, 2)
     assert "running" not in shown.stdout
     shutil.rmtree(cache / "rest", ignore_errors=True)
-    done = growcache("run", config, "--samples", "16")
+    done = growcache("run", config, "--until-full")
     assert (done.returncode, done.stderr) == (0, "")
     assert growcache("check", cache).returncode == 0
     assert status(cache)["samples"] >= 16

@@ -45,14 +45,10 @@ IsItem = Callable[[FrameType, str, Any], bool]
 
 
 def threads() -> list[str]:
-    """The loaders' own; those of a format, and the one that counts for all loaders, are not."""
-    names = [t.name for t in threading.enumerate()]
-    names = [
-        n
-        for n in names
-        if not n.startswith(("growcache-user", "growcache-hdf5", "growcache-counters"))
-    ]
-    return sorted(n for n in names if n.startswith("growcache"))
+    """The loaders' own: without those of formats, and those that all loaders have in common."""
+    common = ("growcache-user", "growcache-hdf5", "growcache-counters", "growcache-sigterm")
+    names = {t.name for t in threading.enumerate()}
+    return sorted(n for n in names if n.startswith("growcache") and not n.startswith(common))
 
 
 @pytest.fixture
