@@ -154,7 +154,7 @@ class Allowance:
             if self._is_full:
                 self._results[self._settled] = Visited(left_out=True)
             elif not visited.left_out:
-                self._admitted = admit(visited, self._admitted, limits)
+                self._admitted = admit(visited, nbytes, self._admitted, limits)
             self._settled += 1
 
     def _outgrows(self, limits: Limits, nbytes: int) -> bool:
@@ -167,17 +167,20 @@ class Allowance:
         return [result for result in self._results if result is not None]
 
 
-def admit(visited: Visited, before: int, limits: Limits) -> int:
+def admit(visited: Visited, nbytes: int, before: int, limits: Limits) -> int:
     """Keep the samples of a visit that fit, and note a hole for the others.
 
     Args:
         visited: is changed.
+        nbytes: of its samples.
         before: bytes of the samples that were admitted already.
         limits: of the group.
 
     Returns:
         Bytes of all samples that are admitted now.
     """
+    if nbytes <= limits.sample_bytes and before + nbytes <= limits.most_bytes:
+        return before + nbytes
     samples, origins = visited.samples, visited.origins
     visited.samples, visited.origins = [], []
     for sample, origin in zip(samples, origins, strict=True):

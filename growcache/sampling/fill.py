@@ -263,7 +263,7 @@ class Filler:
 
 def _stored_bytes(stop: Stop) -> float:
     """Return about how many bytes in the store a visit is about."""
-    return sum(entry.size for entry in (stop.entry, *stop.partners)) / stop.parts
+    return (stop.entry.size + sum(partner.size for partner in stop.partners)) / stop.parts
 
 
 def _weighted(sample: Sample, weight: float) -> Sample:

@@ -27,11 +27,11 @@ def kept(result: Visited) -> list[int]:
 
 def test_what_fits_is_kept_and_what_does_not_is_a_hole() -> None:
     first, second = visited(50, 61, 10), visited(50, 40)
-    assert admit(first, 0, LIMITS) == 60
+    assert admit(first, first.nbytes, 0, LIMITS) == 60
     assert (kept(first), first.origins) == ([50, 10], [(0, 1), (2, 3)])
     assert first.hole is not None
     assert "61 bytes is larger than the 60" in first.hole
-    assert admit(second, 60, LIMITS) == 100
+    assert admit(second, second.nbytes, 60, LIMITS) == 100
     assert kept(second) == [40]
     assert second.hole is not None
     assert "does not fit into the 100" in second.hole

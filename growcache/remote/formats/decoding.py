@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
 from growcache.errors import FormatError
@@ -29,12 +27,22 @@ class _Visit:
         largest: bytes that a sample may have, where that is known before it is transformed.
         held: bytes, now.
         ended: whether nothing of it counts any more: what it began may end later.
+        before: what was counted around it.
     """
 
     gate: Gate
     largest: int | None
     held: int = 0
     ended: bool = False
+    before: Token[_Visit | None] | None = None
+
+    def __enter__(self) -> None:
+        self.before = _current.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        assert self.before is not None
+        _current.reset(self.before)
+        self.gate.leave(self)
 
 
 _current: ContextVar[_Visit | None] = ContextVar("growcache_decoding", default=None)
@@ -52,22 +60,13 @@ class Gate:
         self._held = 0
         self._queue: deque[tuple[_Visit, int, asyncio.Future[None]]] = deque()
 
-    @contextmanager
-    def visit(self, largest: int | None) -> Iterator[None]:
-        """Count what is decoded inside until the block ends.
+    def visit(self, largest: int | None) -> _Visit:
+        """Return a context in which is counted what is decoded, until it ends.
 
         Args:
             largest: bytes that a sample may have; None: that cannot be said.
         """
-        one = _Visit(self, largest)
-        token = _current.set(one)
-        try:
-            yield
-        finally:
-            _current.reset(token)
-            self.keep(one, 0)
-            one.ended = True
-            self._let_in()
+        return _Visit(self, largest)
 
     async def enter(self, one: _Visit, nbytes: int) -> None:
         """Return once a visit may decode so many bytes more."""
@@ -89,8 +88,14 @@ class Gate:
         one.held = nbytes
         self._let_in()
 
+    def leave(self, one: _Visit) -> None:
+        """Note that a visit has ended and holds nothing any more."""
+        self._held -= one.held
+        one.held, one.ended = 0, True
+        self._let_in()
+
     def _let_in(self) -> None:
-        while (found := self._next()) is not None:
+        while self._queue and (found := self._next()) is not None:
             one, nbytes, came = found
             self._queue.remove(found)
             if came.done():  # it was given up
@@ -105,7 +110,7 @@ class Gate:
         for entry in self._queue:
             if entry[0].held or entry[0].ended:
                 return entry
-        fits = self._queue and (not self._held or self._held + self._queue[0][1] <= self._most)
+        fits = not self._held or self._held + self._queue[0][1] <= self._most
         return self._queue[0] if fits else None
 
 
