@@ -8,9 +8,10 @@ PIP := $(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt
 
 # More arguments, e.g.  make test PYTEST_ARGS="-k lease -x"  or  make bench BENCH_ARGS=--quick
 PYTEST_ARGS ?=
-# One process per core, but few, for each starts servers of its own. A file of tests stays
-# together: what it prepares, it prepares once. With PYTEST_ARGS="-n 0" there is one.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadscope
+# More processes than a small machine has cores, for tests wait as long as they compute; but few,
+# for each starts servers of its own. A file of tests stays together: what it prepares, it
+# prepares once. With PYTEST_ARGS="-n 0" there is one process.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 MUTANTS_ARGS ?=

@@ -42,6 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-tables", action="store_true", help="write the tables of docs/")
 
 
+# Few tests, each of which takes long: who begins with the many short ones waits for these at last.
+LONG = ("tests/accidents", "tests/test_examples", "tests/end_to_end", "tests/golden")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that all workers end at about one time."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 @pytest.fixture(scope="session")
 def write_tables(request: pytest.FixtureRequest) -> bool:
     """Whether tables are written rather than compared."""

@@ -78,14 +78,13 @@ class Landlord:
         short = -cache.room()
         if short <= 0:
             return
-        totals = cache.totals()
         evict, ahead = eviction.shrink(
             bounds.eviction,
-            self._candidates(),
+            self._that_clear(self._candidates()),
             short,
-            totals.retired_bytes,
+            self._going_bytes,
             bounds.min_uses,
-            totals.drawn_shards,
+            cache.totals().drawn_shards,
         )
         if ahead:
             cache.retire(ahead)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.accidents.commands import (
+    edit_config,
     growcache,
     rows_of,
     running,
@@ -141,6 +142,30 @@ def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
     )
     assert growcache("release", cache).returncode == 0
     wait_for_status(cache, lambda now: not now["leases"])
+
+
+def test_what_is_kept_does_not_hold_up_a_lowered_bound(tmp_path: Path) -> None:
+    """Beside a reader that holds all there is, so that nothing can go at once."""
+    url = write_objects(tmp_path / "in", count=24, rows=16, columns=SAMPLE_BYTES // 4)
+    config = write_config(
+        tmp_path / "cache.yaml",
+        rows_of(url),
+        sampling={"shard_samples": SHARD_SAMPLES},
+        cache={"max_bytes": "4MB", "min_uses": 0},
+    )
+    cache = config.with_suffix("")
+    with running(config):
+        wait_for_status(cache, lambda found: found["evicted_samples"] > 0)
+        with trainer(cache, loading(job="dead"), READ, STATE) as loop:
+            loop.ask(READY)
+            loop.end(signal.SIGKILL)
+    edit_config(config, cache__max_bytes="3.4MB")
+    with trainer(cache, loading(job="alive"), READ) as loop:
+        loop.ask(READY)
+        loop.tell("while True:\n    for _ in loader: pass")
+        with running(config):
+            wait_for_status(cache, lambda found: found["max_bytes"] == 3_400_000)
+            is_turned_over(cache)
 
 
 @pytest.mark.slow
