@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from growcache.cache.eviction import Candidate
-from growcache.cache.files import Layout
+from growcache.cache.files import Layout, allocated
 from growcache.cache.foreign_leases import ForeignLease
 from growcache.cache.index import KEPT_JOBS, StockRow
-from growcache.cache.leases import LeaseView, protected, survey_leases
+from growcache.cache.leases import LeaseView, lease_path, protected, survey_leases
 from growcache.cache.room import Room
 from growcache.cache.stock import Stock
 
@@ -211,12 +211,18 @@ class Readers:
     def _keep(self) -> frozenset[int]:
         """Return what is kept for readers who died: of the latest first, as far as it goes.
 
-        Shards are taken by number, so that as others leave the cache the choice stays.
+        Shards are taken by number, so that as others leave the cache the choice stays. The leases
+        themselves have a fifth of the room of all leases, or the living would find none.
         """
         self._kept, kept, left = {}, set[int](), self._kept_below
+        room = self._room.budget.leases // KEPT_SHARE
         dead = [lease for lease in self.leases if not lease.open]
         for lease in sorted(dead, key=lambda lease: (-self._seconds_left(lease), lease.name)):
-            mine = []
+            mine: list[int] = []
+            room -= allocated(lease_path(self._layout, lease.name))
+            if room < 0 and self._kept:  # one is kept, however little room there is
+                self._kept[lease.name] = ()
+                continue
             for number in protected(lease, resumable=True):
                 row = self._stock.live.get(number) or self._stock.retired.get(number)
                 nbytes = row.allocated if row is not None and number not in kept else 0

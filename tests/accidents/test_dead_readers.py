@@ -168,6 +168,35 @@ def test_what_is_kept_does_not_hold_up_a_lowered_bound(tmp_path: Path) -> None:
             is_turned_over(cache)
 
 
+DYING = """
+import os
+from growcache.numpy import EpochLoader
+
+def begun(job):
+    loader = EpochLoader(cache, batch_size=8, min_samples=16, job=job)
+    batches = iter(loader)
+    next(batches)
+    return loader, batches, loader.state_dict()
+
+for at in range(24):
+    child = os.fork()
+    if not child:
+        try:
+            kept = begun(f"dead {at}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_leases_of_the_dead_leave_room_for_those_of_the_living(cache: Path) -> None:
+    """So many that their files alone would take all that leases may take."""
+    with trainer(cache, DYING, loading(job="alive"), READ) as loop:
+        loop.ask(READY)
+    found = wait_for_status(cache, lambda now: not any(one["open"] for one in now["leases"]))
+    assert found["leases"][-1]["job"].startswith("dead")  # the latest is kept all the same
+
+
 @pytest.mark.slow
 def test_living_readers_are_not_released(cache: Path) -> None:
     with trainer(cache, loading(job="train"), READ, STATE) as loop:
