@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -104,11 +105,27 @@ def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
             tally = chaos.tally
             if tally.violations:
                 kept = True
-                shutil.copytree(disk.root, folder / "as-it-was", dirs_exist_ok=True)
+                shutil.copytree(
+                    disk.root,
+                    folder / "as-it-was",
+                    symlinks=True,
+                    ignore=_special,
+                    dirs_exist_ok=True,
+                )
                 say(f"kept: {folder}")
     if not kept:
         shutil.rmtree(folder, ignore_errors=True)
     return tally
+
+
+def _special(directory: str, names: list[str]) -> set[str]:
+    """Pipes and the like, which cannot be copied: foreign leases are some of them."""
+    return {
+        name
+        for name in names
+        if stat.S_IFMT((Path(directory) / name).lstat().st_mode)
+        not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+    }
 
 
 @contextlib.contextmanager
