@@ -138,7 +138,7 @@ def shrink(
         policy: a key of `ORDERS`.
         candidates: the live shards.
         need_bytes: to be freed.
-        retired_bytes: of that, what is retired already.
+        retired_bytes: of that, what is retired already, and not kept for a reader who died.
         min_uses: as for `choose`.
         seed: as for `choose`.
     """
