@@ -51,9 +51,7 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
     assert MAX_BYTES / 2 < most <= MAX_BYTES
 
 
-@pytest.mark.mutant(
-    12, "growcache/cache/room.py", "        if self.left() >= 0:", "        if True:"
-)
+@pytest.mark.mutant(12, "growcache.cache.room:Room.settle", "self.left() >= 0", "True")
 def test_a_lowered_bound_is_in_force_once_everything_fits(tmp_path: Path) -> None:
     least = 900_000
     with opened(tmp_path / "cache") as cache:
@@ -102,10 +100,7 @@ def _wordy(cache: Cache, number: int) -> None:
 
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.mutant(
-    12,
-    "growcache/cache/ledger.py",
-    "            self.log_is_short = index.compact()",
-    "            pass",
+    12, "growcache.cache.ledger:Ledger._compact", "self.log_is_short = index.compact()", ""
 )
 def test_a_lowered_bound_is_reached_with_an_index_that_was_large(
     tmp_path: Path, live: bool
@@ -154,10 +149,7 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
 
 
 @pytest.mark.mutant(
-    13,
-    "growcache/cache/evicting.py",
-    "            self._delete_unheld()  # that makes room\n",
-    "",
+    13, "growcache.cache.evicting:Evictor.poll", "self._delete_unheld()\nraise", "raise"
 )
 def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

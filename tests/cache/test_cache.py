@@ -61,9 +61,9 @@ def test_a_committed_shard_is_seen_by_readers_and_survives_a_restart(root: Path)
 
 @pytest.mark.mutant(
     12,
-    "growcache/cache/files.py",
-    "return path.lstat().st_blocks * 512",
-    "return path.lstat().st_size",
+    "growcache.cache.files:allocated",
+    "path.lstat().st_blocks * 512",
+    "path.lstat().st_size",
 )
 def test_what_counts_is_what_the_disk_says(root: Path) -> None:
     with opened(root) as cache:
@@ -173,12 +173,7 @@ def test_the_number_issued_never_goes_down(root: Path) -> None:
         assert read_issued(cache.layout) == 5
 
 
-@pytest.mark.mutant(
-    29,
-    "growcache/cache/locks.py",
-    "    except BlockingIOError:\n        return False\n",
-    "    except BlockingIOError:\n        return True\n",
-)
+@pytest.mark.mutant(29, "growcache.cache.locks:try_lock", "return False", "return True")
 def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
     with opened(root), pytest.raises(CacheBusyError, match=f"pid {os.getpid()}"):
         Cache.open(root, config(root))
@@ -186,9 +181,9 @@ def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
 
 @pytest.mark.mutant(
     28,
-    "growcache/cache/opening.py",
-    "        _outlive_samplers(layout, samplers_seconds, before)\n",
-    "        pass\n",
+    "growcache.cache.opening:take_over",
+    "_outlive_samplers(layout, samplers_seconds, before)",
+    "",
 )
 def test_samplers_of_a_dead_service_are_waited_for(root: Path) -> None:
     opened(root).close()
@@ -264,9 +259,9 @@ def test_a_lease_being_made_is_not_litter(root: Path) -> None:
 
 @pytest.mark.mutant(
     14,
-    "growcache/cache/evicting.py",
-    "        self.retire(numbers)\n        self._readers.refresh()",
-    "        self._readers.refresh()\n        self.retire(numbers)",
+    "growcache.cache.evicting:Evictor.evict",
+    "self.retire(numbers)\nself._readers.refresh()",
+    "self._readers.refresh()\nself.retire(numbers)",
 )
 def test_leases_are_read_after_the_retirement_is_committed(
     root: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,10 +284,7 @@ def test_leases_are_read_after_the_retirement_is_committed(
 
 
 @pytest.mark.mutant(
-    14,
-    "growcache/cache/commits.py",
-    "                install(layout, permit, sidecars)\n",
-    "                pass\n",
+    14, "growcache.cache.commits:Commits._make_live", "install(layout, permit, sidecars)", ""
 )
 def test_a_row_is_written_when_its_files_are_there(
     root: Path, monkeypatch: pytest.MonkeyPatch
@@ -323,9 +315,9 @@ def test_retired_shards_that_nobody_holds_are_deleted_at_the_start(root: Path) -
 
 @pytest.mark.mutant(
     18,
-    "growcache/cache/leases.py",
-    "return self._with(HELD, MAPPED, BEGUN)",
-    "return self._with(HELD, BEGUN)",
+    "growcache.cache.leases:LeaseView.holding",
+    "self._with(HELD, MAPPED, BEGUN)",
+    "self._with(HELD, BEGUN)",
 )
 def test_no_shard_disappears_under_a_reader(root: Path) -> None:
     with opened(root) as cache:
@@ -345,9 +337,9 @@ def test_no_shard_disappears_under_a_reader(root: Path) -> None:
 
 @pytest.mark.mutant(
     19,
-    "growcache/cache/leases.py",
-    "        if not self.kept and not is_held(self._layout.supervisor_lock):\n",
-    "        if True:\n",
+    "growcache.cache.leases:_LeaseFile.close",
+    "not self.kept and not is_held(self._layout.supervisor_lock)",
+    "True",
 )
 def test_uses_are_counted_once_and_survive(root: Path) -> None:
     with opened(root) as cache:
@@ -453,7 +445,7 @@ def test_a_lowered_bound_leaves_no_room_until_shards_went(root: Path) -> None:
         assert cache.room() > 0
 
 
-@pytest.mark.mutant(8, "growcache/cache/rebuild.py", "(issued + 1) * group", "0")
+@pytest.mark.mutant(8, "growcache.cache.rebuild:remade", "(issued + 1) * group", "0")
 def test_a_lost_index_is_made_again_from_the_shards(root: Path) -> None:
     with opened(root) as cache:
         for number in range(5):
@@ -486,9 +478,9 @@ def test_a_stopped_cache_is_quiet(root: Path) -> None:
 
 @pytest.mark.mutant(
     12,
-    "growcache/cache/ledger.py",
-    "return self.log_is_short and self._pages_bytes",
-    "return self._pages_bytes",
+    "growcache.cache.ledger:Ledger.ok",
+    "self.log_is_short and self._pages_bytes <= self._room.budget.pages",
+    "self._pages_bytes <= self._room.budget.pages",
 )
 def test_the_log_is_cut_and_a_reader_in_the_way_stops_permits(root: Path) -> None:
     import sqlite3

@@ -19,10 +19,7 @@ from tests.cache.making import config, make
 
 
 @pytest.mark.mutant(
-    30,
-    "growcache/cache/cache.py",
-    "if not config.allow_network_filesystem:",
-    "if False:",
+    30, "growcache.cache.cache:Cache.open", "not config.allow_network_filesystem", "False"
 )
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.s3fs", "lustre"])
 def test_a_network_file_system_is_refused_unless_asked_for(
@@ -36,7 +33,7 @@ def test_a_network_file_system_is_refused_unless_asked_for(
 
 
 @pytest.mark.mutant(
-    30, "growcache/cache/files.py", "if mount.split()[2] == wanted:", "if False:"
+    30, "growcache.cache.files:file_system_of", "mount.split()[2] == wanted", "False"
 )
 def test_the_file_system_is_that_of_the_mount() -> None:
     assert file_system_of(Path("/proc")) == "proc"
@@ -44,7 +41,7 @@ def test_the_file_system_is_that_of_the_mount() -> None:
 
 
 @pytest.mark.mutant(
-    10, "growcache/cache/incoming.py", "os.posix_fallocate(descriptor, 0, size)", "pass"
+    10, "growcache.cache.incoming:_write", "os.posix_fallocate(descriptor, 0, size)", "pass"
 )
 def test_all_blocks_are_allocated_before_the_first_byte(tmp_path: Path) -> None:
     """A full disk must show as a clean ENOSPC, before anything is written."""

@@ -54,7 +54,7 @@ def test_a_sampler_leaves_nothing_behind(disk: Path, kind: Identity) -> None:
 
 
 @pytest.mark.mutant(
-    13, "growcache/cache/ballast.py", "there = allocated(self.path) > 0", "there = False"
+    13, "growcache.cache.ballast:Ballast.drop", "allocated(self.path) > 0", "False"
 )
 @each_kind
 def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> None:

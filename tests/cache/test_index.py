@@ -18,9 +18,9 @@ from tests.forked import ended, exits_with, fork
 
 @pytest.mark.mutant(
     15,
-    "growcache/cache/index/reader.py",
-    "    with undivided(), closing(connect_read_only(layout)) as connection:\n        yield connection",
-    "    for connection in [connect_read_only(layout)]:\n        yield connection",
+    "growcache.cache.index.reader:reading",
+    "with undivided(), closing(connect_read_only(layout)) as connection:\n    yield connection",
+    "for connection in [connect_read_only(layout)]:\n    yield connection",
 )
 def test_every_look_has_a_connection_of_its_own_that_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,12 +46,7 @@ def test_every_look_has_a_connection_of_its_own_that_is_closed(
         assert cache._ledger.index.checkpoint(), "nobody keeps the log"
 
 
-@pytest.mark.mutant(
-    16,
-    "growcache/cache/index/reader.py",
-    '_SEQ = operator.attrgetter("seq")',
-    '_SEQ = operator.attrgetter("drawn_at")',
-)
+@pytest.mark.mutant(16, "growcache.cache.index.reader:_SEQ", '"seq"', '"drawn_at"')
 def test_the_oldest_is_who_was_committed_first_whatever_the_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

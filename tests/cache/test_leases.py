@@ -158,9 +158,9 @@ def test_a_lease_that_holds_nothing_says_so(states: list[int]) -> None:
 
 @pytest.mark.mutant(
     17,
-    "growcache/cache/leases.py",
-    "        try_lock(descriptor)\n",
-    "        hidden = hidden.rename(path)\n        try_lock(descriptor)\n",
+    "growcache.cache.leases:_make",
+    "try_lock(descriptor)",
+    "hidden = hidden.rename(path)\ntry_lock(descriptor)",
 )
 def test_rule_17_a_lease_is_locked_and_whole_when_it_is_first_seen(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
@@ -219,8 +219,8 @@ def test_a_large_lease_takes_one_block(layout: Layout) -> None:
 
 @pytest.mark.mutant(
     20,
-    "growcache/cache/locks.py",
-    "    for descriptor in _owned:\n        os.close(descriptor)\n",
+    "growcache.cache.locks:_close_in_child",
+    "for descriptor in _owned:\n    os.close(descriptor)",
     "",
 )
 def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: Layout) -> None:

@@ -71,9 +71,9 @@ def test_a_lowered_bound_takes_what_it_needs_and_unread_shards_last(
 
 @pytest.mark.mutant(
     21,
-    "growcache/cache/eviction.py",
-    "        if budget < 0 and (chosen or retired_bytes):",
-    "        if budget < 0:",
+    "growcache.cache.eviction:retire_ahead",
+    "budget < 0 and (chosen or retired_bytes)",
+    "budget < 0",
 )
 @given(
     policies, candidate_lists, st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 3)

@@ -263,10 +263,7 @@ def test_rule_24_a_rebuilt_index_counts_what_it_did_not_know(tmp_path: Path) -> 
 
 
 @pytest.mark.mutant(
-    24,
-    "growcache/cache/wishes.py",
-    "if written[number] == wishes[number])",
-    "if written[number])",
+    24, "growcache.cache.wishes:judged", "written[number] == wishes[number]", "written[number]"
 )
 def test_rule_24_other_bytes_are_refused_and_never_installed(tmp_path: Path) -> None:
     root = tmp_path / "cache"

@@ -296,10 +296,7 @@ def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) 
 
 
 @pytest.mark.mutant(
-    25,
-    "growcache/loading/passes.py",
-    "            self._close_left()  # or there were three leases\n",
-    "",
+    25, "growcache.loading.passes:Walk._begin_pass_ahead.prepare", "self._close_left()", ""
 )
 def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
     cache: Any, engine: MakeEngine
@@ -335,10 +332,7 @@ def items(loader: Engine) -> Any:
 
 
 @pytest.mark.mutant(
-    25,
-    "growcache/loading/passes.py",
-    "        with self._closing, ExitStack() as closed:\n",
-    "        with ExitStack() as closed:\n",
+    25, "growcache.loading.passes:Walk._close_left", "self._closing", "ExitStack()"
 )
 def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
     cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch

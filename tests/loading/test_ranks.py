@@ -250,9 +250,9 @@ def test_epochs_of_a_length_span_passes_alike(cache: Filled) -> None:
 
 @pytest.mark.mutant(
     26,
-    "growcache/loading/windows.py",
-    "        filled = window if there.all() else _filled(options, window, there)\n",
-    "        filled = window if there.all() else window.chosen(np.flatnonzero(there))\n",
+    "growcache.loading.windows:_without_lost",
+    "_filled(options, window, there)",
+    "window.chosen(np.flatnonzero(there))",
 )
 def test_a_damaged_shard_makes_no_rank_shorter(cache: Filled) -> None:
     cache.add(0, 1, 2)
@@ -330,8 +330,8 @@ def test_ranks_resume_where_they_stood(cache: Filled, shuffle: bool, damaged: in
 
 @pytest.mark.mutant(
     26,
-    "growcache/cache/leases.py",
-    "        if self.ranks is not None and self.ranks.rank:\n            return ()\n",
+    "growcache.cache.leases:LeaseView.used",
+    "if self.ranks is not None and self.ranks.rank:\n    return ()",
     "",
 )
 def test_all_ranks_together_count_as_one_use(cache: Filled) -> None:
@@ -376,9 +376,9 @@ def watch() -> Watch:
 
 @pytest.mark.mutant(
     26,
-    "growcache/loading/following.py",
-    "            return True if left <= over else None\n",
-    "            return True\n",
+    "growcache.loading.following:_Leader.settle.all_here",
+    "True if left <= over else None",
+    "True",
 )
 def test_a_follower_takes_what_rank_0_took_though_it_was_retired_since(cache: Filled) -> None:
     cache.add(0, 1, 2)

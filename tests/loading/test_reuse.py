@@ -79,9 +79,9 @@ def held(root: Path) -> set[int]:
 
 @pytest.mark.mutant(
     23,
-    "growcache/config.py",
-    "if self.max_reuse is not None and self.min_uses > self.max_reuse:",
-    "if False:",
+    "growcache.config:CacheConfig._uses_can_be_reached",
+    "self.max_reuse is not None and self.min_uses > self.max_reuse",
+    "False",
 )
 def test_uses_that_can_never_be_reached_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"min_uses 3 is more than max_reuse 2"):
@@ -135,9 +135,9 @@ def test_the_limit_is_in_the_index_and_follows_the_service(make_cache: MakeCache
 
 @pytest.mark.mutant(
     23,
-    "growcache/loading/snapshot.py",
-    "if row.samples and row.number not in without and _is_of(only, row)",
-    "if row.samples and _is_of(only, row)",
+    "growcache.loading.snapshot:Snapshot.take",
+    "row.samples and row.number not in without and _is_of(only, row)",
+    "row.samples and _is_of(only, row)",
 )
 def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once(
     make_cache: MakeCache, caplog: pytest.LogCaptureFixture
@@ -157,9 +157,7 @@ def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once
         assert shards(loader) == {0, 1, 2}
 
 
-@pytest.mark.mutant(
-    23, "growcache/loading/reuse.py", "            watch.hold()\n", "            pass\n"
-)
+@pytest.mark.mutant(23, "growcache.loading.reuse:choose", "watch.hold()", "pass")
 def test_who_waits_for_new_samples_holds_no_shard_and_says_so(
     make_cache: MakeCache, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -254,7 +254,7 @@ def test_what_is_on_its_way_out_is_there_while_another_holds_it(
 
 
 @pytest.mark.mutant(
-    17, "growcache/loading/resume.py", "if lease.open and lease.settled]", "if lease.open]"
+    17, "growcache.loading.resume:_held", "lease.open and lease.settled", "lease.open"
 )
 def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
     cache: Any, loader: Any, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,19 @@
 Each rule of the protocol between processes has a mutation of the source, in a marker on the
 test that must notice it::
 
-    @pytest.mark.mutant(14, "growcache/cache/commits.py", "what stands there", "what is put in")
+    @pytest.mark.mutant(29, "growcache.sampling.serve:serve", "_joins(config)", "False")
+
+The marker names the rule and a symbol, then quotes what is replaced and its replacement:
+
+- The symbol is `module:qualname`: a function, a method, a class or a constant. A function inside
+  another one is `outer.inner`.
+- Each piece is an expression, one or several statements, or a keyword argument such as
+  `daemon=True`. It is compared as a syntax tree, so layout, comments and docstrings do not matter.
+- The old piece occurs exactly once inside the symbol. Choose the smallest one that says what is
+  broken, because a rename of anything in it breaks the marker.
+- An empty new piece removes statements.
+- An `except` clause is switched off by replacing its type with `()`.
+- A string, such as an SQL statement, is quoted whole: `'"SELECT 1"'` becomes `'"SELECT 2"'`.
 
 `python -m tests.mutants` (`make mutants`) applies each to a copy of the project and runs that
 one test, which must pass without it and fail with it.
@@ -13,6 +25,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.mutants.editing import edited
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,28 +71,37 @@ class Mutant:
 
     Attributes:
         rule: that it breaks.
-        file: to change, from the root of the project.
-        old: stands there exactly once.
+        symbol: where, as `module:qualname`.
+        old: a piece of Python that occurs there exactly once.
         new: takes its place.
         test: that must fail, as pytest names it.
     """
 
     rule: int
-    file: str
+    symbol: str
     old: str
     new: str
     test: str
+
+    def file(self, root: Path = ROOT) -> Path:
+        """Return the file of the module."""
+        module = root.joinpath(*self.symbol.partition(":")[0].split("."))
+        return module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
 
     def source(self, root: Path = ROOT) -> str:
         """Return the mutated text of the file.
 
         Raises:
-            ValueError: what is to be replaced is not there, or not only there.
+            ValueError: there is no such symbol, the old piece is not there exactly once, or
+                the new one cannot replace it.
         """
-        text = (root / self.file).read_text(encoding="utf-8")
-        if (found := text.count(self.old)) != 1:
+        module, _, qualname = self.symbol.partition(":")
+        try:
+            if not self.file(root).is_file():
+                raise ValueError(f"there is no module {module}")
+            text = self.file(root).read_text(encoding="utf-8")
+            return edited(text, qualname, self.old, self.new)
+        except ValueError as error:
             raise ValueError(
-                f"rule {self.rule}: expected {self.old!r} once in {self.file}, found it "
-                f"{found} times; change the marker on {self.test}"
-            )
-        return text.replace(self.old, self.new)
+                f"rule {self.rule}, {self.symbol}: {error}; change the marker on {self.test}"
+            ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import shutil
 import subprocess
@@ -44,7 +43,7 @@ class Verdict:
             word = "NO TEST: it fails without the mutation, too"
         elif self.broken not in (PASSED, FAILED):
             word = f"NO TEST: pytest ended with {self.broken} under the mutation"
-        where = f"{self.mutant.file}  {self.mutant.test}"
+        where = f"{self.mutant.symbol}  {self.mutant.test}"
         return f"rule {self.mutant.rule:2}  {word:12} {self.seconds:5.1f} s  {where}"
 
 
@@ -63,8 +62,8 @@ def main() -> int:
 
 def _list(mutants: list[Mutant], wanted: set[int]) -> int:
     for mutant in mutants:
-        ast.parse(mutant.source(), mutant.file)
-        print(f"rule {mutant.rule:2}  {mutant.file}  {mutant.test}")
+        mutant.source()
+        print(f"rule {mutant.rule:2}  {mutant.symbol}  {mutant.test}")
     missing = sorted(wanted - {mutant.rule for mutant in mutants})
     for rule in missing:
         print(f"rule {rule:2}  has no mutation: {RULES[rule]}")
@@ -100,7 +99,7 @@ def _judge(mutant: Mutant) -> Verdict:
         sound, said = _run(root, mutant.test)
         broken = -1
         if sound == PASSED:
-            (root / mutant.file).write_text(mutant.source(), encoding="utf-8")
+            mutant.file(root).write_text(mutant.source(), encoding="utf-8")
             broken, said = _run(root, mutant.test)
     return Verdict(mutant, sound, broken, time.monotonic() - began, said)
 

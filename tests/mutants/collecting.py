@@ -41,9 +41,9 @@ def read(text: str, file: Path) -> Iterator[Mutant]:
             if not _is_marker(marker):
                 continue
             del lost[id(marker)]
-            rule, changed, old, new = map(ast.literal_eval, marker.args)
+            rule, symbol, old, new = map(ast.literal_eval, marker.args)
             where = "::".join([str(file.relative_to(ROOT)), *names, test.name])
-            yield Mutant(rule, changed, old, new, where)
+            yield Mutant(rule, symbol, old, new, where)
     for line in lost.values():
         raise ValueError(f"{file}:{line}: expected the marker of a mutant on a test")
 

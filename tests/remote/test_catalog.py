@@ -252,9 +252,9 @@ def test_the_same_key_of_two_urls_is_two_objects(catalog: Catalog) -> None:
 
 @pytest.mark.mutant(
     1,
-    "growcache/remote/catalog.py",
-    "for place in seen.add(keys, self._count, self._identities_of)]",
-    "for place in [seen.add(keys, self._count, self._identities_of), *range(len(keys))][1:]]",
+    "growcache.remote.catalog:Catalog.append",
+    "seen.add(keys, self._count, self._identities_of)",
+    "[seen.add(keys, self._count, self._identities_of), *range(len(keys))][1:]",
 )
 def test_a_known_key_keeps_what_it_was(catalog: Catalog) -> None:
     catalog.append([Entry("k", 1, '"a"', None)])

@@ -211,10 +211,7 @@ def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
 
 
 @pytest.mark.mutant(
-    11,
-    "growcache/sampling/sizing.py",
-    "    if int(config.cache.max_bytes) < least:",
-    "    if False:",
+    11, "growcache.sampling.sizing:check_bound", "int(config.cache.max_bytes) < least", "False"
 )
 def test_a_bound_that_cannot_hold_the_groups_in_flight_is_refused() -> None:
     from growcache.cache.budget import minimum_bytes

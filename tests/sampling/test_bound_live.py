@@ -89,9 +89,9 @@ def test_overrides_and_the_environment_keep_winning(path: Path) -> None:
 
 @pytest.mark.mutant(
     12,
-    "growcache/sampling/following.py",
-    "        said = self._take()\n        self._taken = signature",
-    "        self._taken = signature\n        said = self._take()",
+    "growcache.sampling.following:Following.look",
+    "said = self._take()\nself._taken = signature",
+    "self._taken = signature\nsaid = self._take()",
 )
 def test_what_a_full_disk_refuses_is_taken_later(
     path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
     assert decide(READY).granted
 
 
-@pytest.mark.mutant(9, "growcache/sampling/permits.py", "if not o.index_ok:", "if False:")
+@pytest.mark.mutant(9, "growcache.sampling.permits:_for_budgets", "not o.index_ok", "False")
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -45,9 +45,9 @@ def test_whoever_waits_names_the_event(change: dict[str, object], word: str) -> 
 
 @pytest.mark.mutant(
     9,
-    "growcache/sampling/permits.py",
-    "    if short <= o.evictable_bytes + o.clearing_bytes:",
-    "    if short <= o.evictable_bytes:",
+    "growcache.sampling.permits:_for_room",
+    "o.evictable_bytes + o.clearing_bytes",
+    "o.evictable_bytes",
 )
 def test_room_may_come_from_shards_that_clear_later() -> None:
     short = replace(READY, room_bytes=2)

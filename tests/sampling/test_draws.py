@@ -30,7 +30,7 @@ def parts_of(order: Draws, groups: range) -> list[list[int]]:
 
 
 @pytest.mark.mutant(
-    3, "growcache/sampling/draws.py", "in reversed(self._keys)", "in self._keys"
+    3, "growcache.sampling.draws:Permutation._decrypt", "reversed(self._keys)", "self._keys"
 )
 @given(st.integers(1, 3000), st.integers(0, 2**64))
 def test_permutation_is_a_bijection_and_inverse_undoes_it(size: int, key: int) -> None:
@@ -53,9 +53,9 @@ def test_permutation_mixes_and_depends_on_its_key() -> None:
 
 @pytest.mark.mutant(
     1,
-    "growcache/sampling/draws.py",
-    "earlier = (*segment.earlier, (segment.order, cursor.position))",
-    "earlier = ()",
+    "growcache.sampling.draws:Draws._settle",
+    "(*segment.earlier, (segment.order, cursor.position))",
+    "()",
 )
 @given(
     st.integers(0, 5),
@@ -148,7 +148,10 @@ def test_seeds_matter() -> None:
 
 
 @pytest.mark.mutant(
-    7, "growcache/sampling/draws.py", "max(0, self.doublings - group // RAMP_GROUPS)", "0"
+    7,
+    "growcache.sampling.draws:Sizing.group_parts",
+    "max(0, self.doublings - group // RAMP_GROUPS)",
+    "0",
 )
 def test_first_groups_are_small_and_sizes_never_shrink() -> None:
     counts = [sizing(256).group_parts(number) for number in range(40)]
@@ -166,12 +169,7 @@ def test_a_fixed_set_ends_exactly() -> None:
     assert drawn[-1] is None
 
 
-@pytest.mark.mutant(
-    2,
-    "growcache/sampling/cuts.py",
-    "        if self.whole:\n            return np.ones",
-    "        if True:\n            return np.ones",
-)
+@pytest.mark.mutant(2, "growcache.sampling.cuts:Cut.parts", "self.whole", "True")
 def test_long_recordings_are_visited_more_often() -> None:
     """Protocol 2: 99 small recordings and one large."""
     sizes = np.array([100] * 99 + [100_000])

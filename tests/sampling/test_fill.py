@@ -76,10 +76,7 @@ def visit(*keys: str) -> list[Any]:
 
 
 @pytest.mark.mutant(
-    6,
-    "growcache/sampling/fill.py",
-    "        except (StoreError, FormatError) as error:",
-    "        except FormatError as error:",
+    6, "growcache.sampling.fill:Filler.visit", "(StoreError, FormatError)", "FormatError"
 )
 def test_a_permanent_failure_is_a_hole_with_its_reason() -> None:
     found = visit("1", "gone", "odd", "2")
@@ -96,12 +93,7 @@ def test_what_can_be_read_of_a_visit_is_kept_beside_the_hole() -> None:
     assert mixed.hole.startswith("mixed: expected a sample with x: float32[2], found x: float3")
 
 
-@pytest.mark.mutant(
-    6,
-    "growcache/sampling/fill.py",
-    "        except TransientStoreError:\n            raise\n",
-    "",
-)
+@pytest.mark.mutant(6, "growcache.sampling.fill:Filler.visit", "TransientStoreError", "()")
 def test_a_transient_failure_fails_the_whole_group() -> None:
     with pytest.raises(TransientStoreError, match="503"):
         visit("1", "busy", "2")

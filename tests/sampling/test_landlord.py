@@ -72,9 +72,9 @@ def passes(landlord: Landlord, clock: Clock, seconds: float, nbytes: int) -> Non
 
 @pytest.mark.mutant(
     21,
-    "growcache/sampling/landlord.py",
-    "        if not (self.at_bound and self.evicts):",
-    "        if not self.evicts:",
+    "growcache.sampling.landlord:Landlord.keep_ahead",
+    "self.at_bound and self.evicts",
+    "self.evicts",
 )
 def test_a_cache_that_may_yet_hold_everything_loses_nothing(
     cache: Cache, lease: Lease, clock: Clock
@@ -86,7 +86,7 @@ def test_a_cache_that_may_yet_hold_everything_loses_nothing(
 
 
 @pytest.mark.mutant(
-    21, "growcache/sampling/landlord.py", "        if coming >= wanted:", "        if True:"
+    21, "growcache.sampling.landlord:Landlord.keep_ahead", "coming >= wanted", "True"
 )
 def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
     cache: Cache, lease: Lease, clock: Clock
@@ -132,9 +132,9 @@ def kill(lease: Lease) -> None:
 
 @pytest.mark.mutant(
     21,
-    "growcache/sampling/landlord.py",
-    "        return [candidate for candidate in candidates if candidate.number not in kept]",
-    "        return list(candidates)",
+    "growcache.sampling.landlord:Landlord._that_clear",
+    "[candidate for candidate in candidates if candidate.number not in kept]",
+    "list(candidates)",
 )
 def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) -> None:
     """What is kept for it is neither retired ahead nor counted as on its way out."""
@@ -156,10 +156,9 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
 
 @pytest.mark.mutant(
     21,
-    "growcache/cache/readers.py",
-    "            kept = self._keep()",
-    "            kept = self._keep() - "
-    "self._protected(lease for lease in self.leases if lease.open)",
+    "growcache.cache.readers:Readers._survey",
+    "self._keep()",
+    "self._keep() - self._protected(lease for lease in self.leases if lease.open)",
 )
 def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache) -> None:
     """Retiring what the dead lease still keeps frees nothing: it would empty the cache."""
@@ -181,9 +180,9 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
 
 @pytest.mark.mutant(
     21,
-    "growcache/cache/readers.py",
-    "                if row is not None and nbytes <= left:",
-    "                if row is not None:",
+    "growcache.cache.readers:Readers._keep",
+    "row is not None and nbytes <= left",
+    "row is not None",
 )
 def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> None:
     """The latest one first; what nobody keeps any more goes when its room is wanted."""
@@ -318,8 +317,8 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.mutant(
     18,
-    "growcache/cache/readers.py",
-    "            held = held.union(*self._there.values())\n",
+    "growcache.cache.readers:Readers._survey",
+    "held = held.union(*self._there.values())",
     "",
 )
 def test_what_cannot_be_read_and_is_held_protects_all_that_was_there(cache: Cache) -> None:

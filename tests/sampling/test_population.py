@@ -36,9 +36,9 @@ def drawn_by(catalog: Catalog, node: int, nodes: int, *steps: int) -> set[tuple[
 
 @pytest.mark.mutant(
     3,
-    "growcache/sampling/population.py",
-    "stream64(self._hashes[ordinals], ",
-    "stream64(ordinals.astype(np.uint64), ",
+    "growcache.sampling.population:Population._mine",
+    "self._hashes[ordinals]",
+    "ordinals.astype(np.uint64)",
 )
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 def test_nodes_that_list_in_another_order_share_the_parts(tmp_path: Path, nodes: int) -> None:

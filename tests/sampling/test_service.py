@@ -159,12 +159,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, ur
     assert [f for f in check(cache) if f.severity == "error"] == []
 
 
-@pytest.mark.mutant(
-    28,
-    "growcache/sampling/worker.py",
-    "        os._exit(0)  # whatever is under way is worth nothing without its supervisor\n",
-    "        pass\n",
-)
+@pytest.mark.mutant(28, "growcache.sampling.worker:_listen", "os._exit(0)", "")
 def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, url: str) -> None:
     """Also one that has nothing to say: its answers go to a file here, which never breaks."""
     config = load_config(write_config(tmp_path / "c.yaml", url))
@@ -218,15 +213,12 @@ def test_a_signal_stops_everything_and_leaves_nothing(
 
 @pytest.mark.mutant(
     27,
-    "growcache/sampling/engines/local.py",
-    "            start_new_session=True,\n",
-    "            start_new_session=False,\n",
+    "growcache.sampling.engines.local:SamplerProcess.start",
+    "start_new_session=True",
+    "start_new_session=False",
 )
 @pytest.mark.mutant(
-    27,
-    "growcache/sampling/worker.py",
-    "    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's\n",
-    "",
+    27, "growcache.sampling.worker:main", "signal.signal(signal.SIGINT, signal.SIG_IGN)", ""
 )
 def test_samplers_have_a_session_of_their_own_and_ignore_ctrl_c(
     tmp_path: Path, url: str
@@ -278,7 +270,7 @@ def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: s
 
 
 @pytest.mark.mutant(
-    10, "growcache/sampling/worker.py", "        await self._grants[permit.id].wait()\n", ""
+    10, "growcache.sampling.worker:Sampler._write", "await self._grants[permit.id].wait()", ""
 )
 def test_who_waits_for_room_holds_memory_and_no_disk(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "held.yaml", url, cache={"max_bytes": 1_000_000})
@@ -309,12 +301,7 @@ def test_a_second_service_is_refused(tmp_path: Path, url: str) -> None:
         assert len(errors.splitlines()) <= 2
 
 
-@pytest.mark.mutant(
-    4,
-    "growcache/sampling/fingerprint.py",
-    '"sampling.seed": sampling.seed,',
-    '"sampling.seed": 0,',
-)
+@pytest.mark.mutant(4, "growcache.sampling.fingerprint:wishes", "sampling.seed", "0")
 def test_another_configuration_is_refused_with_what_differs(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "cache.yaml", url)
     assert run(config, "--samples", "20")[0] == 0

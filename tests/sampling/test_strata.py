@@ -85,7 +85,7 @@ def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObj
 )
 @pytest.mark.mutant(
     3,
-    "growcache/sampling/cycle.py",
+    "growcache.sampling.cycle:Cycle._walk",
     "order.inverse(parts[known]) >= yielded",
     "parts[known] >= 0",
 )

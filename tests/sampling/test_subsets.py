@@ -39,7 +39,9 @@ def keys(count: int) -> list[str]:
     return [f"sub-{n // 4}/run-{n}.npy" for n in range(count)]
 
 
-@pytest.mark.mutant(3, "growcache/sampling/subsets.py", 'return match["group"]', "return key")
+@pytest.mark.mutant(
+    3, "growcache.sampling.subsets:Subsets._group_of", "return match['group']", "return key"
+)
 def test_no_group_is_in_two_subsets() -> None:
     found = places(keys(4000)).reshape(-1, 4)
     assert (found == found[:, :1]).all()

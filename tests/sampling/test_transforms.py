@@ -107,7 +107,9 @@ def test_no_name_is_no_transform() -> None:
     assert load_transform(None, {}, 0) is None
 
 
-@pytest.mark.mutant(5, "growcache/sampling/transforms.py", "        random.seed(bits)\n", "")
+@pytest.mark.mutant(
+    5, "growcache.sampling.transforms:Transform.__call__", "random.seed(bits)", ""
+)
 def test_randomness_depends_on_the_place_alone(module: str) -> None:
     noise = load(f"{module}:noise")
     first, again = noise(SAMPLE, ORIGIN, WHERE), noise(SAMPLE, ORIGIN, WHERE)

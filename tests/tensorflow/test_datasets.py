@@ -302,9 +302,9 @@ def test_bytes_are_let_go_as_batches_come_and_uses_are_counted_once(cache: Fille
 
 @pytest.mark.mutant(
     22,
-    "growcache/loading/streams.py",
-    "            running.given.add(token)\n",
-    "            running.given.add(token)\n            running.lease.mark_read(row.number, mapped=False)\n",
+    "growcache.loading.streams:ShardStream._give",
+    "running.given.add(token)",
+    "running.given.add(token)\nrunning.lease.mark_read(row.number, mapped=False)",
 )
 def test_a_shard_counts_once_its_last_sample_is_delivered(cache: Filled) -> None:
     """Not when TensorFlow asks for its file, which it does long before."""
