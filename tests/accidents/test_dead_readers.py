@@ -27,6 +27,7 @@ READ = "for _ in range(2): next(batches)"
 STATE = "state = loader.state_dict()"
 READY = "say('ready')"
 SAMPLE_BYTES, SHARD_SAMPLES = 16384, 8
+PACE = "10MB"  # or a service that draws without end takes a core of the machine
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(
         folder / "cache.yaml",
         rows_of(url),
-        sampling={"shard_samples": SHARD_SAMPLES},
+        sampling={"shard_samples": SHARD_SAMPLES, "max_bytes_per_second": PACE},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )
 
@@ -150,7 +151,7 @@ def test_what_is_kept_does_not_hold_up_a_lowered_bound(tmp_path: Path) -> None:
     config = write_config(
         tmp_path / "cache.yaml",
         rows_of(url),
-        sampling={"shard_samples": SHARD_SAMPLES},
+        sampling={"shard_samples": SHARD_SAMPLES, "max_bytes_per_second": PACE},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )
     cache = config.with_suffix("")

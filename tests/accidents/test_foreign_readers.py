@@ -57,7 +57,8 @@ def config(open_folder: Path) -> Path:
     made = write_config(
         home / "cache.yaml",
         rows_of(url),
-        sampling={"shard_samples": 8},
+        # Or a service that draws without end takes a core of the machine.
+        sampling={"shard_samples": 8, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )
     os.chown(made, SERVICE, SERVICE)

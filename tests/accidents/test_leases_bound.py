@@ -54,7 +54,8 @@ def config(tmp_path: Path) -> Path:
     return write_config(
         tmp_path / "cache.yaml",
         rows_of(url),
-        sampling={"shard_samples": 8},
+        # Or a service that draws without end takes a core of the machine.
+        sampling={"shard_samples": 8, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": MAX_BYTES, "min_uses": 0},
     )
 

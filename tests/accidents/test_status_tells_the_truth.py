@@ -27,7 +27,8 @@ def config(tmp_path: Path) -> Path:
     return write_config(
         tmp_path / "c.yaml",
         rows_of(url),
-        sampling={"shard_samples": 32},
+        # Or a service that draws without end takes a core of the machine.
+        sampling={"shard_samples": 32, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )
 

@@ -32,7 +32,8 @@ def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
     config = write_config(
         tmp_path / "c.yaml",
         rows_of(url),
-        sampling={"shard_samples": 64},
+        # Or a service that draws without end takes a core of the machine.
+        sampling={"shard_samples": 64, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": "6MB", "min_uses": 0},
     )
     cache = config.with_suffix("")
