@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.measure import median, parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
-from growcache.cache.formats.mapping import forget, in_memory, map_file
+from growcache.cache.formats.mapped import drop_from_page_cache, is_in_page_cache, map_file
 from growcache.loading import maps
 from growcache.numpy import EpochLoader
 
@@ -157,7 +157,7 @@ def share_in_memory(path: Path) -> float:
     pages = np.split(
         memory[: len(memory) // PAGES_BYTES * PAGES_BYTES], len(memory) // PAGES_BYTES
     )
-    return float(np.mean([in_memory(part) for part in pages]))
+    return float(np.mean([is_in_page_cache(part) for part in pages]))
 
 
 def group_files(group: str) -> float | None:
@@ -203,7 +203,7 @@ def memory_group(limit: int) -> Iterator[str]:
 def run(variant: str, root: Path, bystander: Path, case: Case) -> Figures:
     """Return what a variant finds with a cold cache."""
     for path in (*shard_files(root), bystander):
-        forget(path)
+        drop_from_page_cache(path)
     with memory_group(case.memory_bytes) as group:
         command = [sys.executable, "-m", "benchmarks.beyond_memory", "--child", variant]
         command += [str(root), str(bystander), group]

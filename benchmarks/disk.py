@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from growcache.cache.direct import open_direct, write_direct
+from growcache.cache.incoming import open_direct, write_direct
 
 THREADS = 2  # as two samplers have, or two groups of one
 PIECE_BYTES = 256 << 10

@@ -38,7 +38,7 @@ import numpy as np
 
 from benchmarks.measure import parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheMissingError
 from growcache.loading.snapshot import Snapshot
 from growcache.torch import EpochLoader

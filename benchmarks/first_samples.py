@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.measure import Child, median, parser, report, verdict, write_config
 from benchmarks.synthetic_s3 import BUCKET
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheMissingError
 
 SAMPLES = 64

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.formats_samples import Case
 from benchmarks.measure import Child, write_config
 from benchmarks.servers import Server
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 
 BUCKET = "formats"
 WORKERS, READS = 2, 16  # samplers, and reads in flight of each

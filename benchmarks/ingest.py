@@ -30,7 +30,7 @@ from obstore.store import ObjectStore
 
 from benchmarks.measure import Child, Run, median, parser, report, verdict, write_config
 from benchmarks.servers import Server, make_bucket, running_server
-from growcache.cache.memory import memory_bytes
+from growcache.cache.system import memory_bytes
 from tests.servers.slowlink import slowlink
 
 BUCKET = "bench"

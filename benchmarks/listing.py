@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.first_samples import SAMPLES, far_store, samples_in
 from benchmarks.measure import Child, median, parser, report, verdict, write_config
 from benchmarks.synthetic_s3 import BUCKET, IMAGES, REQUESTS
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 from growcache.cache.status import read_status
 from growcache.errors import CacheError
 
@@ -69,7 +69,7 @@ def measure(endpoint: str, objects: int, scratch: Path) -> Round:
     memory = peak_mib(child.process.pid)
     child.interrupt()
     requests = int(urllib.request.urlopen(f"{endpoint}/{BUCKET}/{REQUESTS}").read())
-    nbytes = Layout(cache).catalog.stat().st_size / objects
+    nbytes = CacheLayout(cache).catalog.stat().st_size / objects
     child = Child.growcache("run", str(config), "--refresh", log=scratch / "run.log")
     refreshed = seconds_to_end(child, cache)
     child.interrupt()

@@ -49,9 +49,9 @@ def own_bytes() -> int:
 
 def look(root: Path, batches: int) -> dict[str, float]:
     """Return the figures of one process."""
-    from growcache.loading.opening import plan_snapshot
     from growcache.loading.options import LoaderOptions
     from growcache.loading.snapshot import Snapshot
+    from growcache.loading.windows import plan_snapshot
     from growcache.torch import EpochLoader
 
     options = LoaderOptions(root, BATCH)

@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from growcache.cache.status import Status, read_status
+from growcache.cli.demo import BATCH_SIZE, RECORDINGS, SAMPLES_PER_SECOND, demo_config
+from growcache.cli.demo_data import write_recordings
+from growcache.cli.status_text import StatusHistory
+from growcache.cli.view import status_view
 from growcache.numpy import EpochLoader
 from growcache.sampling.serve import serve
-from growcache.service.demo import BATCH_SIZE, RECORDINGS, SAMPLES_PER_SECOND, demo_config
-from growcache.service.demo_data import write_recordings
-from growcache.service.history import History
-from growcache.service.view import view
 
 TARGET = Path(__file__).parent.parent / "docs" / "run.svg"
 SECONDS = 24.0
@@ -56,9 +56,9 @@ def main() -> None:
     print(f"wrote {TARGET}")
 
 
-def watched(cache: Path) -> tuple[Status, History]:
+def watched(cache: Path) -> tuple[Status, StatusHistory]:
     """Train on the cache for a while; return what it is like then, and how it went."""
-    history, began = History(), time.monotonic()
+    history, began = StatusHistory(), time.monotonic()
     with EpochLoader(cache, batch_size=BATCH_SIZE, min_samples=256, job="train") as loader:
         while True:
             for batch in loader:
@@ -69,9 +69,9 @@ def watched(cache: Path) -> tuple[Status, History]:
                     return status, history
 
 
-def as_svg(status: Status, history: History) -> str:
+def as_svg(status: Status, history: StatusHistory) -> str:
     console = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=True)
-    console.print(view(status, history))
+    console.print(status_view(status, history))
     # Without the fonts that Rich would have a browser load from elsewhere.
     head, _, rest = CONSOLE_SVG_FORMAT.partition("    @font-face")
     style = rest[rest.index("    .{unique_id}-matrix") :].replace(

@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.measure import Child, machine, parser, report, write_config
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot
 
@@ -71,7 +71,7 @@ class Refreshed(NamedTuple):
 
 def be_service(config: str) -> int:
     """Be `growcache run` without rule 21 of the protocol."""
-    from growcache.service.cli import main as growcache
+    from growcache.cli.cli import main as growcache
 
     with mock.patch("growcache.cache.eviction.retire_ahead", return_value=()):
         return growcache(["run", config])

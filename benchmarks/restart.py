@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Child, median, parser, report, verdict, write_config
-from growcache.cache.index import IndexView, read_index
+from growcache.cache.index.reader import IndexView, read_index
 from growcache.errors import CacheMissingError
 
 POLL_SECONDS = 0.002

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from benchmarks.measure import machine, parser, report
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
 from growcache.loading import plan
-from growcache.loading.plan import located, plan_pass
+from growcache.loading.plan import locate_samples, plan_pass
 from growcache.torch import EpochLoader
 
 Integers = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def order_of(window_shards: int | None, pass_number: int) -> Integers:
     total = SHARDS * SAMPLES
     if window_shards is None:
         return np.random.default_rng(pass_number).permutation(total)
-    with mock.patch.object(plan, "WINDOW_SHARDS", 1):
+    with mock.patch.object(plan, "MIN_WINDOW_SHARDS", 1):
         windows = plan_pass(
             [(n, SAMPLES) for n in range(SHARDS)],
             seed=SEED,
@@ -70,7 +70,7 @@ def order_of(window_shards: int | None, pass_number: int) -> Integers:
         )
     parts = []
     for window in windows:
-        places, rows = located(window.order(), window.starts())
+        places, rows = locate_samples(window.order(), window.starts())
         parts.append(np.asarray(window.numbers)[places] * SAMPLES + rows)
     return np.concatenate(parts)
 
@@ -147,7 +147,7 @@ def one_pass(root: Path, window_shards: int, *, cold: bool) -> tuple[float, floa
     """Return samples per second, and milliseconds to the first batch, of a pass anew."""
     limits = mock.patch.multiple(
         plan,
-        WINDOW_SHARDS=min(window_shards, plan.WINDOW_SHARDS),
+        WINDOW_SHARDS=min(window_shards, plan.MIN_WINDOW_SHARDS),
         WINDOW_BYTES=window_shards * SHARD_BYTES,
         WINDOW_SAMPLES=1 << 40,
     )

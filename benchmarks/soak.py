@@ -40,7 +40,7 @@ import numpy as np
 
 from benchmarks.epoch_switch import BATCH, KINDS, LIVE, wait_filled, writer
 from benchmarks.measure import parser, report, verdict
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.loading.gather import batches_per_block
 from growcache.torch import EpochLoader
 

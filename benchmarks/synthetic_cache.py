@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.noise import random_samples
-from growcache.cache.formats.values import EncodedFile
-from growcache.cache.incoming import needed_bytes, write_incoming
-from growcache.cache.packing import Packed, pack
+from growcache.cache.formats.encoding import EncodedFile
+from growcache.cache.incoming import (
+    EncodedShard,
+    bytes_to_reserve,
+    encode_shard,
+    write_incoming,
+)
 from growcache.cache.sidecar import Origins, Sidecar
 from growcache.schema import Array, Field, Schema
 from tests.filled import FINGERPRINT, PERMIT, Filled
@@ -65,7 +69,7 @@ class SyntheticCache(Filled):
                 together = numbers[start : start + TOGETHER]
                 self.cache.issue(together[-1])
                 made = [(self._sidecar(n, contents[n % CONTENTS]), n) for n in together]
-                assert self.cache.reserve(PERMIT, sum(needed_bytes(s) for s, _ in made))
+                assert self.cache.reserve(PERMIT, sum(bytes_to_reserve(s) for s, _ in made))
                 futures = [
                     writers.submit(
                         write_incoming, self.layout, PERMIT, s, contents[n % CONTENTS].files
@@ -74,11 +78,11 @@ class SyntheticCache(Filled):
                 ]
                 self.cache.commit(PERMIT, [future.result() for future in futures])
 
-    def _encoded(self, arrays: Array) -> Packed:
-        packed = pack(self.format, self.schema, [{"x": array} for array in arrays])
+    def _encoded(self, arrays: Array) -> EncodedShard:
+        packed = encode_shard(self.format, self.schema, [{"x": array} for array in arrays])
         return replace(packed, files=[_at_hand(file) for file in packed.files])
 
-    def _sidecar(self, number: int, packed: Packed) -> Sidecar:
+    def _sidecar(self, number: int, packed: EncodedShard) -> Sidecar:
         samples = packed.facts["samples"]
         origins = Origins(
             keys=(f"object-{number}",),

@@ -1,7 +1,7 @@
 """growcache: a bounded local cache of random samples that grows while you train.
 
-The front doors for trainers are `growcache.torch` and `growcache.tensorflow`; this module
-imports neither. What is named here is loaded when it is first used.
+The front doors for trainers are `growcache.torch`, `growcache.tensorflow` and `growcache.numpy`.
+This module imports none of them. Each name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from growcache import tracebacks
+from growcache import errors
 
 if TYPE_CHECKING:
-    from growcache.config import Config, load_config
+    from growcache.cli.watch import watch
+    from growcache.config import Config
+    from growcache.config_text import load_config
     from growcache.errors import GrowcacheError
     from growcache.loading.snapshot import Snapshot
     from growcache.pickles import unpickle_arrays
     from growcache.sampling.serve import serve
     from growcache.schema import Origin
-    from growcache.service.watch import watch
 
 __version__ = "0.1.0"
 
@@ -38,14 +39,14 @@ _HOMES = {
     "GrowcacheError": "growcache.errors",
     "Origin": "growcache.schema",
     "Snapshot": "growcache.loading.snapshot",
-    "load_config": "growcache.config",
+    "load_config": "growcache.config_text",
     "serve": "growcache.sampling.serve",
     "unpickle_arrays": "growcache.pickles",
-    "watch": "growcache.service.watch",
+    "watch": "growcache.cli.watch",
 }
 
 
-tracebacks.install()
+errors.install_excepthook()
 
 
 def __getattr__(name: str) -> Any:

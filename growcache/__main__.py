@@ -1,7 +1,7 @@
-"""``growcache`` and ``python -m growcache``: the command line, and the entry of our own children.
+"""``growcache`` and ``python -m growcache``: the command line and the entry of child processes.
 
-Children are dispatched before the command line is imported: they need neither typer nor
-rich, and start in a third of the time without them.
+A child is dispatched before the command line is imported. It needs neither typer nor rich,
+so it starts in a third of the time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 CHILDREN = {
     "sampler": "growcache.sampling.worker",
     "serve": "growcache.sampling.serve",
-    "gather": "growcache.loading.entry",
-    "transform": "growcache.loading.entry",
+    "gather": "growcache.loading.child_process",
+    "transform": "growcache.loading.child_process",
 }
 
 
@@ -31,7 +31,7 @@ def main() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     child = CHILDREN.get(command)
     gc.disable()  # what is imported stays: to look for garbage in it takes a tenth of the start
-    module = importlib.import_module(child or "growcache.service.cli")
+    module = importlib.import_module(child or "growcache.cli.cli")
     if child:
         gc.freeze()
     gc.enable()

@@ -1,16 +1,15 @@
-"""The configuration: one frozen model, from YAML, Python, ``GROWCACHE_…`` and ``--set``.
+"""The configuration: one frozen model with a section for each part of the service.
 
-The names and defaults are those of the README; what a later version adds is refused
-here by name rather than ignored.
+README lists the names and defaults. An unknown key is an error. `config_text` reads a configuration
+from YAML, the environment and ``--set``.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -25,24 +24,18 @@ from pydantic import (
     PositiveInt,
     Tag,
     TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from growcache.complaints import ONE, SEVERAL, explain
-from growcache.configtext import assign, may_tell, parse_yaml, read_values, refuse_monsters
-from growcache.errors import ConfigError
-from growcache.secrecy import remember
-
-ENVIRONMENT_PREFIX = "GROWCACHE_"
+from growcache.secrecy import remember_secrets
 
 
-class _Model(BaseModel):
+class _ConfigModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
-def _names_group(value: str, group: str) -> bool:
+def _has_named_group(value: str, group: str) -> bool:
     """Whether a text is a regular expression with a group of this name.
 
     Raises:
@@ -54,7 +47,7 @@ def _names_group(value: str, group: str) -> bool:
         raise ValueError(f"not a regular expression: {error}") from None
 
 
-class LabelsConfig(_Model):
+class LabelsConfig(_ConfigModel):
     """A table whose columns every sample gets, by the row of its object."""
 
     url: Annotated[str, Field(min_length=1)]
@@ -83,15 +76,15 @@ class LabelsConfig(_Model):
     @field_validator("match")
     @classmethod
     def _can_be_meant(cls, value: str) -> str:
-        if value in MATCHES or _names_group(value, "key"):
+        if value in LABEL_MATCHES or _has_named_group(value, "key"):
             return value
         raise ValueError(
-            f"expected {', '.join(MATCHES)}, or a regular expression with (?P<key>…)"
+            f"expected {', '.join(LABEL_MATCHES)}, or a regular expression with (?P<key>…)"
         )
 
 
-MATCHES = ("exact", "name", "stem")
-TABLES = ("csv", "tsv", "jsonl", "parquet")
+LABEL_MATCHES = ("exact", "name", "stem")
+TABLE_KINDS = ("csv", "tsv", "jsonl", "parquet")
 
 
 def table_kind(url: str) -> str:
@@ -106,9 +99,9 @@ def table_kind(url: str) -> str:
     name = re.split(r"[?#]", url)[0] if re.match("https?:", url) else url
     packed = ".gz" if name.lower().endswith(".gz") else ""
     kind = name.lower().removesuffix(".gz").rpartition(".")[2]
-    if kind not in TABLES or (packed and kind == "parquet"):
+    if kind not in TABLE_KINDS or (packed and kind == "parquet"):
         raise ValueError(
-            f"expected a name that ends in .{', .'.join(TABLES)}, or .gz behind one of the first "
+            f"expected a name that ends in .{', .'.join(TABLE_KINDS)}, or .gz behind one of the first "
             "three"
         )
     return kind + packed
@@ -117,7 +110,7 @@ def table_kind(url: str) -> str:
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
-class FieldConfig(_Model):
+class FieldConfig(_ConfigModel):
     """One object of several that are one: its URL with placeholders, and what it holds.
 
     What is not said here is as the source says it.
@@ -149,13 +142,13 @@ class FieldConfig(_Model):
         return set(PLACEHOLDER.findall(self.url))
 
 
-def _glob_of(field: Any) -> str:
+def _field_glob(field: Any) -> str:
     """Return the URL of all objects of a field, which may not be checked yet."""
     url = field.get("url") if isinstance(field, Mapping) else getattr(field, "url", field)
     return PLACEHOLDER.sub("*", url) if isinstance(url, str) else "*"
 
 
-class SourceConfig(_Model):
+class SourceConfig(_ConfigModel):
     """Where the objects are, and what they hold.
 
     With ``fields``, ``url`` are the globs of all fields, in their order.
@@ -177,7 +170,7 @@ class SourceConfig(_Model):
             return values
         if not values["fields"]:
             return values
-        globs = [_glob_of(field) for field in values["fields"].values()]
+        globs = [_field_glob(field) for field in values["fields"].values()]
         if "url" in values and list(values["url"]) != globs:
             raise ValueError("name url or fields, not both")
         return {**values, "url": globs}
@@ -218,29 +211,36 @@ class SourceConfig(_Model):
         return value
 
 
-class MixedSource(SourceConfig):
+class WeightedSource(SourceConfig):
     """One of several sources: its samples are so much of the mixture."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
-def _kind_of_source(value: Any) -> str:
-    return SEVERAL if isinstance(value, list | tuple) else ONE
+def _source_tag(value: Any) -> str:
+    return SEVERAL_SOURCES if isinstance(value, list | tuple) else ONE_SOURCE
 
 
-_AnySource: TypeAlias = Annotated[
-    Annotated[SourceConfig, Tag(ONE)] | Annotated[tuple[MixedSource, ...], Tag(SEVERAL)],
-    Discriminator(_kind_of_source),
+ONE_SOURCE, SEVERAL_SOURCES = (
+    "one",
+    "several",
+)  # branches of ``source``, of which users need not know
+
+
+_SourceSetting: TypeAlias = Annotated[
+    Annotated[SourceConfig, Tag(ONE_SOURCE)]
+    | Annotated[tuple[WeightedSource, ...], Tag(SEVERAL_SOURCES)],
+    Discriminator(_source_tag),
 ]
 
 
-class LabelGroup(_Model):
+class LabelGroup(_ConfigModel):
     """What tells groups apart: a column of the labels."""
 
     label: str
 
 
-class SplitConfig(_Model):
+class SplitConfig(_ConfigModel):
     """Which share of the objects is drawn from: a subset, by a hash of an object's group.
 
     The seed is one of its own, so that caches of one split that draw in other orders have no
@@ -262,7 +262,7 @@ class SplitConfig(_Model):
     @field_validator("group")
     @classmethod
     def _names_the_group(cls, value: str | LabelGroup | None) -> str | LabelGroup | None:
-        if not isinstance(value, str) or _names_group(value, "group"):
+        if not isinstance(value, str) or _has_named_group(value, "group"):
             return value
         raise ValueError("expected (?P<group>…) around what tells groups apart")
 
@@ -285,7 +285,7 @@ class SplitConfig(_Model):
         return self
 
 
-class StrataConfig(_Model):
+class StrataConfig(_ConfigModel):
     """How often each stratum of the objects is drawn."""
 
     by: str
@@ -310,10 +310,10 @@ class StrataConfig(_Model):
         return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-SchemaWish: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, then dimensions
+DeclaredSchema: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, then dimensions
 
 
-def _schema_wish(value: Any) -> Any:
+def _declared_schema(value: Any) -> Any:
     """Return ``{x: [float32, null, 64], note: str}`` as dtypes of NumPy and dimensions.
 
     Raises:
@@ -323,10 +323,10 @@ def _schema_wish(value: Any) -> Any:
         return value
     if not isinstance(value, Mapping) or not value:
         raise ValueError("expected auto, or names with [dtype, dimension, …]")
-    return {str(name): _field_wish(str(name), wish) for name, wish in value.items()}
+    return {str(name): _declared_field(str(name), wish) for name, wish in value.items()}
 
 
-def _field_wish(name: str, wish: Any) -> tuple[str | int | None, ...]:
+def _declared_field(name: str, wish: Any) -> tuple[str | int | None, ...]:
     dtype, *dims = wish if isinstance(wish, list | tuple) and wish else [wish]
     if dtype in ("bytes", "str"):
         if dims:
@@ -337,7 +337,7 @@ def _field_wish(name: str, wish: Any) -> tuple[str | int | None, ...]:
     except (TypeError, ValueError, SyntaxError):
         found = None
     if found is None or found.kind not in "biufc":
-        close = difflib.get_close_matches(str(dtype), _DTYPES, n=1)
+        close = difflib.get_close_matches(str(dtype), _DTYPE_NAMES, n=1)
         hint = f"; did you mean {close[0]}?" if close else ", as float32, int16 or uint8"
         raise ValueError(f"{name}: expected bytes, str or a dtype{hint}")
     if not all(dim is None or (type(dim) is int and dim >= 0) for dim in dims):
@@ -345,8 +345,10 @@ def _field_wish(name: str, wish: Any) -> tuple[str | int | None, ...]:
     return (found.newbyteorder("<").str, *dims)
 
 
-_AnySchema: TypeAlias = Annotated[Literal["auto"] | SchemaWish, BeforeValidator(_schema_wish)]
-_DTYPES = (
+_SchemaSetting: TypeAlias = Annotated[
+    Literal["auto"] | DeclaredSchema, BeforeValidator(_declared_schema)
+]
+_DTYPE_NAMES = (
     "bytes", "str", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
     "uint64", "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
@@ -356,7 +358,7 @@ with warnings.catch_warnings():
     # pydantic's models inherit a method of this name from its first version.
     warnings.filterwarnings("ignore", 'Field name "schema"')
 
-    class SamplingConfig(_Model):
+    class SamplingConfig(_ConfigModel):
         """How samples are drawn, and by how many processes."""
 
         seed: int = 0
@@ -364,7 +366,7 @@ with warnings.catch_warnings():
         samples_per_object: Literal["auto"] | PositiveInt = "auto"
         weight_by: Literal["samples", "objects"] = "samples"
         shard_samples: Literal["auto"] | PositiveInt = "auto"
-        schema: _AnySchema = "auto"  # type: ignore[assignment]
+        schema: _SchemaSetting = "auto"  # type: ignore[assignment]
         strata: StrataConfig | None = None
         transform: str | None = None
         transform_options: dict[str, Any] = {}
@@ -386,17 +388,19 @@ with warnings.catch_warnings():
             return self
 
 
-def _share_or_bytes(value: Any) -> Any:
+def _parse_share_or_bytes(value: Any) -> Any:
     """``"1%"`` becomes the float 0.01; everything else is a number of bytes."""
     if isinstance(value, str) and (match := re.fullmatch(r"\s*([\d.]+)\s*%\s*", value)):
         return float(match[1]) / 100
-    return value if isinstance(value, float) and value < 1 else _BYTES.validate_python(value)
+    return (
+        value if isinstance(value, float) and value < 1 else _BYTE_SIZE.validate_python(value)
+    )
 
 
-_BYTES = TypeAdapter(ByteSize)
+_BYTE_SIZE = TypeAdapter(ByteSize)
 
 
-class CacheConfig(_Model):
+class CacheConfig(_ConfigModel):
     """Where the cache is, how large it may be, and what leaves it first."""
 
     path: Path = Path("cache")
@@ -408,7 +412,7 @@ class CacheConfig(_Model):
     max_reuse: PositiveInt | None = None
     on_max_reuse: Literal["warn", "wait"] = "warn"
     resume_seconds: Annotated[float, Field(ge=0)] = 600.0
-    min_free: Annotated[float | int, BeforeValidator(_share_or_bytes)] = 0.01
+    min_free: Annotated[float | int, BeforeValidator(_parse_share_or_bytes)] = 0.01
     allow_network_filesystem: bool = False
 
     @model_validator(mode="after")
@@ -427,10 +431,10 @@ class CacheConfig(_Model):
         return self
 
 
-class Config(_Model):
+class Config(_ConfigModel):
     """The whole configuration; see `load_config`."""
 
-    source: _AnySource
+    source: _SourceSetting
     split: SplitConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
     cache: CacheConfig = CacheConfig()
@@ -438,14 +442,14 @@ class Config(_Model):
     @model_validator(mode="before")
     @classmethod
     def _remember_secrets(cls, values: Any) -> Any:
-        remember(values)  # in every process that is told a configuration
+        remember_secrets(values)  # in every process that is told a configuration
         return values
 
     @field_validator("source")
     @classmethod
     def _at_least_one(
-        cls, value: SourceConfig | tuple[MixedSource, ...]
-    ) -> SourceConfig | tuple[MixedSource, ...]:
+        cls, value: SourceConfig | tuple[WeightedSource, ...]
+    ) -> SourceConfig | tuple[WeightedSource, ...]:
         if value == ():
             raise ValueError("name at least one")
         if isinstance(value, tuple) and len({one.on_missing for one in value}) > 1:
@@ -488,56 +492,3 @@ class Config(_Model):
                 "the URLs of all in one source and let strata be told by their keys"
             )
         return self
-
-
-def load_config(
-    source: str | os.PathLike[str] | Mapping[str, Any] | Config,
-    overrides: Iterable[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Config:
-    """Return the checked configuration.
-
-    Args:
-        source: a YAML file, or the same as a mapping.
-        overrides: ``section.key=value`` texts, values in YAML; they win over all else.
-        environment: ``GROWCACHE_SECTION__KEY`` variables win over the file.
-
-    A relative ``cache.path`` of a file is meant relative to the working directory, as
-    on a command line.
-
-    Raises:
-        ConfigError: unreadable, unknown key (the nearest known one is named), bad value.
-    """
-    if isinstance(source, Config):
-        return source
-    label, values = read_values(source)
-    # A section of which every line is a comment is none.
-    values = {name: value for name, value in values.items() if value is not None}
-    for name, text in sorted((environment or {}).items()):
-        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
-            dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            assign(values, dotted, parse_yaml(text, name))
-    for text in overrides:
-        dotted, equals, value = text.partition("=")
-        if not equals:
-            found = "a key without a value" if may_tell(text) else repr(text)
-            raise ConfigError(f"--set expects key=value, found {found}")
-        assign(values, dotted.strip(), parse_yaml(value, f"--set {dotted.strip()}"))
-    refuse_monsters(values, label)
-    remember(values)  # before anything can be wrong with them
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, label, MODELS)) from None
-
-
-MODELS: dict[tuple[int | str, ...], type[BaseModel]] = {
-    (): Config,
-    ("source",): MixedSource,
-    ("split",): SplitConfig,
-    ("sampling",): SamplingConfig,
-    ("cache",): CacheConfig,
-    ("source", "labels"): LabelsConfig,
-    ("source", "fields"): FieldConfig,
-    ("sampling", "strata"): StrataConfig,
-}

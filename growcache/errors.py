@@ -1,37 +1,45 @@
 """The errors of growcache.
 
     GrowcacheError
-    ├── ConfigError(ValueError)            what the user typed cannot be meant        exit 2
-    │   └── MissingLibraryError            it needs a library that is not installed   exit 2
+    ├── ConfigError(ValueError)            a setting or argument is not valid            exit 2
+    │   └── MissingLibraryError            it needs a library that is not installed      exit 2
     ├── CacheError
-    │   ├── CacheMissingError(FileNotFoundError)   no cache at that path               exit 2
-    │   ├── CacheGoneError                 it was removed or replaced under a service  exit 1
-    │   ├── CacheBusyError                 another supervisor owns the directory      exit 2
-    │   ├── CachePathError(ConfigError)    no cache can be made at that path          exit 2
-    │   ├── FingerprintError(ConfigError)  the cache was filled by another config     exit 2
-    │   ├── CacheFullError(OSError)        the disk, not the bound, has no room       exit 1
-    │   │   └── LeasesFullError            others take all the room for leases        exit 1
-    │   ├── IndexInDoubtError              nobody knows whether a change was kept      exit 1
-    │   └── CorruptShardError              a shard's bytes are not what was written   exit 1
+    │   ├── CacheMissingError(FileNotFoundError)   no cache at that path                 exit 2
+    │   ├── CacheGoneError                 it was removed or replaced under a service    exit 1
+    │   ├── CacheBusyError                 another supervisor owns the directory         exit 2
+    │   ├── CachePathError(ConfigError)    no cache can be made at that path             exit 2
+    │   ├── FingerprintError(ConfigError)  the cache was filled by another config        exit 2
+    │   ├── CacheFullError(OSError)        the disk, not the bound, has no room          exit 1
+    │   │   └── LeasesFullError            other readers take all the room for leases    exit 1
+    │   ├── IndexInDoubtError              a change may or may not have been kept        exit 1
+    │   └── CorruptShardError              a shard's bytes are not what was written      exit 1
     ├── StoreError(OSError)
     │   ├── TransientStoreError            worth another try (timeout, 503, reset)
-    │   │   └── StoreRefusedError          the store answers nobody like us, whatever the object
+    │   │   └── StoreRefusedError          the store refuses every request of this client
     │   │       ├── CredentialsError(AccessError)         credentials, clock, certificate  exit 2
     │   │       └── StoreMissingError(ObjectMissingError) no bucket, no folder, no mount   exit 2
     │   ├── ObjectMissingError             permanent: the object is gone
     │   ├── ObjectChangedError             permanent: the object was rewritten
-    │   └── AccessError(PermissionError)   permanent: the store refuses this object   exit 2
+    │   └── AccessError(PermissionError)   permanent: the store refuses this object      exit 2
     ├── FormatError(ValueError)            an object or sample is not what the format says
-    └── SamplingError                      the service gives up, with its reasons     exit 1
+    └── SamplingError                      the service gives up, with its reasons        exit 1
 
-Every message says what was expected, what was found, and what to do next, and holds none of
-the secrets that `secrecy` knows. The class attribute ``exit_code`` is what the command line
-ends with.
+Every message says what was expected, what was found and what to do next. It holds none of the
+secrets that `secrecy` knows. The command line ends with the class attribute ``exit_code``.
+
+An uncaught error of this tree ends a script with a traceback of the user's own lines only, because
+frames of growcache help only its authors. Every other exception is shown whole. The environment
+variable ``GROWCACHE_TRACEBACK`` shows everything.
 """
 
 from __future__ import annotations
 
-from growcache.secrecy import hide
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from growcache.secrecy import hide_secrets
 
 
 class GrowcacheError(Exception):
@@ -40,7 +48,7 @@ class GrowcacheError(Exception):
     exit_code = 1
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(hide(a) if isinstance(a, str) else a for a in arguments))
+        super().__init__(*(hide_secrets(a) if isinstance(a, str) else a for a in arguments))
 
 
 class ConfigError(GrowcacheError, ValueError):
@@ -161,3 +169,54 @@ class FormatError(GrowcacheError, ValueError):
 
 class SamplingError(GrowcacheError):
     """The service gives up; the message carries the reasons."""
+
+
+TRACEBACK_VARIABLE = "GROWCACHE_TRACEBACK"
+OWN_PACKAGE = __name__.partition(".")[0]
+STANDARD_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib is imported late, for the sake of time
+
+
+def install_excepthook() -> None:
+    """Have errors that nobody caught shown so, by whatever showed them before."""
+    before = sys.excepthook
+
+    def show(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> Any:
+        if isinstance(error, GrowcacheError) and not os.environ.get(TRACEBACK_VARIABLE):
+            trace = without_own_frames(trace)
+            # What it was raised from is told in its message.
+            error.__cause__, error.__suppress_context__ = None, True
+            error.__traceback__ = trace
+        return before(kind, error, trace)
+
+    sys.excepthook = show
+
+
+def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without frames of growcache, and what the library has behind the last.
+
+    Those of the user's functions that growcache called stay.
+    """
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not _is_own_frame(trace):
+            kept.append(trace)
+        trace = trace.tb_next
+    while kept and _is_standard_library_frame(kept[-1]):
+        kept.pop()
+    rest: TracebackType | None = None
+    for one in reversed(kept):
+        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rest
+
+
+def _is_own_frame(trace: TracebackType) -> bool:
+    module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] == OWN_PACKAGE
+
+
+def _is_standard_library_frame(trace: TracebackType) -> bool:
+    """Whether it is of the standard library, such as what a context manager is made with."""
+    name = trace.tb_frame.f_code.co_filename
+    return name.startswith(STANDARD_LIBRARY + os.sep) and "site-packages" not in name

@@ -1,8 +1,7 @@
 """Encoded images, as format ``image`` caches them, decoded while they are loaded.
 
-``transform=Decode(size=(224, 224), crop="random", flip=True)`` runs in the loader's
-threads: Pillow lets go of the GIL while it decodes and resizes. It needs
-``pip install 'growcache[image]'``.
+``transform=Decode(size=(224, 224), crop="random", flip=True)`` runs in the loader's threads, because
+Pillow releases the GIL while it decodes and resizes. It needs ``pip install 'growcache[image]'``.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ from growcache.schema import Array, Origin, Sample
 if TYPE_CHECKING:
     from PIL import Image
 
+
 __all__ = ["Decode"]
 
-KINDS = ("JPEG", "PNG", "WEBP")
-MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
+IMAGE_KINDS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
 CROPS = (None, "center", "random")
-ASPECT = 4 / 3  # a random crop is at most so much wider, or higher, than the images wanted
-ATTEMPTS = 10  # to find a random crop that lies inside
+MAX_ASPECT_CHANGE = (
+    4 / 3
+)  # a random crop is at most so much wider, or higher, than the images wanted
+RANDOM_BOX_ATTEMPTS = 10  # to find a random crop that lies inside
 
 
-class Box(NamedTuple):
+class CropBox(NamedTuple):
     """A part of an image, in pixels."""
 
     left: float
@@ -116,13 +118,13 @@ class Decode:
 
         where = f" of {origin.key}" if origin is not None else ""
         try:
-            with Image.open(io.BytesIO(data), formats=KINDS) as image:
-                _refuse_bomb(image.size)
+            with Image.open(io.BytesIO(data), formats=IMAGE_KINDS) as image:
+                _refuse_too_many_pixels(image.size)
                 pixels = self._pixels(image, rng)
         except FormatError as error:
             raise FormatError(f"the image{where}: {error}") from None
         except Image.DecompressionBombWarning:
-            raise FormatError(f"the image{where}: more than {MOST_PIXELS:,} pixels") from None
+            raise FormatError(f"the image{where}: more than {MAX_PIXELS:,} pixels") from None
         except (
             Exception
         ) as error:  # Pillow's plugins raise what a broken image makes them raise
@@ -137,43 +139,43 @@ class Decode:
         from PIL.Image import Resampling, Transpose
 
         if self._size is None:
-            made = _in_mode(image, self._mode)
+            made = _convert_mode(image, self._mode)
         else:
             box = self._box(image.size, rng)
-            box = _drafted(image, self._mode, box, self._size)
-            made = _in_mode(image, self._mode).resize(
+            box = _draft_jpeg(image, self._mode, box, self._size)
+            made = _convert_mode(image, self._mode).resize(
                 self._size[::-1], Resampling.BILINEAR, box=box, reducing_gap=2.0
             )
         if self._flip and rng.random() < 0.5:
             made = made.transpose(Transpose.FLIP_LEFT_RIGHT)
         return made
 
-    def _box(self, found: tuple[int, int], rng: np.random.Generator) -> Box:
+    def _box(self, found: tuple[int, int], rng: np.random.Generator) -> CropBox:
         """Return the part of an image of (width, height) that is delivered."""
         assert self._size is not None
         if self._crop is None:
-            return Box(0, 0, *found)
+            return CropBox(0, 0, *found)
         aspect = self._size[1] / self._size[0]
         if self._crop == "random":
-            return random_box(found, aspect, self._scale, rng)
-        return center_box(found, aspect)
+            return random_crop_box(found, aspect, self._scale, rng)
+        return center_crop_box(found, aspect)
 
 
-def center_box(size: tuple[int, int], aspect: float) -> Box:
+def center_crop_box(size: tuple[int, int], aspect: float) -> CropBox:
     """Return the largest part in the middle that is ``aspect`` times as wide as high.
 
-    >>> center_box((500, 375), 1.0)
-    Box(left=62.5, top=0.0, right=437.5, bottom=375.0)
+    >>> center_crop_box((500, 375), 1.0)
+    CropBox(left=62.5, top=0.0, right=437.5, bottom=375.0)
     """
     width, height = size
     wide, high = min(width, height * aspect), min(height, width / aspect)
     left, top = (width - wide) / 2, (height - high) / 2
-    return Box(left, top, left + wide, top + high)
+    return CropBox(left, top, left + wide, top + high)
 
 
-def random_box(
+def random_crop_box(
     size: tuple[int, int], aspect: float, scale: tuple[float, float], rng: np.random.Generator
-) -> Box:
+) -> CropBox:
     """Return a part anywhere in an image, of about a proportion.
 
     Args:
@@ -183,28 +185,28 @@ def random_box(
         rng: that chooses.
     """
     width, height = size
-    for _ in range(ATTEMPTS):
+    for _ in range(RANDOM_BOX_ATTEMPTS):
         area = width * height * rng.uniform(*scale)
-        ratio = aspect * ASPECT ** rng.uniform(-1, 1)
+        ratio = aspect * MAX_ASPECT_CHANGE ** rng.uniform(-1, 1)
         wide, high = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if wide <= width and high <= height:
             left, top = rng.uniform(0, width - wide), rng.uniform(0, height - high)
-            return Box(left, top, left + wide, top + high)
-    return center_box(size, aspect)
+            return CropBox(left, top, left + wide, top + high)
+    return center_crop_box(size, aspect)
 
 
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
     image.load()  # decodes
     return image if image.mode == mode else image.convert(mode)
 
 
-def _refuse_bomb(size: tuple[int, int]) -> None:
+def _refuse_too_many_pixels(size: tuple[int, int]) -> None:
     width, height = size
-    if width * height > MOST_PIXELS:
-        raise FormatError(f"expected at most {MOST_PIXELS:,} pixels, found {width} by {height}")
+    if width * height > MAX_PIXELS:
+        raise FormatError(f"expected at most {MAX_PIXELS:,} pixels, found {width} by {height}")
 
 
-def _drafted(image: Image.Image, mode: str, box: Box, size: tuple[int, int]) -> Box:
+def _draft_jpeg(image: Image.Image, mode: str, box: CropBox, size: tuple[int, int]) -> CropBox:
     """Have a JPEG decoded no larger than needed; returns the box in what it then is."""
     before = image.size
     height, width = size
@@ -212,7 +214,7 @@ def _drafted(image: Image.Image, mode: str, box: Box, size: tuple[int, int]) -> 
     need_height = math.ceil(height * before[1] / (box.bottom - box.top))
     image.draft(mode, (need_width, need_height))  # other formats ignore it
     across, down = image.size[0] / before[0], image.size[1] / before[1]
-    return Box(
+    return CropBox(
         box.left * across,
         box.top * down,
         min(box.right * across, image.size[0]),

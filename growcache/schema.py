@@ -1,7 +1,7 @@
 """What a sample is: a dict of named values, and the schema that all samples of a cache share.
 
-A value is an array, ``bytes`` or a ``str``. An array's dimension is ragged where its size
-differs from sample to sample; bytes and strings are ragged by nature.
+A value is an array, ``bytes`` or a ``str``. A dimension of an array is ragged if its size differs
+from sample to sample. Bytes and strings are always ragged.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Value: TypeAlias = Array | bytes | str
 # Of `Value`s. Not said so, because a dict of arrays alone would be no such dict to mypy.
 Sample: TypeAlias = dict[str, Any]
 
-_STORED = re.compile(r"[<|][biufc][0-9]{1,2}")
-KINDS = "biufc"  # bool, signed, unsigned, float, complex
+_STORED_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}")
+DTYPE_KINDS = "biufc"  # bool, signed, unsigned, float, complex
 BYTES = "bytes"
 STR = "str"
 
 # What loaders add to a ragged field's name to name the arrays that say where values lie.
-COMPANIONS = ("_offsets", "_shapes", "_lengths")
+RAGGED_SUFFIXES = ("_offsets", "_shapes", "_lengths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Schema:
     def __post_init__(self) -> None:
         names = set(self.names)
         for field in self.fields:
-            taken = names.intersection(field.name + end for end in COMPANIONS)
+            taken = names.intersection(field.name + end for end in RAGGED_SUFFIXES)
             if taken and field.is_ragged:
                 raise FormatError(
                     f"{field} is ragged, and batches need the name {min(taken)!r} to say where "
@@ -191,7 +191,7 @@ class Schema:
                 raise FormatError(
                     f"the names of a sample's arrays must be strings, found {name!r}"
                 )
-        return cls(tuple(_field(name, sample[name]) for name in sorted(sample)))
+        return cls(tuple(_field_of_value(name, sample[name]) for name in sorted(sample)))
 
     @classmethod
     def declared(cls, fields: Mapping[str, str | Sequence[Any]]) -> Schema:
@@ -209,7 +209,7 @@ class Schema:
         """
         if not fields:
             raise FormatError("a schema needs at least one field")
-        return cls(tuple(_declared(name, fields[name]) for name in sorted(fields)))
+        return cls(tuple(_declared_field(name, fields[name]) for name in sorted(fields)))
 
     @classmethod
     def covering(cls, schemas: Sequence[Schema]) -> Schema:
@@ -231,7 +231,9 @@ class Schema:
                 )
         return cls(
             tuple(
-                Field(fields[0].name, fields[0].dtype, _covering([f.shape for f in fields]))
+                Field(
+                    fields[0].name, fields[0].dtype, _covering_shape([f.shape for f in fields])
+                )
                 for fields in zip(*(schema.fields for schema in schemas), strict=True)
             )
         )
@@ -276,7 +278,7 @@ class Schema:
             FormatError: it is damaged: no such dtype, or sizes that cannot be.
         """
         try:
-            return cls(tuple(_read_field(*described) for described in value))
+            return cls(tuple(_field_from_json(*described) for described in value))
         except (TypeError, ValueError) as error:
             raise FormatError(f"a schema is damaged: {error}") from None
 
@@ -298,7 +300,7 @@ class Schema:
         found = Schema.of(sample)
         if not self.allows(found):
             raise FormatError(f"expected a sample with {self}, found {found}")
-        return {f.name: _stored(f, sample[f.name]) for f in self.fields}
+        return {f.name: _stored_value(f, sample[f.name]) for f in self.fields}
 
     def _is_of(self, sample: Mapping[str, Any]) -> bool:
         """Whether the sample is already what `conform` would make of it (the usual case)."""
@@ -313,17 +315,17 @@ class Schema:
 
 def sample_bytes(sample: Mapping[str, Value]) -> int:
     """Return the bytes of a sample's values as they are stored, without framing."""
-    return sum(map(_value_bytes, sample.values()))
+    return sum(map(_value_nbytes, sample.values()))
 
 
-def _value_bytes(value: Value) -> int:
+def _value_nbytes(value: Value) -> int:
     if isinstance(value, str):
         return len(value.encode())
     return len(value) if isinstance(value, bytes) else np.asarray(value).nbytes
 
 
-def _field(name: str, value: object) -> Field:
-    blob = _blob(value)
+def _field_of_value(name: str, value: object) -> Field:
+    blob = _as_bytes_or_str(value)
     if isinstance(blob, bytes):
         return Field(name, BYTES, ())
     if isinstance(blob, str):
@@ -331,10 +333,10 @@ def _field(name: str, value: object) -> Field:
             raise FormatError(f"the string {name!r} is no valid Unicode; cache it as bytes")
         return Field(name, STR, ())
     array = np.asarray(value)
-    return Field(name, _dtype(name, array.dtype), array.shape)
+    return Field(name, _stored_dtype(name, array.dtype), array.shape)
 
 
-def _blob(value: object) -> bytes | str | None:
+def _as_bytes_or_str(value: object) -> bytes | str | None:
     """Return a value that is bytes or text, however NumPy dresses it, as Python has it."""
     if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "SU":
         value = value.item()
@@ -343,8 +345,8 @@ def _blob(value: object) -> bytes | str | None:
     return str(value) if isinstance(value, str) else None
 
 
-def _dtype(name: str, dtype: np.dtype[Any]) -> str:
-    if dtype.kind not in KINDS or dtype.hasobject:
+def _stored_dtype(name: str, dtype: np.dtype[Any]) -> str:
+    if dtype.kind not in DTYPE_KINDS or dtype.hasobject:
         raise FormatError(
             f"array {name!r} has dtype {dtype}; "
             "bool, integers, floats, complex, bytes and str can be cached"
@@ -352,7 +354,7 @@ def _dtype(name: str, dtype: np.dtype[Any]) -> str:
     return dtype.newbyteorder("<").str
 
 
-def _read_field(name: object, dtype: object, shape: Sequence[object]) -> Field:
+def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Field:
     """Return the field that a file describes; NumPy would make any type, objects included."""
     sizes = tuple(None if s is None else int(str(s)) for s in shape)
     if type(name) is not str or not name or any(s is not None and s < 0 for s in sizes):
@@ -360,12 +362,16 @@ def _read_field(name: object, dtype: object, shape: Sequence[object]) -> Field:
     if dtype in (BYTES, STR) and not sizes:
         return Field(name, str(dtype), ())
     # NumPy would evaluate what stands behind a comma.
-    if type(dtype) is not str or not _STORED.fullmatch(dtype) or np.dtype(dtype).str != dtype:
+    if (
+        type(dtype) is not str
+        or not _STORED_DTYPE.fullmatch(dtype)
+        or np.dtype(dtype).str != dtype
+    ):
         raise ValueError(f"no dtype: {dtype!r:.40}")
     return Field(name, dtype, sizes)
 
 
-def _declared(name: object, what: str | Sequence[Any]) -> Field:
+def _declared_field(name: object, what: str | Sequence[Any]) -> Field:
     if not isinstance(name, str) or not name:
         raise FormatError(f"the names of a schema's fields must be strings, found {name!r}")
     kind, *sizes = (what,) if isinstance(what, str) else tuple(what)
@@ -380,17 +386,17 @@ def _declared(name: object, what: str | Sequence[Any]) -> Field:
         dtype = np.dtype(kind)
     except (TypeError, ValueError, SyntaxError):
         raise FormatError(f"field {name!r}: there is no dtype {kind!r}") from None
-    return Field(name, _dtype(name, dtype), tuple(sizes))
+    return Field(name, _stored_dtype(name, dtype), tuple(sizes))
 
 
-def _covering(shapes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+def _covering_shape(shapes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
     return tuple(
         sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)
     )
 
 
-def _stored(field: Field, value: object) -> Value:
-    blob = _blob(value)
+def _stored_value(field: Field, value: object) -> Value:
+    blob = _as_bytes_or_str(value)
     return np.asarray(value, dtype=field.dtype, order="C") if blob is None else blob
 
 

@@ -1,7 +1,7 @@
-"""What must not be shown or kept: credentials, wherever a configuration may have them.
+"""Credentials: find them in a configuration, and keep them out of messages and files.
 
-Secrets are known by the names they stand under, and by their place in a URL. Whatever builds
-a message hides those that it knows (`errors`), whatever is kept holds `public` values only.
+Secrets are known by the names of their settings and by their place in a URL. Messages hide every
+secret that this process knows (`errors`). Files hold hashes in the place of secrets.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "HIDDEN"
 
-LEAST_CHARACTERS = 6  # fewer are hardly a secret, and stand in sentences
-SURE_CHARACTERS = 8  # shorter ones are hidden where they are a word of their own
-TELLING_CHARACTERS = 12  # so long a text under an unknown name of storage_options is one
+MIN_SECRET_CHARACTERS = 6  # fewer are hardly a secret, and stand in sentences
+ANYWHERE_SECRET_CHARACTERS = 8  # shorter ones are hidden where they are a word of their own
+UNNAMED_SECRET_CHARACTERS = 12  # so long a text under an unknown name of storage_options is one
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SECRET_WORDS = frozenset(
@@ -30,14 +30,16 @@ _SECRET_ENDS = ("key", "token", "secret", "password", "signature", "credentials"
 _COMMON_WORDS = frozenset(
     {"anon", "browser", "cache", "cloud", "google_default", "none", "true"} | _SECRET_WORDS
 )
-_ELSEWHERE_PUBLIC = frozenset({"key", "keys", "headers"})  # but in storage_options
+_PUBLIC_OUTSIDE_STORAGE_OPTIONS = frozenset(
+    {"key", "keys", "headers"}
+)  # but in storage_options
 _PUBLIC_NAMES = frozenset(
     {"endpoint_url", "endpoint", "base_url", "host", "port", "region", "region_name",
      "account_name", "project", "profile", "verify", "key_filename", "cache_storage", "path"}
 )  # fmt: skip
 
 # Of a signed URL: what is signed, until when and by whom. A renewed one names the same object.
-_SIGNED = re.compile(
+_SIGNED_PARAMETERS = re.compile(
     r"x-(amz|goog|oss|ms)-.*|sv|ss|srt|sr|sp|se|st|spr|sip|sdd|sk(oid|tid|t|e|s|v)"
     r"|expires|policy|awsaccesskeyid|googleaccessid|key-pair-id",
     re.IGNORECASE,
@@ -46,7 +48,7 @@ _SIGNATURES = frozenset({"x-amz-signature", "x-goog-signature", "sig", "signatur
 
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")
 # A password with "/" or "@" that was not quoted as it should: what stands before is no port.
-_UNQUOTED = re.compile(r"(?<=://)[^/?#\s:@]*:(?!\d+(?:[/?#]|$))\S*@")
+_UNQUOTED_USERINFO = re.compile(r"(?<=://)[^/?#\s:@]*:(?!\d+(?:[/?#]|$))\S*@")
 
 
 def is_secret(name: str) -> bool:
@@ -61,13 +63,15 @@ def is_secret(name: str) -> bool:
 
 def without_userinfo(url: str) -> str:
     """Return a URL, or a chain of them, without users and passwords."""
-    return "::".join(_UNQUOTED.sub("", _USERINFO.sub("", part)) for part in url.split("::"))
+    return "::".join(
+        _UNQUOTED_USERINFO.sub("", _USERINFO.sub("", part)) for part in url.split("::")
+    )
 
 
-def public_query(query: str) -> str:
+def query_without_secrets(query: str) -> str:
     """Return the parameters that say what is asked for, and not by whom.
 
-    >>> public_query("v=1&X-Amz-Date=2&X-Amz-Signature=3")
+    >>> query_without_secrets("v=1&X-Amz-Date=2&X-Amz-Signature=3")
     'v=1'
     """
     pairs = [(pair.partition("=")[0], pair) for pair in query.split("&")]
@@ -75,53 +79,55 @@ def public_query(query: str) -> str:
     return "&".join(
         pair
         for name, pair in pairs
-        if not (is_secret(unquote(name)) or (signed and _SIGNED.fullmatch(name)))
+        if not (is_secret(unquote(name)) or (signed and _SIGNED_PARAMETERS.fullmatch(name)))
     )
 
 
-def public_url(url: str) -> str:
+def url_without_secrets(url: str) -> str:
     """Return a URL without credentials: users, passwords, tokens and signatures.
 
-    >>> public_url("https://me:word@host/a?v=1&token=x"), public_url("s3://b/run?.npy")
+    >>> url_without_secrets("https://me:word@host/a?v=1&token=x"), url_without_secrets("s3://b/run?.npy")
     ('https://host/a?v=1', 's3://b/run?.npy')
     """
     if "://" not in url:
         return url
-    return "::".join(map(_public_address, without_userinfo(url).split("::")))
+    return "::".join(map(_address_without_secrets, without_userinfo(url).split("::")))
 
 
-def _public_address(url: str) -> str:
+def _address_without_secrets(url: str) -> str:
     address, mark, query = url.partition("?")
     if not mark or "=" not in query:
         return url
-    kept = public_query(query)
+    kept = query_without_secrets(query)
     return f"{address}?{kept}" if kept else address
 
 
-def public(value: Any) -> Any:
+def hash_secrets(value: Any) -> Any:
     """Return a JSON value without secrets, other where they are: hashes stand for them."""
     if isinstance(value, Mapping):
         return {
-            name: _hashed(inner)
-            if isinstance(inner, str) and _is_secret_here(str(name), stored=False)
-            else public(inner)
+            name: _hash_secret(inner)
+            if isinstance(inner, str) and _is_secret_setting(str(name), stored=False)
+            else hash_secrets(inner)
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [public(inner) for inner in value]
-    return public_url(value) if isinstance(value, str) else value
+        return [hash_secrets(inner) for inner in value]
+    return url_without_secrets(value) if isinstance(value, str) else value
 
 
 @functools.lru_cache(maxsize=64)
-def _hashed(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     # Slow, for a password may be one of few.
     digest = hashlib.scrypt(secret.encode(), salt=b"growcache", n=1 << 12, r=8, p=1, dklen=8)
     return f"{HIDDEN}-{digest.hex()}"
 
 
-def _is_secret_here(name: str, *, stored: bool) -> bool:
+def _is_secret_setting(name: str, *, stored: bool) -> bool:
     """Whether a name is one of a secret: in storage_options, or elsewhere in a configuration."""
-    if name.lower() in (_PUBLIC_NAMES if stored else _PUBLIC_NAMES | _ELSEWHERE_PUBLIC):
+    if name.lower() in (
+        _PUBLIC_NAMES if stored else _PUBLIC_NAMES | _PUBLIC_OUTSIDE_STORAGE_OPTIONS
+    ):
         return False
     return is_secret(name)
 
@@ -133,72 +139,72 @@ _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
 
 
-def remember(values: object) -> None:
+def remember_secrets(values: object) -> None:
     """Hide the secrets of a configuration, checked or not, from all messages from now on."""
     global _pattern
-    found = {text for text in _secrets(values) if len(text) >= LEAST_CHARACTERS}
+    found = {text for text in _secrets_within(values) if len(text) >= MIN_SECRET_CHARACTERS}
     found -= _COMMON_WORDS
     with _lock:
         if found <= _known:
             return
         _known.update(found)
         longest_first = sorted(_known, key=lambda text: (-len(text), text))
-        _pattern = re.compile("|".join(map(_expression, longest_first)))
+        _pattern = re.compile("|".join(map(_secret_pattern, longest_first)))
 
 
-def hide(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """Return a message without the secrets that are known to this process."""
     return text if _pattern is None else _pattern.sub(HIDDEN, text)
 
 
-def _expression(secret: str) -> str:
-    if len(secret) >= SURE_CHARACTERS:
+def _secret_pattern(secret: str) -> str:
+    if len(secret) >= ANYWHERE_SECRET_CHARACTERS:
         return re.escape(secret)
     return rf"(?<!\w){re.escape(secret)}(?!\w)"
 
 
-def _secrets(values: object, *, stored: bool = False) -> Iterator[str]:
+def _secrets_within(values: object, *, stored: bool = False) -> Iterator[str]:
     """Yield what must not be shown; ``stored``: inside of storage_options."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             if name == "fields" and isinstance(value, Mapping) and not stored:
                 for field in value.values():  # whose names are the user's
-                    yield from _secrets(field)
-            elif _is_secret_here(str(name), stored=stored):
-                yield from _all_texts(value)
+                    yield from _secrets_within(field)
+            elif _is_secret_setting(str(name), stored=stored):
+                yield from _texts_within(value)
             elif stored and str(name) not in _PUBLIC_NAMES and isinstance(value, str):
-                yield from _of_url(value)
-                yield from (t for t in _spellings(value) if len(t) >= TELLING_CHARACTERS)
+                yield from _secrets_of_url(value)
+                yield from (t for t in _spellings(value) if len(t) >= UNNAMED_SECRET_CHARACTERS)
             elif stored and isinstance(value, str):  # of an endpoint, the scheme may be missing
-                yield from _of_url(value if "://" in value else f"://{value}")
+                yield from _secrets_of_url(value if "://" in value else f"://{value}")
             else:
-                yield from _secrets(value, stored=stored or name == "storage_options")
+                yield from _secrets_within(value, stored=stored or name == "storage_options")
     elif isinstance(values, list | tuple):
         for value in values:
-            yield from _secrets(value, stored=stored)
+            yield from _secrets_within(value, stored=stored)
     elif isinstance(values, str):
-        yield from _of_url(values)
+        yield from _secrets_of_url(values)
 
 
-def _all_texts(value: object) -> Iterator[str]:
+def _texts_within(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for inner in value.values():
-            yield from _all_texts(inner)
+            yield from _texts_within(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _all_texts(inner)
+            yield from _texts_within(inner)
     elif isinstance(value, str):
         yield from _spellings(value)
         # As of "Bearer …", or of a connection string.
         parts = [part.partition("=")[2] or part for part in re.split(r"[\s;,]", value)]
-        yield from (part for part in parts if len(part) >= TELLING_CHARACTERS)
+        yield from (part for part in parts if len(part) >= UNNAMED_SECRET_CHARACTERS)
 
 
-def _of_url(url: str) -> Iterator[str]:
+def _secrets_of_url(url: str) -> Iterator[str]:
     if "://" not in url:
         return
     for part in url.split("::"):
-        for expression in (_USERINFO, _UNQUOTED):
+        for expression in (_USERINFO, _UNQUOTED_USERINFO):
             for found in expression.finditer(part):
                 user, _, password = found[0][:-1].partition(":")
                 yield from _spellings(password or user)

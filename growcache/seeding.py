@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, where you are); no generator is ever carried along."""
+"""Randomness as a function of the seed and a place. No generator state is ever carried along."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+Uint64Array = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
 
 
-def derive(*where: int | str) -> int:
+def derive_seed(*where: int | str) -> int:
     """Return 128 well-mixed bits that depend on every element of ``where``, in order.
 
-    >>> derive(0, "pass", 1) == derive(0, "pass", 1)
+    >>> derive_seed(0, "pass", 1) == derive_seed(0, "pass", 1)
     True
-    >>> derive(0, 1) == derive(1, 0) or derive(0, "1") == derive(0, 1)
+    >>> derive_seed(0, 1) == derive_seed(1, 0) or derive_seed(0, "1") == derive_seed(0, 1)
     False
     """
     text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in where)
@@ -25,9 +25,9 @@ def derive(*where: int | str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def generator(*where: int | str) -> np.random.Generator:
+def generator_at(*where: int | str) -> np.random.Generator:
     """Return a fresh NumPy generator for the place ``where`` (see `derive`)."""
-    return np.random.Generator(np.random.PCG64(derive(*where)))
+    return np.random.Generator(np.random.PCG64(derive_seed(*where)))
 
 
 def hash64(text: str) -> int:
@@ -36,7 +36,7 @@ def hash64(text: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def stream64(seeds: Words, positions: Words) -> Words:
+def stream64(seeds: Uint64Array, positions: Uint64Array) -> Uint64Array:
     """Return the numbers at these positions of SplitMix64's sequences from these seeds.
 
     Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -51,9 +51,9 @@ def stream64(seeds: Words, positions: Words) -> Words:
     return finalize64(seeds + (positions + np.uint64(1)) * GOLDEN)
 
 
-def finalize64(words: Words) -> Words:
+def finalize64(words: Uint64Array) -> Uint64Array:
     """Return SplitMix64's finalizer of each word: a bijection that mixes all 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = words ^ (words >> np.uint64(31))
+    mixed: Uint64Array = words ^ (words >> np.uint64(31))
     return mixed

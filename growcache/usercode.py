@@ -1,8 +1,9 @@
-"""The user's own code: found by name, made once, and blamed with its file and line.
+"""The user's own code: imported by name, called by keyword, and named with its file and line in errors.
 
-What is called ``package.module:function`` in a configuration is a function, or a class that
-is made once per process and then called. Extra parameters of a function, and the arguments
-of a class, are its options.
+``package.module:function`` in a configuration names a function, or a class that is instantiated once
+per process and then called. Further parameters of a function, and the arguments of a class, are its
+options. Child processes start as ``python -m growcache …``, never by fork, with an environment in
+which they can import the same code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 import threading
 import time
@@ -27,11 +29,11 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.schema import Origin, Sample
 
-_LONGEST_KEY = 80  # characters of an object's key in a reason; the hole has all of it
-_LONGEST_WORDS = 160  # characters of what an exception says
+_MAX_KEY_CHARACTERS = 80  # characters of an object's key in a reason; the hole has all of it
+_MAX_ERROR_CHARACTERS = 160  # characters of what an exception says
 
 
-class Calls:
+class RunningCalls:
     """Which calls of the user's code run now, by thread, and how many have ended.
 
     Written by the threads that make them, read by one that watches.
@@ -57,13 +59,13 @@ class Calls:
             return None
         began, code, key, origin = min(running, key=lambda call: call[0])
         part = "" if origin is None else f" [{origin.start}:{origin.stop}]"
-        return time.monotonic() - began, f"{code.role} {code.name} on {short(key)}{part}"
+        return time.monotonic() - began, f"{code.role} {code.name} on {short_key(key)}{part}"
 
 
-CALLS = Calls()
+RUNNING_CALLS = RunningCalls()
 
 # What a user's code may raise, beside every Exception: it must not end the sampler.
-_ANYTHING = (Exception, SystemExit)
+_USER_ERRORS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,13 @@ class UserCode:
         Raises:
             FormatError: it raised; the message names object, exception, file and line.
         """
-        CALLS.begin(self, key, values.get("origin"))
+        RUNNING_CALLS.begin(self, key, values.get("origin"))
         try:
             return self.function(**{name: values[name] for name in self.parameters})
-        except _ANYTHING as error:
+        except _USER_ERRORS as error:
             raise self.failure(key, error) from error
         finally:
-            CALLS.end()
+            RUNNING_CALLS.end()
 
     def items(self, key: str, result: Iterable[Any]) -> Iterator[Any]:
         """Yield what a generator or list of the user's holds.
@@ -112,22 +114,22 @@ class UserCode:
         """
         found: Iterator[Any] | None = None
         while True:
-            CALLS.begin(self, key)
+            RUNNING_CALLS.begin(self, key)
             try:
                 found = found or iter(result)
                 item = next(found)
             except StopIteration:
                 return
-            except _ANYTHING as error:
+            except _USER_ERRORS as error:
                 raise self.failure(key, error) from error
             finally:
-                CALLS.end()
+                RUNNING_CALLS.end()
             yield item
 
     def failure(self, key: str, error: BaseException) -> FormatError:
         """Return what an exception of the user's code means to the cache: a hole."""
-        what = f"raised {_words(error)} at {_line(error, self.home)}"
-        return FormatError(f"{self.name} {what} on {short(key)}")
+        what = f"raised {_error_text(error)} at {_user_line(error, self.home)}"
+        return FormatError(f"{self.name} {what} on {short_key(key)}")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
         """Return a sample that the function made: arrays are little-endian, in C order.
@@ -142,7 +144,7 @@ class UserCode:
         Raises:
             FormatError: not a non-empty dict of named arrays, bytes and str.
         """
-        who = f"{self.name} on {short(key)}"
+        who = f"{self.name} on {short_key(key)}"
         if not isinstance(result, Mapping) or not result:
             found = "an empty one" if isinstance(result, Mapping) else type(result).__name__
             raise FormatError(f"{who}: expected a dict of arrays, found {found}")
@@ -150,7 +152,7 @@ class UserCode:
             if not isinstance(name, str) or not name:
                 raise FormatError(f"{who}: expected a str as name of an array, found {name!r}")
         fresh = set(map(id, given))
-        return {name: _value(value, who, name, fresh) for name, value in result.items()}
+        return {name: _sample_value(value, who, name, fresh) for name, value in result.items()}
 
 
 def load_code(
@@ -171,10 +173,10 @@ def load_code(
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
-    module = _imported(module_name, name, key)
-    found = _attribute(module, attribute, name, key)
+    module = _import_module(module_name, name, key)
+    found = _get_attribute(module, attribute, name, key)
     if isinstance(found, type):
-        function = _made(found, options, name, where)
+        function = _instantiate(found, options, name, where)
         options = {}
     else:
         function = found
@@ -182,12 +184,14 @@ def load_code(
         raise ConfigError(f"{key}: {name} is not callable")
     parameters = _parameters(function, options, known, name, where)
     bound = functools.partial(function, **options) if options else function
-    return UserCode(name, key, _digest(module), _home(module), bound, parameters)
+    return UserCode(name, key, _source_digest(module), _source_home(module), bound, parameters)
 
 
-def short(key: str) -> str:
+def short_key(key: str) -> str:
     """Return an object's key for a message: its end, if it is long; printable in any case."""
-    return printable(key if len(key) <= _LONGEST_KEY else "…" + key[1 - _LONGEST_KEY :])
+    return printable(
+        key if len(key) <= _MAX_KEY_CHARACTERS else "…" + key[1 - _MAX_KEY_CHARACTERS :]
+    )
 
 
 def printable(text: str) -> str:
@@ -203,19 +207,19 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _imported(module_name: str, name: str, key: str) -> ModuleType:
+def _import_module(module_name: str, name: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except _ANYTHING as error:
+    except _USER_ERRORS as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]:
             hint = f"; looked for in {Path.cwd()}, PYTHONPATH and the installed packages"
         elif error.__traceback__ is not None and not isinstance(error, SyntaxError):
-            hint = f" (at {_line(error, '')})"
-        raise ConfigError(f"{key}: cannot load {name}: {_words(error)}{hint}") from error
+            hint = f" (at {_user_line(error, '')})"
+        raise ConfigError(f"{key}: cannot load {name}: {_error_text(error)}{hint}") from error
 
 
-def _attribute(module: ModuleType, attribute: str, name: str, key: str) -> Any:
+def _get_attribute(module: ModuleType, attribute: str, name: str, key: str) -> Any:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -228,13 +232,13 @@ def _attribute(module: ModuleType, attribute: str, name: str, key: str) -> Any:
     return found
 
 
-def _made(
+def _instantiate(
     kind: Callable[..., Any], options: Mapping[str, Any], name: str, where: tuple[str, str]
 ) -> Any:
     try:
         return kind(**options)
-    except _ANYTHING as error:
-        raise ConfigError(f"{where[1]} do not fit {name}: {_words(error)}") from error
+    except _USER_ERRORS as error:
+        raise ConfigError(f"{where[1]} do not fit {name}: {_error_text(error)}") from error
 
 
 def _parameters(
@@ -254,7 +258,9 @@ def _parameters(
         if option in known or not (takes_any or option in declared):
             names = [n for n in declared if n not in known]
             close = difflib.get_close_matches(str(option), names, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; it takes {_list(names)}"
+            hint = (
+                f"; did you mean {close[0]}?" if close else f"; it takes {_join_names(names)}"
+            )
             raise ConfigError(f"{options_key}: {name} takes no option {option!r}{hint}")
     missing = [
         p.name
@@ -267,30 +273,30 @@ def _parameters(
     positional = [p.name for p in declared.values() if p.kind is p.POSITIONAL_ONLY]
     if missing or positional:
         raise ConfigError(
-            f"{key}: {name} may take {_list(list(known))} by name, and options; found "
-            f"({', '.join(declared)}), of which {_list(missing or positional)} cannot be given"
+            f"{key}: {name} may take {_join_names(list(known))} by name, and options; found "
+            f"({', '.join(declared)}), of which {_join_names(missing or positional)} cannot be given"
         )
     return tuple(n for n in declared if n in known)
 
 
-def _list(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _digest(module: ModuleType) -> str:
+def _source_digest(module: ModuleType) -> str:
     path = module.__file__
     source = Path(path).read_bytes() if path else b""
     return hashlib.blake2b(source, digest_size=16).hexdigest()
 
 
-def _home(module: ModuleType) -> str:
+def _source_home(module: ModuleType) -> str:
     top, dot, _ = module.__name__.partition(".")
     package = sys.modules.get(top)
     paths = list(getattr(package, "__path__", ())) if dot else []
     return str(paths[0]) if paths else (module.__file__ or "")
 
 
-def _line(error: BaseException, home: str) -> str:
+def _user_line(error: BaseException, home: str) -> str:
     """Return ``file:line`` of the user's own innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
@@ -303,32 +309,41 @@ def _line(error: BaseException, home: str) -> str:
     return f"{shown}:{frame.lineno}"
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     lines = traceback.format_exception_only(error)
     # Of a syntax error these show the source; its text is enough, and names file and line.
     text = f"SyntaxError: {error}" if isinstance(error, SyntaxError) else "".join(lines)
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 1] + "…"
+    return (
+        text if len(text) <= _MAX_ERROR_CHARACTERS else text[: _MAX_ERROR_CHARACTERS - 1] + "…"
+    )
 
 
-def _value(value: Any, who: str, name: str, fresh: set[int]) -> Any:
+def _sample_value(value: Any, who: str, name: str, fresh: set[int]) -> Any:
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, bytearray):
         return bytes(value)
     try:
         array = np.asarray(value)
-    except _ANYTHING as error:
-        raise FormatError(f"{who}: {name!r} is no array: {_words(error)}") from None
+    except _USER_ERRORS as error:
+        raise FormatError(f"{who}: {name!r} is no array: {_error_text(error)}") from None
     # A function may fill the same array for each of its samples; what cannot be written on
     # cannot change.
-    array = array.copy() if id(array) not in fresh and _writable(array) else array
+    array = array.copy() if id(array) not in fresh and _is_writable(array) else array
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 
 
-def _writable(array: Any) -> bool:
+def _is_writable(array: Any) -> bool:
     while isinstance(array, np.ndarray):
         if array.flags.writeable:
             return True
         array = array.base
     return False
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment in which a child imports what this process can import."""
+    here = str(Path.cwd())
+    paths = [path or here for path in [*sys.path, here]]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

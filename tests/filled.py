@@ -11,11 +11,10 @@ import numpy as np
 
 from growcache.cache.cache import Cache
 from growcache.cache.formats import shard_files
-from growcache.cache.identity import Identity
-from growcache.cache.incoming import needed_bytes, write_incoming
-from growcache.cache.leases import LeaseView, read_leases
-from growcache.cache.packing import pack
-from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
+from growcache.cache.incoming import bytes_to_reserve, encode_shard, write_incoming
+from growcache.cache.lease_views import LeaseView, read_leases
+from growcache.cache.side_files import Identity
+from growcache.cache.sidecar import Origins, SampleOrigin, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Sample, Schema
 
@@ -71,9 +70,9 @@ class Filled:
 
     def add_samples(self, number: int, samples: Sequence[Sample]) -> None:
         """Commit a shard of these samples, which conform to the schema."""
-        packed = pack(self.format, self.schema, samples)
+        packed = encode_shard(self.format, self.schema, samples)
         drawn = (
-            DrawnFrom(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
+            SampleOrigin(f"object-{number}-{i}", None, 1, None, 0, 1, i, i + 1)
             for i in range(len(samples))
         )
         sidecar = Sidecar(
@@ -87,7 +86,7 @@ class Filled:
             **packed.facts,
         )
         self.cache.issue(number)
-        assert self.cache.reserve(PERMIT, needed_bytes(sidecar))
+        assert self.cache.reserve(PERMIT, bytes_to_reserve(sidecar))
         sealed = write_incoming(self.layout, PERMIT, sidecar, packed.files)
         self.cache.commit(PERMIT, [sealed])
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.config import Config, load_config
+from growcache.config import Config
+from growcache.config_text import load_config
 from growcache.errors import ConfigError
-from growcache.remote.formats import open_format
-from growcache.sampling.fingerprint import wishes
+from growcache.formats import open_format
+from growcache.sampling.fingerprint import configured_values
 
 SOURCE: dict[str, Any] = {"source": {"url": "s3://bucket/*.npy"}}
 
@@ -38,7 +39,7 @@ def test_a_schema_is_dtypes_and_dimensions() -> None:
     }
     assert Config.model_validate(made.model_dump(mode="json")) == made
     lists = {name: list(wish) for name, wish in made.sampling.schema.items()}
-    assert wishes(made)["sampling.schema"] == lists
+    assert configured_values(made)["sampling.schema"] == lists
     assert config().sampling.schema == "auto"
 
 
@@ -121,23 +122,23 @@ def test_the_server_is_part_of_the_source_and_secrets_are_not(
 ) -> None:
     secrets = {"key": "secret", "secret": "secret", "token": "secret", "anon": False}
     source = {"url": "s3://b/*", "storage_options": {**options, **secrets}}
-    found = wishes(config(source=source))
+    found = configured_values(config(source=source))
     assert found["source.storage_options"] == {"endpoint_url": kept}
     assert "secret" not in str(found)
 
 
 def test_shards_laid_out_otherwise_are_another_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [config(cache={"format": name}) for name in CACHE_FORMATS]
-    before = [wishes(one) for one in made]
+    before = [configured_values(one) for one in made]
     monkeypatch.setattr(CACHE_FORMATS["tfrecord"], "LAYOUT_VERSION", 10**6)
-    after = dict(zip(CACHE_FORMATS, map(wishes, made), strict=True))
+    after = dict(zip(CACHE_FORMATS, map(configured_values, made), strict=True))
     assert after["npy"] in before
     assert after["tfrecord"] not in before
 
 
 def test_another_server_is_another_source() -> None:
     def on(**options: Any) -> dict[str, Any]:
-        return wishes(config(source={"url": "s3://b/*", "storage_options": options}))
+        return configured_values(config(source={"url": "s3://b/*", "storage_options": options}))
 
     assert on(endpoint_url="http://a") != on(endpoint_url="http://b")
     assert on(endpoint_url="http://a") == on(endpoint_url="http://a/", key="k", secret="s")

@@ -11,9 +11,9 @@ import pytest
 import typer.main
 
 from growcache import Snapshot
-from growcache.config import load_config
-from growcache.remote.formats import open_source
-from growcache.service.cli import app, main
+from growcache.cli.cli import app, main
+from growcache.config_text import load_config
+from growcache.formats import open_source
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

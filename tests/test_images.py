@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from growcache.errors import ConfigError, FormatError
-from growcache.images import Decode, center_box, random_box
+from growcache.images import Decode, center_crop_box, random_crop_box
 from growcache.numpy import EpochLoader
 from growcache.schema import Origin, Sample, Schema
 from tests.filled import Filled
@@ -96,8 +96,8 @@ def test_boxes_lie_inside(
 ) -> None:
     rng = np.random.default_rng(seed)
     for box in (
-        center_box((width, height), aspect),
-        random_box((width, height), aspect, (least, 1.0), rng),
+        center_crop_box((width, height), aspect),
+        random_crop_box((width, height), aspect, (least, 1.0), rng),
     ):
         assert -1e-9 <= box.left < box.right <= width + 1e-9
         assert -1e-9 <= box.top < box.bottom <= height + 1e-9

@@ -20,25 +20,27 @@ import numpy as np
 import pytest
 import typer.main
 
-from growcache.cache import direct
-from growcache.cache.budget import fixed_budget, minimum_bytes
+from growcache.cache import incoming
 from growcache.cache.eviction import Candidate, choose
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.formats.wire import MAX_PAYLOAD_BYTES
-from growcache.config import CacheConfig, load_config
+from growcache.cache.formats.encoding import MAX_PAYLOAD_BYTES
+from growcache.cache.space import fixed_budget, minimum_bytes
+from growcache.cli.cli import app, main
+from growcache.config import CacheConfig
+from growcache.config_text import load_config
 from growcache.errors import ConfigError
+from growcache.formats import FORMATS, open_format, open_source
+from growcache.formats.base import Measure, Visit
+from growcache.formats.rows import RowLayout, SampleGrid, read_samples
 from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
-from growcache.remote.formats import FORMATS, Measure, Visit, open_format, open_source
-from growcache.remote.formats.rows import Grid, Rows, read_samples
-from growcache.remote.store import Entry
-from growcache.remote.table_files import parse_table
-from growcache.sampling import draws, roster
+from growcache.sampling import worker_pool
 from growcache.sampling.labels import Labels
-from growcache.sampling.sizing import measure_sizing
+from growcache.sampling.sizing import RAMP_DOUBLINGS, measure_sizing
 from growcache.schema import Sample, Schema
-from growcache.service.cli import app, main
+from growcache.store.contract import Entry
+from growcache.store.tables import parse_table
 from tests.filled import Filled
 from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
@@ -306,11 +308,11 @@ class Recorded:
 
 
 def test_read_amplification() -> None:
-    rows = Rows(0, 400_000, (64,), np.dtype("<i2"))
+    rows = RowLayout(0, 400_000, (64,), np.dtype("<i2"))
     assert rows.row_bytes == 128
     for window, stride, k, channels, fetched, requests in computed("choosing", "amplification"):
         chosen = None if channels == "all" else tuple(range(int(channels)))
-        grid = Grid(int(window), int(stride), channels=chosen)
+        grid = SampleGrid(int(window), int(stride), channels=chosen)
         parts = math.ceil(len(grid.starts(rows.count, 0)) / int(k))
         reader = Recorded(rows.count * rows.row_bytes)
         found = asyncio.run(read_samples(reader, rows, grid, Visit(1, parts, 0, 0)))
@@ -336,9 +338,9 @@ def test_the_sizes_of_shards_and_samplers() -> None:
         assert shards == str(sizing.group_shards)
         assert [shard, memory, least] == [
             f"{value / MB:,.0f} MB"
-            for value in (nbytes, roster.PERMITS_EACH * group, minimum_bytes(2, group))
+            for value in (nbytes, worker_pool.PERMITS_EACH * group, minimum_bytes(2, group))
         ]
-    assert 2**draws.RAMP_DOUBLINGS == 32
+    assert 2**RAMP_DOUBLINGS == 32
     assert f"{math.ceil(100 * GB / (64 * MB)):,} files" in PAGES["choosing"]
 
 
@@ -393,8 +395,8 @@ def effective_share(policy: str, shards: int = 64, new: int = 8, epochs: int = 2
 
 
 def test_what_the_page_says_of_direct_writes_and_of_formats() -> None:
-    assert direct.SHARE_OF_MEMORY == 0.5
-    assert direct.LEAST_BYTES == 1 << 20
+    assert incoming.PAGE_CACHE_SHARE == 0.5
+    assert incoming.LEAST_DIRECT_BYTES == 1 << 20
     assert MAX_PAYLOAD_BYTES == 2**31 - 1
     assert sorted(CACHE_FORMATS) == ["npy", "tfrecord"]
     ragged = Schema.declared({"x": ["float32", None], "y": ["float32", None, None]})

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.config_text import from_json_value, to_json_value
 from growcache.errors import ConfigError
-from growcache.plain import from_plain, to_plain
 
 keys = st.none() | st.booleans() | st.integers() | st.text("ab!", max_size=5) | st.dates()
 leaves = st.one_of(
@@ -34,16 +34,16 @@ values = st.recursive(
 
 @given(values)
 def test_a_value_comes_back_from_json(value: Any) -> None:
-    plain = to_plain(value)
+    plain = to_json_value(value)
     kept = orjson.loads(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS))
     assert kept == plain
-    assert to_plain(from_plain(kept)) == plain
+    assert to_json_value(from_json_value(kept)) == plain
 
 
 @given(values)
 def test_what_yaml_wrote_and_read_is_the_same(value: Any) -> None:
     read = yaml.safe_load(yaml.safe_dump(value))
-    assert to_plain(read) == to_plain(yaml.safe_load(yaml.safe_dump(read)))
+    assert to_json_value(read) == to_json_value(yaml.safe_load(yaml.safe_dump(read)))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_what_yaml_wrote_and_read_is_the_same(value: Any) -> None:
     ],
 )
 def test_different_values_have_different_json(one: Any, other: Any) -> None:
-    assert to_plain(one) != to_plain(other)
+    assert to_json_value(one) != to_json_value(other)
 
 
 def test_what_yaml_cannot_say_is_refused() -> None:
     with pytest.raises(ConfigError, match="found complex"):
-        to_plain({"a": [1j]})
+        to_json_value({"a": [1j]})

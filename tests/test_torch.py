@@ -25,7 +25,7 @@ from growcache.loading.framework import (  # noqa: E402
     take_rows,
     take_slices,
 )
-from growcache.loading.gathering import take_slices as take_slices_alone  # noqa: E402
+from growcache.loading.gather_process import take_slices_locked as take_slices_alone  # noqa: E402
 from growcache.schema import Sample  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch import join_parts as torch_join  # noqa: E402

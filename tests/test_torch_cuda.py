@@ -21,10 +21,15 @@ from torch import device as Device  # noqa: E402
 from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
-from growcache.torch import EpochLoader, cuda  # noqa: E402
-from growcache.torch.cuda import CudaLane  # noqa: E402
-from growcache.torch.devices import Sender  # noqa: E402
-from growcache.torch.libraries import call_loaded  # noqa: E402
+from growcache.torch import (  # noqa: E402
+    EpochLoader,
+    copies,
+)
+from growcache.torch.copies import call_loaded  # noqa: E402
+from growcache.torch.transfer import (  # noqa: E402
+    CudaCopies,
+    DeviceTransfer,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -147,7 +152,7 @@ def elsewhere(function: Callable[[], object]) -> None:
 def test_no_thread_asks_for_another_gpu(gpus: Cuda, device: str) -> None:
     """Rank 1: a context on the first GPU takes memory that rank 0 needs."""
     gpus.set_device(1 if device == "cuda" else 0)
-    senders = [Sender(lambda: CudaLane(torch.device(device)))]
+    senders = [DeviceTransfer(lambda: CudaCopies(torch.device(device)))]
     senders[0].begin()
     kept: list[Bytes] = []
 
@@ -174,7 +179,7 @@ def test_what_the_making_thread_computes_is_in_the_stream_of_copies(gpus: Cuda) 
     """So the mark is behind it, and it does not wait for the loop's step."""
     loop = Stream(gpus, torch.device("cuda", 1))
     gpus.set_stream(loop)
-    sender = Sender(lambda: CudaLane(torch.device("cuda")))
+    sender = DeviceTransfer(lambda: CudaCopies(torch.device("cuda")))
     sender.begin()
     tensor, streams = travelling(), []
 
@@ -194,7 +199,7 @@ def test_what_the_making_thread_computes_is_in_the_stream_of_copies(gpus: Cuda) 
 
 def test_copies_are_before_the_mark_wherever_the_function_left_its_thread(gpus: Cuda) -> None:
     """A `batch_transform` with a stream of its own need not go back from it."""
-    sender = Sender(lambda: CudaLane(torch.device("cuda", 1)))
+    sender = DeviceTransfer(lambda: CudaCopies(torch.device("cuda", 1)))
     sender.begin()
     tensors = [travelling(), travelling()]
 
@@ -214,10 +219,10 @@ def test_memory_that_cannot_be_locked_is_said_once(
     """CUDA keeps the error, and the next kernel of that thread would raise it."""
     forgot: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        cuda, "call_loaded", lambda _, name: forgot.append((name, threading.get_ident()))
+        copies, "call_loaded", lambda _, name: forgot.append((name, threading.get_ident()))
     )
     gpus.refuses = 712
-    sender = Sender(lambda: CudaLane(torch.device("cuda")))
+    sender = DeviceTransfer(lambda: CudaCopies(torch.device("cuda")))
     sender.begin()
     with caplog.at_level(logging.WARNING):
         buffers = [sender.allocate(RECYCLE_BYTES, []) for _ in range(3)]
@@ -239,7 +244,7 @@ def test_a_function_of_a_loaded_library_is_called() -> None:
 
 def test_locked_buffers_share_no_page(gpus: Cuda) -> None:
     """CUDA locks whole pages, and refuses one that is locked."""
-    sender = Sender(lambda: CudaLane(torch.device("cuda")))
+    sender = DeviceTransfer(lambda: CudaCopies(torch.device("cuda")))
     sender.begin()
     buffers: list[Bytes] = []
 
@@ -257,7 +262,7 @@ def test_locked_buffers_share_no_page(gpus: Cuda) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_unlocks_nothing(gpus: Cuda) -> None:
     kept: list[Bytes] = []
-    senders = [Sender(lambda: CudaLane(torch.device("cuda")))]
+    senders = [DeviceTransfer(lambda: CudaCopies(torch.device("cuda")))]
     senders[0].begin()
     kept.append(senders[0].allocate(RECYCLE_BYTES, kept))
     senders[0].send(travelling())

@@ -16,7 +16,10 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 from growcache.errors import ConfigError  # noqa: E402
-from growcache.loading.ranks import Ranks, deal  # noqa: E402
+from growcache.loading.plan import (  # noqa: E402
+    Ranks,
+    rank_share,
+)
 from growcache.torch import EpochDataLoader, EpochLoader  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
@@ -208,7 +211,7 @@ def test_it_pickles_as_its_arguments(loader: Any) -> None:
 @pytest.mark.parametrize("keeps_last", [True, False])
 def test_what_a_rank_delivers_is_counted(samples: int, world: int, keeps_last: bool) -> None:
     for rank in range(world):
-        dealt = deal(samples, 4, Ranks(rank, world, rank, world), keeps_last=keeps_last)
+        dealt = rank_share(samples, 4, Ranks(rank, world, rank, world), keeps_last=keeps_last)
         mine = sum(stop - start for start, stop in dealt.mine(0, dealt.rows))
         assert dealt.delivered == mine + dealt.padding
         assert -(-dealt.delivered // 4) == dealt.steps

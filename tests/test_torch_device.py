@@ -26,13 +26,17 @@ from torch import Tensor  # noqa: E402
 
 from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool  # noqa: E402
-from growcache.loading.epochs import Engine  # noqa: E402
+from growcache.loading.epochs import Consumer  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
 from growcache.loading.options import Gather, LoaderOptions  # noqa: E402
 from growcache.numpy import EpochLoader as NumpyLoader  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
-from growcache.torch.devices import Sender, mapped, tensors_of  # noqa: E402
-from growcache.torch.lanes import Mark  # noqa: E402
+from growcache.torch.transfer import (  # noqa: E402
+    CopyEvent,
+    DeviceTransfer,
+    map_tensors,
+    tensors_of,
+)
 from tests.filled import Filled  # noqa: E402
 from tests.forked import ended, exits_with, fork  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
@@ -96,10 +100,10 @@ class LateLane:
                 there.copy_(source)
             self.done = max(self.done, copies)
 
-    def mark(self) -> Mark:
+    def mark(self) -> CopyEvent:
         return LateMark(self, len(self.begun))
 
-    def arrive(self, mark: Mark, tensors: list[Tensor]) -> None:
+    def arrive(self, mark: CopyEvent, tensors: list[Tensor]) -> None:
         mark.synchronize()
         self.arrived += tensors
 
@@ -110,8 +114,8 @@ def memory_of(tensor: Tensor) -> Any:
 
 
 class Late(NamedTuple):
-    engine: Engine
-    sender: Sender
+    engine: Consumer
+    sender: DeviceTransfer
     lane: LateLane
 
     def epoch(self) -> Iterator[dict[str, Tensor]]:
@@ -129,10 +133,10 @@ def cache(tmp_path: Path) -> Iterator[Filled]:
 @pytest.fixture(params=["thread", "process"])
 def late(cache: Filled, request: pytest.FixtureRequest) -> Iterator[Late]:
     lane = LateLane()
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
     options = LoaderOptions(path=cache.root, batch_size=2, min_samples=1, gather=request.param)
     lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
-    engine = Engine(options, lent)
+    engine = Consumer(options, lent)
     yield Late(engine, sender, lane)
     engine.close()
 
@@ -157,7 +161,7 @@ def test_a_child_has_one_way_of_its_own() -> None:
         lanes.append(LateLane())
         return lanes[-1]
 
-    sender = Sender(make)
+    sender = DeviceTransfer(make)
     sender.begin()
     sender.send({"x": torch.zeros(3)})
 
@@ -182,7 +186,7 @@ def test_a_copy_of_batch_transform_is_of_memory_that_stays(
     """It returns what is on its way, and nothing refers any more to what that comes from."""
     cache.add(*range(20), samples=4)
     lane = LateLane()
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
 
     def there(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         batch["x"] = lane.copy(batch["x"])
@@ -192,7 +196,7 @@ def test_a_copy_of_batch_transform_is_of_memory_that_stays(
         path=cache.root, batch_size=2, min_samples=1, gather=gather, batch_transform=there
     )
     lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
-    with closing(Engine(options, lent)) as engine:
+    with closing(Consumer(options, lent)) as engine:
         for _ in range(12):
             for batch in Late(engine, sender, lane).epoch():
                 expected = batch["id"][:, None].expand_as(batch["x"]).float()
@@ -211,7 +215,7 @@ def test_what_arrives_is_what_was_said_to_the_stream(cache: Filled, late: Late) 
 def test_a_thread_enters_before_it_calls_batch_transform(tmp_path: Path, gather: Any) -> None:
     """With samples so small that nothing is locked before; the loop's thread stays out."""
     lane = LateLane()
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
     called: list[int] = []
 
     def look(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -225,7 +229,7 @@ def test_a_thread_enters_before_it_calls_batch_transform(tmp_path: Path, gather:
             path=small.root, batch_size=5, min_samples=1, gather=gather, batch_transform=look
         )
         lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
-        with closing(Engine(options, lent)) as engine:
+        with closing(Consumer(options, lent)) as engine:
             assert len(list(Late(engine, sender, lane).epoch())) == 2
     assert lane.entered == set(called) != {threading.get_ident()}
 
@@ -240,10 +244,10 @@ class Broken(LateLane):
 @pytest.mark.parametrize("gather", ["thread", "process"])
 def test_an_error_of_the_way_reaches_the_loop(cache: Filled, gather: Any) -> None:
     cache.add(0)
-    sender = Sender(Broken)
+    sender = DeviceTransfer(Broken)
     options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather=gather)
     lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
-    with closing(Engine(options, lent)) as engine:
+    with closing(Consumer(options, lent)) as engine:
         sender.begin()
         for _ in range(2):
             with pytest.raises(OSError, match="the driver is gone"):
@@ -265,7 +269,7 @@ class Watching(LateLane):
 
 def test_memory_does_not_go_before_it_was_copied() -> None:
     lane = Watching()
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
     sender.begin()
     for i in range(12):
         array = np.full(1000, i)
@@ -290,7 +294,7 @@ def test_a_device_that_failed_is_not_waited_for(caplog: pytest.LogCaptureFixture
     """The loop was told; behind it a finalizer would raise where nobody hears it."""
     lane = LateLane()
     lane.mark = lambda: Lost(lane, len(lane.begun))  # type: ignore[method-assign]
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
     sender.begin()
     memory = [torch.ones(1000) for _ in range(3)]
     there = [weakref.ref(tensor) for tensor in memory]
@@ -305,7 +309,7 @@ def test_a_device_that_failed_is_not_waited_for(caplog: pytest.LogCaptureFixture
 
 def test_few_copies_are_under_way(cache: Filled) -> None:
     lane = LateLane()
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
     sender.begin()
     for i in range(50):
         sender.send({"x": torch.tensor([i])})
@@ -314,7 +318,7 @@ def test_few_copies_are_under_way(cache: Filled) -> None:
 
 def test_a_locked_buffer_is_one_that_is_kept() -> None:
     lane = LateLane()
-    sender = Sender(lambda: lane)
+    sender = DeviceTransfer(lambda: lane)
     sender.begin()
     pool = BufferPool(RECYCLE_BYTES, keep=2, allocate=sender.allocate)
     held = [pool.take() for _ in range(4)]
@@ -332,7 +336,7 @@ class Pair(NamedTuple):
 
 def test_tensors_are_found_wherever_they_are() -> None:
     batch = {"a": torch.tensor(1), "b": [torch.tensor(2), "c"], "d": Pair(torch.tensor(3), 4)}
-    twice = mapped(lambda tensor: tensor * 2, batch)
+    twice = map_tensors(lambda tensor: tensor * 2, batch)
     assert twice == {"a": 2, "b": [4, "c"], "d": Pair(6, 4)}
     assert type(twice["d"]) is Pair
     assert [int(tensor) for tensor in tensors_of(twice)] == [2, 4, 6]

@@ -25,10 +25,14 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from growcache.loading.buffers import RECYCLE_BYTES  # noqa: E402
+from growcache.loading.gather import RaggedStyle  # noqa: E402
 from growcache.loading.options import Gather  # noqa: E402
-from growcache.loading.ragged import RaggedStyle  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
-from growcache.torch.devices import mapped, sender_to, tensors_of  # noqa: E402
+from growcache.torch.transfer import (  # noqa: E402
+    map_tensors,
+    tensors_of,
+    transfer_to,
+)
 from tests.filled import Filled  # noqa: E402
 from tests.gpu_job import PROGRAM  # noqa: E402
 from tests.loading import functions  # noqa: E402
@@ -178,7 +182,7 @@ def delivered(root: Path, **options: Any) -> list[bytes]:
         batches = [batch for _ in range(2) for batch in loader]
     kind = "cpu" if options.get("device") is None else "cuda"
     assert {tensor.device.type for tensor in tensors_of(batches)} == {kind}
-    return [as_bytes(mapped(Tensor.cpu, batch)) for batch in batches]
+    return [as_bytes(map_tensors(Tensor.cpu, batch)) for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,7 @@ def test_an_error_of_locking_is_not_that_of_the_next_kernel(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As where memory is locked that is locked already."""
-    sender = sender_to("cuda")
+    sender = transfer_to("cuda")
     assert sender is not None
     sender.begin()
     found: list[int] = []

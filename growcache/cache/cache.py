@@ -1,19 +1,19 @@
-"""The writer's side of a cache directory: commit, bound, evict.
+"""The supervisor's side of a cache directory: open, commit, evict.
 
-One `Cache` exists per directory (`supervisor.lock`), in one thread of the supervisor. It
-only puts together who does the work, each the one owner of what it keeps:
+One `Cache` exists per directory (`supervisor.lock`), in one thread of the supervisor. Each part
+owns its state:
 
-    stock     the shards that lie there, with their sums
-    room      the bound: what is used, what is promised, what is left
-    ledger    the index, written within its budget and on a full disk too
-    facts     identity, editions, the highest group issued, completeness
-    commits   incoming files become live shards
-    evictor   leases are read, live shards retire, and go when nobody holds them
+    ShardTable     the shards on disk, with their sums
+    Space          the bound: bytes used, reserved and free
+    IndexWriter    the index, kept within its budget, written on a full disk too
+    CacheMeta      identity, editions, the highest group issued, completeness
+    Committer      incoming files become live shards
+    ShardRemover   reads the leases, retires live shards, deletes those that no lease holds
 
-A crash between any two steps leaves litter, never a lie:
+A crash between any two steps leaves litter, never a row without its files:
 
-    commit:  temp → fsync → rename → fsync of the directory → INSERT
-    evict:   COMMIT retired → read the leases → unlink what none holds → row says deleted
+    commit:  temporary file → fsync → rename → fsync of the directory → INSERT
+    evict:   COMMIT retired → read the leases → unlink what no lease holds → row says deleted
 """
 
 from __future__ import annotations
@@ -24,32 +24,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from growcache.cache.adoption import adopt
-from growcache.cache.anchors import Anchors
-from growcache.cache.clearing import finish_clearing
-from growcache.cache.commits import Commits
+from growcache.cache.commit import Committer
 from growcache.cache.deferrals import Deferrals
-from growcache.cache.evicting import Evictor
+from growcache.cache.directory import OpenDirectory, adopt, finish_clear
+from growcache.cache.evict import ShardRemover
 from growcache.cache.eviction import Candidate
-from growcache.cache.facts import Facts
-from growcache.cache.files import Layout, refuse_network
-from growcache.cache.foreign_leases import ForeignLease
+from growcache.cache.files import CacheLayout, refuse_network
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.holes import NotedHole, noted_holes
-from growcache.cache.identity import Identity
 from growcache.cache.incoming import discard_incoming
-from growcache.cache.index import Edition, StockRow, Totals
-from growcache.cache.jobs import JobSums
-from growcache.cache.leases import LeaseView
-from growcache.cache.ledger import Ledger
+from growcache.cache.index.schema import CacheTotals, ShardTableRow
+from growcache.cache.index.writer import IndexWriter
+from growcache.cache.lease_views import DeadReader, ForeignLease, LeaseView
 from growcache.cache.locks import FileLock
-from growcache.cache.opening import reconcile, restore, take_over
-from growcache.cache.readers import Kept
-from growcache.cache.room import LEASE_ROOM_BYTES, Room, free_disk_bytes, min_free_bytes
+from growcache.cache.meta import CacheMeta
+from growcache.cache.reader_status import JobSums
+from growcache.cache.recovery import reconcile_rows, recover, take_over, warn_of_foreign_files
+from growcache.cache.refetch import redrawn_differently_reason
+from growcache.cache.shard_table import KnownHole, ShardTable, known_holes
+from growcache.cache.side_files import Edition, Identity
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.stock import Stock
-from growcache.cache.sweep import count_strangers
-from growcache.cache.wishes import drawn_otherwise
+from growcache.cache.space import LEASE_BYTES, Space, free_disk_bytes, min_free_bytes
 from growcache.config import CacheConfig
 from growcache.schema import Schema
 
@@ -61,16 +55,16 @@ class Cache:
         layout: where everything lies.
     """
 
-    def __init__(self, layout: Layout, config: CacheConfig, lock: FileLock) -> None:
+    def __init__(self, layout: CacheLayout, config: CacheConfig, lock: FileLock) -> None:
         self.layout = layout
         self._config = config
         self._lock = lock
-        self._stock = Stock()
-        self._room = Room(layout, int(config.max_bytes), self._stock)
-        self._ledger = Ledger(layout, self._room)
+        self._stock = ShardTable()
+        self._room = Space(layout, int(config.max_bytes), self._stock)
+        self._ledger = IndexWriter(layout, self._room)
         try:
             self._load()
-            self._anchors = Anchors(layout)
+            self._anchors = OpenDirectory(layout)
         except BaseException:
             self._ledger.close()
             raise
@@ -95,13 +89,13 @@ class Cache:
             CachePathError: a network file system, or a path that cannot be written.
             CacheFullError: the disk has no room for an index.
         """
-        layout = Layout(root)
+        layout = CacheLayout(root)
         if not config.allow_network_filesystem:
             refuse_network(layout.root)
         adopt(layout, any_owner=config.allow_network_filesystem)
         lock = take_over(layout, takeover_seconds)
         try:
-            finish_clearing(layout)
+            finish_clear(layout)
             return cls(layout, config, lock)
         except BaseException:
             lock.close()
@@ -109,12 +103,14 @@ class Cache:
 
     def _load(self) -> None:
         layout, ledger, stock = self.layout, self._ledger, self._stock
-        rows, self._room.foreign_bytes = restore(layout, ledger.index, ledger.write)
+        rows, self._room.foreign_bytes = recover(layout, ledger.index, ledger.write)
         stock.add(rows)
-        self._facts = Facts(layout, ledger)
+        self._facts = CacheMeta(layout, ledger)
         self._note_reuse()
-        self._commits = Commits(layout, ledger, self._room)
-        self._evictor = Evictor(layout, ledger, stock, self._room, self._config.resume_seconds)
+        self._commits = Committer(layout, ledger, self._room)
+        self._evictor = ShardRemover(
+            layout, ledger, stock, self._room, self._config.resume_seconds
+        )
         self._room.admit()
         self.poll_leases(time.monotonic())
         self.maintain()
@@ -191,8 +187,8 @@ class Cache:
     def _start_afresh(self) -> None:
         self._note_reuse()
         self._stock.clear()
-        self._stock.add(reconcile(self.layout, self._ledger.index, self._ledger.write))
-        self._room.foreign_bytes = count_strangers(self.layout)
+        self._stock.add(reconcile_rows(self.layout, self._ledger.index, self._ledger.write))
+        self._room.foreign_bytes = warn_of_foreign_files(self.layout)
         self._commits.start_afresh()
         self._evictor.start_afresh()
 
@@ -232,10 +228,10 @@ class Cache:
         """
         self._facts.set_deferrals(deferrals, retried=retried)
 
-    def holes(self) -> list[NotedHole]:
+    def holes(self) -> list[KnownHole]:
         """Return the visits without a sample that are known one by one."""
         rows = [*self._stock.live.values(), *self._stock.retired.values()]
-        return noted_holes(self.layout, rows, self._ledger.index.holes())
+        return known_holes(self.layout, rows, self._ledger.index.holes())
 
     @property
     def issued(self) -> int:
@@ -347,7 +343,7 @@ class Cache:
 
     def disk_holds_a_lease(self) -> bool:
         """Whether the disk has the little room that a reader's next snapshot takes."""
-        return free_disk_bytes(self.layout)[0] >= LEASE_ROOM_BYTES
+        return free_disk_bytes(self.layout)[0] >= LEASE_BYTES
 
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Promise room to a permit, if there is that much; a second promise replaces the first."""
@@ -368,7 +364,7 @@ class Cache:
         discard_incoming(self.layout, permit, numbers)
         self._room.release(permit)
 
-    def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[StockRow]:
+    def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[ShardTableRow]:
         """Make written shards live, all of them or none, and settle the permit's promise.
 
         Shards that were committed before are left as they are: a group is filled anew when
@@ -392,7 +388,9 @@ class Cache:
         self._evictor.wishlist.shards_came()
         if merits.denied:
             holes = {s.number: [hole.reason for hole in s.holes] for s in shards}
-            self.refuse_wishes({n: drawn_otherwise(n, holes[n]) for n in merits.denied})
+            self.refuse_wishes(
+                {n: redrawn_differently_reason(n, holes[n]) for n in merits.denied}
+            )
         return rows
 
     # Shards go
@@ -408,7 +406,7 @@ class Cache:
         return self._evictor.kept
 
     @property
-    def kept_for(self) -> list[Kept]:
+    def kept_for(self) -> list[DeadReader]:
         """What is kept for which reader that died, and for how long."""
         return self._evictor.kept_for
 
@@ -483,10 +481,10 @@ class Cache:
 
     # Accounts
 
-    def totals(self) -> Totals:
+    def totals(self) -> CacheTotals:
         """Return what the cache holds, and what it ever held."""
         stock = self._stock
-        return Totals(
+        return CacheTotals(
             shards=len(stock.live),
             samples=stock.live_samples,
             bytes=stock.live_bytes,

@@ -1,7 +1,12 @@
-"""``growcache check``: is every shard what the index and its own description say?
+"""``growcache check`` and ``--repair``: is every file of a cache what was written?
 
-It takes no lease and no lock, so a running service is not held up. What it finds amiss is
+A check takes no lease and no lock, so a running supervisor is not held up. A problem of a shard is
 believed only when the index, asked again, still calls the shard live.
+
+Each step of a repair may be cut short and be done again. Small files come first, because they are
+enough to make an index; then the index, in one transaction; last, damaged shards leave their place.
+They are set aside where the next start sweeps them, because a shard that is drawn again is the same
+byte for byte. Readers that have them mapped keep their maps.
 """
 
 from __future__ import annotations
@@ -9,48 +14,199 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import google_crc32c
 import numpy as np
 
-from growcache.cache.adoption import require_cache
-from growcache.cache.aside import (
-    deferrals_finding,
-    editions_finding,
-    identities,
-    issued_finding,
-    lease_findings,
-    litter,
-    marker_findings,
+from growcache.cache.deferrals import ShardDeferrals, newest
+from growcache.cache.directory import adopt, finish_clear, require_cache
+from growcache.cache.files import (
+    CacheLayout,
+    fsync_directory,
+    read_marker,
+    shard_names,
+    shard_number,
+    shard_paths,
 )
-from growcache.cache.beside import editions_of
-from growcache.cache.deferrals import Told
-from growcache.cache.files import Layout, shard_parts
-from growcache.cache.findings import Finding
+from growcache.cache.folders import (
+    SET_ASIDE_PREFIX,
+    foreign_paths,
+    is_incoming_name,
+    is_shard_name,
+    open_folder,
+    remove_entry,
+)
 from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.identity import Identity
-from growcache.cache.index import (
-    Contents,
-    Edition,
-    ShardState,
-    StockRow,
-    read_contents,
-    read_index,
+from growcache.cache.index.reader import IndexContents, read_contents, read_index
+from growcache.cache.index.schema import ShardState, ShardTableRow
+from growcache.cache.index.writer import IndexDatabase
+from growcache.cache.lease_views import remove_torn_leases, survey_leases
+from growcache.cache.locks import is_locked
+from growcache.cache.recovery import (
+    ShardsOnDisk,
+    in_use_error,
+    numbers_on_disk,
+    remade_contents,
+    row_from_sidecar,
+    take_over,
+    write_side_files,
 )
-from growcache.cache.locks import is_held
-from growcache.cache.rebuild import Seen, numbers_in, row_of
+from growcache.cache.side_files import (
+    Edition,
+    Identity,
+    deferrals_in_index,
+    editions_in_sidecar,
+    longest_editions,
+    read_deferrals,
+    read_editions,
+    read_identity,
+    read_issued,
+    write_identity,
+)
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 
-THREADS = 4  # digests do not hold the GIL, and a disk likes several reads at once
-
-OnShard = Callable[[int, int], None]
+Severity: TypeAlias = Literal["error", "info", "mended"]
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        severity: ``info`` for what the next start clears up by itself, ``mended`` for an
+            error that is none any more.
+        shard: the number, where it is about one.
+        message: what was expected and what was found.
+        mendable: whether ``--repair`` puts it right.
+    """
+
+    severity: Severity
+    shard: int | None
+    message: str
+    mendable: bool = False
+
+
+def survey_identity(
+    layout: CacheLayout, contents: IndexContents
+) -> tuple[Identity | None, list[Finding]]:
+    """Return the identity by the file or by the index's copy, and what is wrong with the file."""
+    copy = contents.meta.get("identity")
+    known = Identity.from_values(copy) if copy else None
+    try:
+        held = read_identity(layout.root)
+    except CacheError:
+        return known, [_identity_finding(layout, "is damaged", known)]
+    if held is None and (known or contents.rows or numbers_on_disk(layout)):
+        return known, [_identity_finding(layout, "is missing", known)]
+    if known is not None and held != known:
+        return known, [_identity_finding(layout, "is not that of the index", known)]
+    return held, []
+
+
+def _identity_finding(layout: CacheLayout, what: str, known: Identity | None) -> Finding:
+    way = "" if known else (
+        ", and so is the copy in the index: growcache run CONFIG takes the shards over, where "
+        "they are those of CONFIG"
+    )  # fmt: skip
+    return Finding("error", None, f"{layout.identity} {what}{way}", mendable=known is not None)
+
+
+def editions_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
+    """Yield what is wrong with the file of editions."""
+    # It may have one more than the index, which is told of it afterwards.
+    found, known = read_editions(layout), contents.editions
+    if found is None:
+        yield Finding("error", None, f"{layout.editions} is damaged", mendable=True)
+    elif found[: len(known)] != known:
+        text = f"{layout.editions}: expected {len(known)} editions as in the index"
+        yield Finding("error", None, f"{text}, found {len(found)} others", mendable=True)
+
+
+def deferrals_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
+    """Yield what is wrong with the record of what was set aside."""
+    # The file may be one change ahead of the index, which is told of it afterwards.
+    found, known = read_deferrals(layout), deferrals_in_index(contents.meta)
+    if found is None:
+        yield Finding("error", None, f"{layout.deferrals} is damaged", mendable=True)
+    elif found.serial < known.serial or (found.serial == known.serial and found != known):
+        text = f"{layout.deferrals}: expected {known.size} visits set aside, as in the index"
+        yield Finding("error", None, f"{text}, found {found.size} others", mendable=True)
+
+
+def issued_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
+    """Yield what is wrong with the note of the highest group issued."""
+    found = read_issued(layout)
+    least = max((row.group for row in contents.rows), default=-1)
+    if found is None:
+        yield Finding("error", None, f"{layout.issued} is damaged", mendable=True)
+    elif found < least:
+        text = f"{layout.issued}: expected group {least} or more, found {found}"
+        yield Finding("error", None, text, mendable=True)
+
+
+def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
+    """Yield leases that cannot be read."""
+    for lease in survey_leases(layout.root)[1]:
+        if lease.protects:
+            # Another user's may well be sound: who may not look into it has found nothing.
+            severity: Severity = "error" if lease.opened else "info"
+            yield Finding(severity, None, f"{lease.path}: {lease.reason}; {lease.advice}")
+        else:  # a power cut leaves such, for leases are not synced
+            text = (
+                f"{lease.path}: {lease.reason}; no reader holds it, the next start removes it"
+            )
+            yield Finding("info", None, text)
+
+
+def marker_findings(layout: CacheLayout) -> Iterator[Finding]:
+    """Yield that the marker is not what was written, and what in the cache is not ours.
+
+    Caches of before there was one have none, and the next start writes it.
+    """
+    if layout.marker.exists() and read_marker(layout) is None:
+        yield Finding("info", None, f"{layout.marker} is damaged; the next start writes it")
+    for path in foreign_paths(layout):
+        yield Finding(
+            "info", None, f"{path}: not growcache's; it stays, and counts in the bound"
+        )
+
+
+def litter_findings(layout: CacheLayout, known: set[int], *, whole: bool) -> Iterator[Finding]:
+    """Yield files that no row speaks of; only while nobody may be about to commit them.
+
+    Args:
+        layout: of the cache.
+        known: numbers of the shards that may lie there.
+        whole: whether the index tells of all of them.
+    """
+    for path in sorted(layout.shards.iterdir() if whole and layout.shards.is_dir() else ()):
+        number = shard_number(path)
+        if is_shard_name(path.name) and number not in known:
+            yield Finding("info", number, f"{path}: no live shard; the next start removes it")
+    for path in sorted(layout.incoming.iterdir() if layout.incoming.is_dir() else ()):
+        if not is_incoming_name(path.name):
+            continue
+        who = (
+            "set aside by a repair"
+            if path.name.startswith(SET_ASIDE_PREFIX)
+            else "left by a sampler"
+        )
+        yield Finding("info", None, f"{path}: {who}; the next start removes it")
+
+
+CHECK_THREADS = 4  # digests do not hold the GIL, and a disk likes several reads at once
+
+ShardProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSurvey:
     """What was found in a cache.
 
     Attributes:
@@ -61,12 +217,12 @@ class Survey:
     """
 
     findings: list[Finding]
-    contents: Contents
+    contents: IndexContents
     identity: Identity | None
-    seen: Seen
+    seen: ShardsOnDisk
 
 
-def check(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> list[Finding]:
+def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -> list[Finding]:
     """Return everything that is amiss, after reading every byte of every live shard.
 
     Args:
@@ -76,14 +232,16 @@ def check(root: str | os.PathLike[str], on_shard: OnShard | None = None) -> list
     Raises:
         CacheMissingError: there is no cache at the path.
     """
-    layout = Layout(root)
+    layout = CacheLayout(root)
     require_cache(layout)
-    stopped = not is_held(layout.supervisor_lock)
-    found = survey(layout, on_shard, stopped=stopped)
+    stopped = not is_locked(layout.supervisor_lock)
+    found = survey_cache(layout, on_shard, stopped=stopped)
     return found.findings
 
 
-def survey(layout: Layout, on_shard: OnShard | None, *, stopped: bool) -> Survey:
+def survey_cache(
+    layout: CacheLayout, on_shard: ShardProgress | None, *, stopped: bool
+) -> CacheSurvey:
     """Read everything.
 
     Args:
@@ -92,49 +250,51 @@ def survey(layout: Layout, on_shard: OnShard | None, *, stopped: bool) -> Survey
         stopped: whether no service changes it meanwhile; then all shards are read that lie
             there, not only the live ones.
     """
-    contents, findings = _contents(layout)
-    identity, more = identities(layout, contents)
+    contents, findings = _index_contents(layout)
+    identity, more = survey_identity(layout, contents)
     findings += more
     rows = {row.number: row for row in contents.rows if row.state == ShardState.LIVE}
-    others = numbers_in(layout) if stopped else ()
+    others = numbers_on_disk(layout) if stopped else ()
     examined = _examine_all(layout, identity, sorted({*rows, *others}), on_shard)
-    problems = {n: _wrong(rows.get(n), found) for n, found in examined.items()}
+    problems = {n: _problems_of(rows.get(n), found) for n, found in examined.items()}
     # Of one without a row only an index that misses rows makes more than litter.
     spoilt = {
         n: texts
         for n, texts in problems.items()
         if texts and (n in rows or not contents.counted)
     }
-    findings += _about_shards(spoilt if stopped else _still_live(layout, rows, spoilt))
-    findings += editions_finding(layout, contents)
-    findings += deferrals_finding(layout, contents)
-    findings += issued_finding(layout, contents)
+    findings += _shard_findings(spoilt if stopped else _still_live(layout, rows, spoilt))
+    findings += editions_findings(layout, contents)
+    findings += deferrals_findings(layout, contents)
+    findings += issued_findings(layout, contents)
     findings += lease_findings(layout)
     findings += marker_findings(layout)
     if stopped:
         known = {row.number for row in contents.rows if row.state != ShardState.DELETED}
-        findings += litter(layout, known, whole=contents.coherent)
+        findings += litter_findings(layout, known, whole=contents.coherent)
     if identity is None:
         findings = [replace(finding, mendable=False) for finding in findings]
-    return Survey(findings, contents, identity, _seen(layout, identity, examined, problems))
+    return CacheSurvey(
+        findings, contents, identity, _shards_to_keep(layout, identity, examined, problems)
+    )
 
 
-def _contents(layout: Layout) -> tuple[Contents, list[Finding]]:
+def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
     if layout.index.exists():
         contents = read_contents(layout)
         errors = [Finding("error", None, text, mendable=True) for text in contents.problems]
         return contents, errors
-    lying = len(numbers_in(layout))
+    lying = len(numbers_on_disk(layout))
     if not lying and not layout.identity.exists():
         raise CacheMissingError(
             f"no cache at {layout.root}; fill one with: growcache run CONFIG"
         )
     text = f"{layout.index} is missing; {lying} shards lie there"
-    return Contents(), [Finding("error", None, text, mendable=True)]
+    return IndexContents(), [Finding("error", None, text, mendable=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Examined:
+class _ExaminedShard:
     """A shard as it lies there: its description, if that is whole, and what is wrong."""
 
     sidecar: Sidecar | None
@@ -142,10 +302,13 @@ class _Examined:
 
 
 def _examine_all(
-    layout: Layout, identity: Identity | None, numbers: Sequence[int], told: OnShard | None
-) -> dict[int, _Examined]:
+    layout: CacheLayout,
+    identity: Identity | None,
+    numbers: Sequence[int],
+    told: ShardProgress | None,
+) -> dict[int, _ExaminedShard]:
     found = {}
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(CHECK_THREADS) as pool:
         each = pool.map(lambda number: _examine(layout, identity, number), numbers)
         for done, (number, examined) in enumerate(zip(numbers, each, strict=True), 1):
             found[number] = examined
@@ -154,29 +317,29 @@ def _examine_all(
     return found
 
 
-def _examine(layout: Layout, identity: Identity | None, number: int) -> _Examined:
+def _examine(layout: CacheLayout, identity: Identity | None, number: int) -> _ExaminedShard:
     path = layout.sidecar(number)
     try:
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     except FileNotFoundError:
-        return _Examined(None, [f"{path}: the description of the shard is missing"])
+        return _ExaminedShard(None, [f"{path}: the description of the shard is missing"])
     except CorruptShardError as error:
-        return _Examined(None, [str(error)])
-    problems = [*_misplaced(sidecar, number, identity)]
+        return _ExaminedShard(None, [str(error)])
+    problems = [*_foreign_shard(sidecar, number, identity)]
     if sidecar.samples:
-        problems += _damage(layout, number, sidecar)
+        problems += _damaged_records(layout, number, sidecar)
     else:
-        files = [p for p in shard_parts(layout, number) if p != path and p.exists()]
+        files = [p for p in shard_paths(layout, number) if p != path and p.exists()]
         problems += [f"{file}: an empty shard has files" for file in files]
-    return _Examined(_lean(sidecar), problems)
+    return _ExaminedShard(_without_origins(sidecar), problems)
 
 
-def _lean(sidecar: Sidecar) -> Sidecar:
+def _without_origins(sidecar: Sidecar) -> Sidecar:
     """Return the description without its thousands of origins: all shards' are kept."""
     return replace(sidecar, origins=type(sidecar.origins)())
 
 
-def _misplaced(sidecar: Sidecar, number: int, identity: Identity | None) -> Iterator[str]:
+def _foreign_shard(sidecar: Sidecar, number: int, identity: Identity | None) -> Iterator[str]:
     if sidecar.number != number:
         yield f"number: the index says {number}, the shard's description {sidecar.number}"
     if len(sidecar.origins) != sidecar.samples:
@@ -191,13 +354,17 @@ def _misplaced(sidecar: Sidecar, number: int, identity: Identity | None) -> Iter
         yield f"samples of {sidecar.schema}, in a cache of {identity.schema}"
 
 
-def _wrong(row: StockRow | None, examined: _Examined) -> list[str]:
+def _problems_of(row: ShardTableRow | None, examined: _ExaminedShard) -> list[str]:
     """Return what is wrong with a shard, and where its row says otherwise."""
-    told = [] if row is None or examined.sidecar is None else _differing(row, examined.sidecar)
+    told = (
+        []
+        if row is None or examined.sidecar is None
+        else _row_differences(row, examined.sidecar)
+    )
     return [*examined.problems, *told]
 
 
-def _differing(row: StockRow, sidecar: Sidecar) -> Iterator[str]:
+def _row_differences(row: ShardTableRow, sidecar: Sidecar) -> Iterator[str]:
     names = ("group", "edition", "round", "samples", "parts", "record_bytes", "shard_bytes")
     pairs = [(name, getattr(row, name), getattr(sidecar, name)) for name in (*names, "digest")]
     for name, noted, described in [*pairs, ("holes", row.holes, len(sidecar.holes))]:
@@ -206,7 +373,9 @@ def _differing(row: StockRow, sidecar: Sidecar) -> Iterator[str]:
 
 
 def _still_live(
-    layout: Layout, rows: Mapping[int, StockRow], problems: Mapping[int, Sequence[str]]
+    layout: CacheLayout,
+    rows: Mapping[int, ShardTableRow],
+    problems: Mapping[int, Sequence[str]],
 ) -> dict[int, Sequence[str]]:
     """Return the problems of shards that did not go while they were read."""
     if not problems:
@@ -215,13 +384,13 @@ def _still_live(
     return {n: texts for n, texts in problems.items() if now.get(n) == rows[n].seq}
 
 
-def _about_shards(problems: Mapping[int, Sequence[str]]) -> Iterator[Finding]:
+def _shard_findings(problems: Mapping[int, Sequence[str]]) -> Iterator[Finding]:
     for number, texts in problems.items():
         for text in texts:
             yield Finding("error", number, text, mendable=True)
 
 
-def _damage(layout: Layout, number: int, sidecar: Sidecar) -> Iterator[str]:
+def _damaged_records(layout: CacheLayout, number: int, sidecar: Sidecar) -> Iterator[str]:
     shard_format = CACHE_FORMATS.get(sidecar.cache_format)
     if shard_format is None:
         yield f"there is no cache format {sidecar.cache_format!r}"
@@ -246,7 +415,7 @@ def _damage(layout: Layout, number: int, sidecar: Sidecar) -> Iterator[str]:
         yield f"{path}: wrong CRC32C in {len(bad)} of {samples} records ({shown})"
 
 
-def _damaged_files(layout: Layout, sidecar: Sidecar, shard: MappedShard) -> Iterator[str]:
+def _damaged_files(layout: CacheLayout, sidecar: Sidecar, shard: MappedShard) -> Iterator[str]:
     expected = CACHE_FORMATS[sidecar.cache_format].suffixes(sidecar.schema)
     if tuple(file.suffix for file in sidecar.files) != expected:
         yield f"the shard's description is not of the files {', '.join(expected)}"
@@ -259,17 +428,17 @@ def _damaged_files(layout: Layout, sidecar: Sidecar, shard: MappedShard) -> Iter
             yield f"{path}: wrong CRC32C"
 
 
-def _seen(
-    layout: Layout,
+def _shards_to_keep(
+    layout: CacheLayout,
     identity: Identity | None,
-    examined: Mapping[int, _Examined],
+    examined: Mapping[int, _ExaminedShard],
     problems: Mapping[int, Sequence[str]],
-) -> Seen:
+) -> ShardsOnDisk:
     """Return which shards can be kept; what is another configuration's is neither."""
-    whole: dict[int, StockRow] = {}
+    whole: dict[int, ShardTableRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []
-    told: list[Told] = []
+    told: list[ShardDeferrals] = []
     for number, found in examined.items():
         sidecar = found.sidecar
         if sidecar is None or problems[number]:
@@ -281,7 +450,97 @@ def _seen(
             drawn_at = layout.sidecar(number).stat().st_mtime
         except FileNotFoundError:  # a service that runs has evicted it since it was read
             continue
-        whole[number] = row_of(layout, sidecar, seq=0, drawn_at=drawn_at)
-        table = max(table, editions_of(sidecar.editions), key=len)
+        whole[number] = row_from_sidecar(layout, sidecar, seq=0, drawn_at=drawn_at)
+        table = max(table, editions_in_sidecar(sidecar.editions), key=len)
         told += [sidecar.told] if sidecar.told else []
-    return Seen(whole, frozenset(damaged), tuple(table), tuple(told))
+    return ShardsOnDisk(whole, frozenset(damaged), tuple(table), tuple(told))
+
+
+SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
+
+
+def repair(
+    root: str | os.PathLike[str], on_shard: ShardProgress | None = None
+) -> list[Finding]:
+    """Mend a cache that no service fills; return what was found, and what became of it.
+
+    Args:
+        root: the cache directory.
+        on_shard: told (done, all) after each shard that was read.
+
+    Raises:
+        CacheMissingError: there is no cache at the path.
+        CacheBusyError: a service fills it.
+        CacheFullError: the disk has no room for an index.
+    """
+    layout = CacheLayout(root)
+    require_cache(layout)
+    adopt(layout)
+    if is_locked(layout.supervisor_lock):
+        raise in_use_error(
+            layout, "stop it, then repair; a check without --repair needs no stop"
+        )
+    with take_over(layout, SAMPLERS_SECONDS):
+        finish_clear(layout)
+        found = survey_cache(layout, on_shard, stopped=True)
+        if all(finding.severity == "info" for finding in found.findings):
+            return found.findings
+        remove_torn_leases(layout)
+        if found.identity is None:
+            _keep_shards_only(layout)
+        else:
+            _repair_all(layout, found, found.identity)
+    return [_after_repair(finding) for finding in found.findings]
+
+
+def _after_repair(finding: Finding) -> Finding:
+    return replace(finding, severity="mended") if finding.mendable else finding
+
+
+def _keep_shards_only(layout: CacheLayout) -> None:
+    """Leave the shards only, whose owner the next service will be asked for."""
+    for path in (*_index_files(layout), layout.identity):
+        path.unlink(missing_ok=True)
+    fsync_directory(layout.root)
+
+
+def _index_files(layout: CacheLayout) -> Iterator[Path]:
+    yield layout.index
+    yield from layout.root.glob(f"{layout.index.name}-*")
+
+
+def _repair_all(layout: CacheLayout, found: CacheSurvey, identity: Identity) -> None:
+    editions = longest_editions(
+        [found.contents.editions, read_editions(layout) or [], found.seen.editions]
+    )
+    issued = read_issued(layout)
+    last = -1 if issued is None else issued
+    kept = [deferrals_in_index(found.contents.meta), read_deferrals(layout)]
+    deferrals = newest(kept) or found.seen.deferrals(last)
+    made = remade_contents(found.contents, found.seen, identity, editions, deferrals, last)
+    write_identity(layout.root, identity)
+    write_side_files(layout, editions, issued, made)
+    _write_index(layout, made, anew=not found.contents.readable)
+    _set_damaged_aside(layout, found.seen.damaged)
+
+
+def _write_index(layout: CacheLayout, contents: IndexContents, *, anew: bool) -> None:
+    layout.ballast.unlink(missing_ok=True)  # the room for it; the next start makes it again
+    if anew:
+        for path in _index_files(layout):
+            path.unlink(missing_ok=True)
+        fsync_directory(layout.root)
+    with closing(IndexDatabase.open(layout)) as index, index.transaction():
+        index.replace(contents)
+
+
+def _set_damaged_aside(layout: CacheLayout, numbers: frozenset[int]) -> None:
+    with open_folder(layout.shards) as shards, open_folder(layout.incoming) as incoming:
+        for number in sorted(numbers):
+            for name in shard_names(number):
+                if (layout.shards / name).exists():
+                    remove_entry(incoming, SET_ASIDE_PREFIX + name)
+                    os.rename(
+                        name, SET_ASIDE_PREFIX + name, src_dir_fd=shards, dst_dir_fd=incoming
+                    )
+        os.fsync(shards)

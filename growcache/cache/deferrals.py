@@ -1,17 +1,16 @@
-"""Which visits were set aside, and which groups make up for them: the record. Pure.
+"""Deferrals: which visits were set aside, and which makeup groups hold their parts. Pure.
 
-A *place* is a visit of a group: (group, its number among the group's visits). A place that is
-*deferred* yields nothing to its group; its part is drawn later, by a *makeup group*: a group
-with a number of its own that takes nothing from the order of the draws. So a part comes once,
-whatever is deferred when, and no committed shard changes.
+A *place* is a visit of a group: (group, its ordinal among the group's visits). A *deferred* place
+yields nothing to its group. Its part is drawn later, by a *makeup group*: a group with a number of its
+own that takes nothing from the order of the draws. So a part comes once, whenever it is deferred, and
+no committed shard changes.
 
-Groups that are not makeup groups are counted through: that is their *draw number*, by which
-alone the order of the draws knows them. Holes that are tried again are deferred afterwards, by
-*retrying* them: the group is filled without them from then on, as it was, and a makeup group
-looks for the object as it is by then.
+Groups that are not makeup groups are counted through: that is their *draw number*, by which alone the
+order of the draws knows them. Holes that are *retried* are deferred afterwards: the group is filled
+without them from then on, as it was, and a makeup group looks for the object as it is by then.
 
-The record is written, into the index and into a file, before a group without some of its
-visits is committed, and before a makeup group is issued.
+The record is written into the index and into a file, before a group without some of its visits is
+committed, and before a makeup group is issued.
 """
 
 from __future__ import annotations
@@ -201,7 +200,7 @@ class Deferrals:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ShardDeferrals:
     """What one group's description of itself tells of deferrals.
 
     Attributes:
@@ -221,7 +220,7 @@ class Told:
         return bool(self.left_out or self.makeups or self.made_up)
 
 
-def from_shards(told: Iterable[Told], last: int, issued: int) -> Deferrals:
+def from_shards(told: Iterable[ShardDeferrals], last: int, issued: int) -> Deferrals:
     """Return what shards alone tell, where the record is lost.
 
     Nothing is drawn twice: what a makeup group that left the cache held nobody knows, so what

@@ -1,4 +1,4 @@
-"""Which shards leave the cache. Pure: what may go, in which order, and how much is enough."""
+"""Which shards leave the cache: what may go, in which order, and how much is enough. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from growcache.seeding import derive
+from growcache.seeding import derive_seed
 
 RETIRED_SHARE = 0.2
 
@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EvictionChoice:
     """What to evict; ``short_bytes`` are still missing when that is done."""
 
     evict: tuple[int, ...]
@@ -48,7 +48,7 @@ def _fifo(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
 
 
 def _random(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
-    return sorted(candidates, key=lambda c: derive(seed, "evict", c.number))
+    return sorted(candidates, key=lambda c: derive_seed(seed, "evict", c.number))
 
 
 def _most_used(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
@@ -73,7 +73,7 @@ def choose(
     need_bytes: int,
     min_uses: int,
     seed: int = 0,
-) -> Choice:
+) -> EvictionChoice:
     """Return the first shards of the policy that may go and free ``need_bytes``.
 
     Args:
@@ -150,11 +150,11 @@ def shrink(
     return (*ripe.evict, *rest.evict), ahead.evict
 
 
-def _take(ordered: Iterable[Candidate], need_bytes: int) -> Choice:
+def _take(ordered: Iterable[Candidate], need_bytes: int) -> EvictionChoice:
     chosen: list[int] = []
     for candidate in ordered:
         if need_bytes <= 0:
             break
         chosen.append(candidate.number)
         need_bytes -= candidate.allocated
-    return Choice(tuple(chosen), max(0, need_bytes))
+    return EvictionChoice(tuple(chosen), max(0, need_bytes))

@@ -8,9 +8,67 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from growcache.cache.guarded import unguarded
-from growcache.errors import CacheMissingError, CachePathError
+import google_crc32c
+import orjson
+
+from growcache.errors import CacheFullError, CacheMissingError, CachePathError
+
+_FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Return whether the error says that the disk, or a quota, has no room."""
+    return error.errno in _FULL_DISK_ERRORS
+
+
+@contextmanager
+def naming_full_disk(what: str) -> Iterator[None]:
+    """Turn the operating system's word for a full disk into ours.
+
+    Raises:
+        CacheFullError: there was no room for ``what``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        raise CacheFullError(
+            f"no room on the disk for {what}; free some, or lower cache.max_bytes"
+        ) from error
+
+
+CHECKSUM = "crc32c"
+
+
+def checksummed_json(values: dict[str, Any]) -> bytes:
+    """Return the bytes of a file that holds these values, and their checksum."""
+    sealed = {CHECKSUM: _checksum(values), **values}
+    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+def verified_json(data: bytes) -> dict[str, Any]:
+    """Return the values of `guarded`.
+
+    Raises:
+        ValueError: the bytes are others.
+
+    >>> verified_json(checksummed_json({"issued": 7}))
+    {'issued': 7}
+    """
+    values = orjson.loads(data)
+    if not isinstance(values, dict):
+        raise ValueError("expected a JSON object")
+    if values.pop(CHECKSUM, None) != _checksum(values):
+        raise ValueError("its checksum is wrong")
+    return values
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return f"{google_crc32c.value(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)):08x}"
+
 
 BLOCK_BYTES = 4096
 DIRECTORY_MODE = 0o700
@@ -38,7 +96,7 @@ MARKER = "growcache.json"  # says that a folder is a cache, and by which layout
 LAYOUT_VERSION = 1
 
 
-class _Place:
+class _LayoutPath:
     """The path of one name in a cache directory, made when it is first asked for.
 
     Every snapshot makes some layouts, and each would make all paths: a tenth of its time.
@@ -47,16 +105,16 @@ class _Place:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __set_name__(self, owner: type[Layout], attribute: str) -> None:
+    def __set_name__(self, owner: type[CacheLayout], attribute: str) -> None:
         self._attribute = attribute
 
-    def __get__(self, layout: Layout, owner: type[Layout]) -> Path:
+    def __get__(self, layout: CacheLayout, owner: type[CacheLayout]) -> Path:
         path = layout.root / self._name
         vars(layout)[self._attribute] = path  # which is found before this, next time
         return path
 
 
-class Layout:
+class CacheLayout:
     """Where everything of one cache lies.
 
     Attributes:
@@ -68,21 +126,21 @@ class Layout:
         marker: says that the folder is a cache; the first file that is written into it.
     """
 
-    marker = _Place(MARKER)
-    shards = _Place("shards")
-    incoming = _Place("incoming")
-    leases = _Place("leases")
-    index = _Place("index.sqlite")
-    catalog = _Place("catalog.bin")
-    supervisor_lock = _Place("supervisor.lock")
-    samplers_lock = _Place("samplers.lock")
-    identity = _Place("identity.json")
-    issued = _Place("issued")
-    editions = _Place("editions.json")
-    deferrals = _Place("deferrals.json")
-    ballast = _Place("ballast")
-    status = _Place("status.json")
-    clearing = _Place("clearing")
+    marker = _LayoutPath(MARKER)
+    shards = _LayoutPath("shards")
+    incoming = _LayoutPath("incoming")
+    leases = _LayoutPath("leases")
+    index = _LayoutPath("index.sqlite")
+    catalog = _LayoutPath("catalog.bin")
+    supervisor_lock = _LayoutPath("supervisor.lock")
+    samplers_lock = _LayoutPath("samplers.lock")
+    identity = _LayoutPath("identity.json")
+    issued = _LayoutPath("issued")
+    editions = _LayoutPath("editions.json")
+    deferrals = _LayoutPath("deferrals.json")
+    ballast = _LayoutPath("ballast")
+    status = _LayoutPath("status.json")
+    clearing = _LayoutPath("clearing")
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
@@ -95,7 +153,9 @@ class Layout:
     @property
     def own_files(self) -> list[Path]:
         """The files in it, whether they are there or not; those of SQLite beside the index."""
-        names = [name for name, value in vars(Layout).items() if isinstance(value, _Place)]
+        names = [
+            name for name, value in vars(CacheLayout).items() if isinstance(value, _LayoutPath)
+        ]
         files = [
             path for path in (getattr(self, name) for name in names) if path not in self.folders
         ]
@@ -125,11 +185,11 @@ class Layout:
             version = read_marker(self)
             there, known = _exists(self.index), _exists(self.identity)
         except PermissionError:
-            raise CachePathError(may_not_read(self.root)) from None
+            raise CachePathError(permission_message(self.root)) from None
         except OSError as error:
-            raise unusable(self.root, error) from error
+            raise unusable_path_error(self.root, error) from error
         if version is not None and version > LAYOUT_VERSION:
-            raise newer(self, version)
+            raise newer_layout_error(self, version)
         if there:
             return
         if known:
@@ -140,7 +200,7 @@ class Layout:
         raise CacheMissingError(f"no cache at {self.root}; fill one with: growcache run CONFIG")
 
 
-def may_not_read(path: Path) -> str:
+def permission_message(path: Path) -> str:
     """Return what to say to a user who may not look into a cache, or a part of it."""
     try:
         owner = f"of uid {path.stat().st_uid}"
@@ -160,7 +220,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def read_marker(layout: Layout) -> int | None:
+def read_marker(layout: CacheLayout) -> int | None:
     """Return the version of the layout that the marker names; None where none can be read.
 
     Raises:
@@ -171,12 +231,12 @@ def read_marker(layout: Layout) -> int | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     try:
-        return int(unguarded(data)["layout"])
+        return int(verified_json(data)["layout"])
     except (ValueError, TypeError, KeyError):
         return None
 
 
-def newer(layout: Layout, version: int) -> CachePathError:
+def newer_layout_error(layout: CacheLayout, version: int) -> CachePathError:
     """Return the refusal of a cache that a later growcache made."""
     return CachePathError(
         f"the cache at {layout.root} was made by a later growcache (layout {version}, this one "
@@ -184,7 +244,7 @@ def newer(layout: Layout, version: int) -> CachePathError:
     )
 
 
-def unusable(path: Path, error: OSError) -> CachePathError:
+def unusable_path_error(path: Path, error: OSError) -> CachePathError:
     """Return what to say where the operating system refuses the cache's path."""
     if error.errno == errno.ENAMETOOLONG:
         size, shown = len(os.fsencode(path)), str(path)
@@ -207,12 +267,12 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
 
-def number_of(path: Path) -> int | None:
+def shard_number(path: Path) -> int | None:
     """Return the shard number that a file's name stands for; None for other names."""
-    return number_in(path.name)
+    return shard_number_in(path.name)
 
 
-def number_in(name: str) -> int | None:
+def shard_number_in(name: str) -> int | None:
     """Return the shard number that a file's name stands for; None for other names."""
     stem = name.partition(".")[0]
     return int(stem) if stem.isascii() and stem.isdigit() else None
@@ -226,7 +286,7 @@ def allocated(path: Path) -> int:
         return 0
 
 
-def shard_parts(layout: Layout, number: int) -> list[Path]:
+def shard_paths(layout: CacheLayout, number: int) -> list[Path]:
     """Return the paths of what a shard may consist of, whatever its format; samples first."""
     return [layout.shards / name for name in shard_names(number)]
 
@@ -257,10 +317,10 @@ def _tree(directory: Path) -> Iterator[int]:
             yield from _tree(Path(entry.path))
 
 
-def block_bytes(size: int) -> int:
+def whole_blocks(size: int) -> int:
     """Return a file's size rounded up to whole blocks.
 
-    >>> block_bytes(0), block_bytes(1), block_bytes(4097)
+    >>> whole_blocks(0), whole_blocks(1), whole_blocks(4097)
     (0, 4096, 8192)
     """
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
@@ -283,7 +343,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         data: all of its bytes.
         durable: whether it must survive a power cut once this returns.
     """
-    with _temporary_beside(path) as temporary:
+    with _temporary_file(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
             view = memoryview(data)
@@ -299,7 +359,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 @contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
+def _temporary_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary
@@ -335,7 +395,7 @@ def refuse_network(path: Path) -> None:
     try:
         kind = file_system_of(next(p for p in (path, *path.parents) if _exists(p)))
     except OSError as error:
-        raise unusable(path, error) from error
+        raise unusable_path_error(path, error) from error
     if kind in NETWORK_FILE_SYSTEMS:
         raise CachePathError(
             f"{path} lies on a network file system ({kind}), where locks are not reliable; "

@@ -1,14 +1,15 @@
-"""What is removed, renamed or made in a cache's folders, by their descriptors.
+"""Which names in a cache are growcache's own, and how they are removed: nothing else ever is.
 
-A path is looked up anew by every call, and a folder on the way may have become a symbolic
-link since the last one. A descriptor stays what it was opened as; the last name is never
-followed. So nothing outside a cache is ever touched.
+A path is looked up anew by every call, and a folder on the way may have become a symbolic link since
+the last one. So entries are removed, renamed and made by the descriptors of their folders, and the last
+name is never followed. Nothing outside a cache is ever touched.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -17,28 +18,85 @@ from pathlib import Path
 
 from growcache.cache.files import (
     ARRAYS,
+    OFFSETS,
     SHARD_PARTS,
-    Layout,
+    CacheLayout,
     allocated_tree,
     shard_names,
 )
-from growcache.cache.names import (
-    REMOVED,
-    is_folder_of_arrays,
-    is_incoming,
-    is_lease,
-    is_shard,
-    is_temporary,
+
+REMOVED_PREFIX = "removed-"  # begins the names of folders of arrays on their way out
+SET_ASIDE_PREFIX = "set-aside-"  # begins the names of files that repair took out of the shards
+
+_NUMBER = r"(?P<number>[0-9]{8,})"
+_PARTS = "|".join(re.escape(part) for part in SHARD_PARTS)
+_SHARD = re.compile(rf"{_NUMBER}(?:{_PARTS})")
+# The run's id, the group, the try, and an id of the permit's own; see `Dispatcher`.
+_PERMIT = r"[0-9a-f]{8}-[0-9]{8,}-[0-9]+-[0-9a-f]{4}"
+_INCOMING = re.compile(
+    rf"(?:{_PERMIT}-|{REMOVED_PREFIX}[0-9a-f]{{8}}|{SET_ASIDE_PREFIX})[0-9]{{8,}}(?:{_PARTS})"
 )
+_ROOT = [path.name for path in CacheLayout("/").own_files]
+_TEMPORARY = re.compile(rf"\.(?:{'|'.join(map(re.escape, _ROOT))})\.[0-9a-f]{{8}}\.tmp")
+_LEASE = re.compile(r"[0-9a-f]{32}\.lease")
+_LEASE_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
+
+
+def is_shard_name(name: str) -> bool:
+    """Return whether a file or folder of arrays in ``shards`` has a name of ours.
+
+    >>> is_shard_name("00000007.json"), is_shard_name("00000007.csv"), is_shard_name("7.json")
+    (True, False, False)
+    """
+    match = _SHARD.fullmatch(name)
+    return match is not None and name in shard_names(int(match["number"]))
+
+
+def is_incoming_name(name: str) -> bool:
+    """Return whether an entry of ``incoming`` has a name of ours: by its permit, mostly.
+
+    >>> is_incoming_name("0123abcd-00000007-0-ef01-00000007.json"), is_incoming_name("a-00000007.json")
+    (True, False)
+    """
+    return _INCOMING.fullmatch(name) is not None
+
+
+def is_temporary_name(name: str) -> bool:
+    """Return whether an entry of the cache directory is one that a crash kept from its name.
+
+    >>> is_temporary_name(".issued.0123abcd.tmp"), is_temporary_name(".thesis.0123abcd.tmp")
+    (True, False)
+    """
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def is_temporary_lease_name(name: str) -> bool:
+    """Return whether an entry of ``leases`` is a lease that its reader had begun to write."""
+    return _LEASE_TEMPORARY.fullmatch(name) is not None
+
+
+def is_lease_name(name: str) -> bool:
+    """Return whether an entry of ``leases`` is one, or was going to be."""
+    return _LEASE.fullmatch(name) is not None or is_temporary_lease_name(name)
+
+
+def is_array_folder_name(name: str) -> bool:
+    """Return whether an entry with a name of ours must be a folder: all others are files.
+
+    >>> is_array_folder_name("00000007.npy"), is_array_folder_name("00000007.offsets.npy")
+    (True, False)
+    """
+    return name.endswith(ARRAYS) and not name.endswith(OFFSETS)
+
 
 NOT_COUNTED = frozenset({"lost+found"})  # at the top of a file system of the cache's own
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextmanager
-def folder(path: Path) -> Iterator[int]:
+def open_folder(path: Path) -> Iterator[int]:
     """Lend the descriptor of a folder that is no symbolic link.
 
     Raises:
@@ -52,7 +110,7 @@ def folder(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def root_folder(layout: Layout) -> Iterator[int]:
+def open_root(layout: CacheLayout) -> Iterator[int]:
     """Lend the descriptor of the cache directory, which may be named by a symbolic link."""
     descriptor = os.open(layout.root, _FLAGS)
     try:
@@ -62,7 +120,7 @@ def root_folder(layout: Layout) -> Iterator[int]:
 
 
 @contextmanager
-def subfolder(directory: int, name: str, mode: int) -> Iterator[int]:
+def make_folder(directory: int, name: str, mode: int) -> Iterator[int]:
     """Make a folder in a folder, where it is missing, and lend its descriptor."""
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=directory)
@@ -73,7 +131,9 @@ def subfolder(directory: int, name: str, mode: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def parted(directory: int, ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+def own_and_foreign_names(
+    directory: int, ours: Callable[[str], bool]
+) -> tuple[list[str], list[str]]:
     """Return the names in a folder that may be removed, and those that may not.
 
     Args:
@@ -84,38 +144,38 @@ def parted(directory: int, ours: Callable[[str], bool]) -> tuple[list[str], list
     foreign: list[str] = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            kind = entry.is_dir if is_folder_of_arrays(entry.name) else entry.is_file
+            kind = entry.is_dir if is_array_folder_name(entry.name) else entry.is_file
             fits = ours(entry.name) and kind(follow_symlinks=False)
             (own if fits else foreign).append(entry.name)
     return sorted(own), sorted(foreign)
 
 
-def inner_folders(layout: Layout) -> list[tuple[Path, Callable[[str], bool]]]:
+def cache_folders(layout: CacheLayout) -> list[tuple[Path, Callable[[str], bool]]]:
     """Return the folders of a cache that are there, each with what tells a name of ours."""
     places: list[tuple[Path, Callable[[str], bool]]] = [
-        (layout.shards, is_shard),
-        (layout.incoming, is_incoming),
-        (layout.leases, is_lease),
+        (layout.shards, is_shard_name),
+        (layout.incoming, is_incoming_name),
+        (layout.leases, is_lease_name),
     ]
     return [(path, ours) for path, ours in places if path.is_dir() and not path.is_symlink()]
 
 
-def strangers(layout: Layout) -> list[Path]:
+def foreign_paths(layout: CacheLayout) -> list[Path]:
     """Return what lies in a cache and is not growcache's."""
-    inner = inner_folders(layout)
+    inner = cache_folders(layout)
     own = {path.name for path in (*layout.own_files, *(path for path, _ in inner))}
     found = [
         path
         for path in sorted(layout.root.iterdir())
-        if path.name not in own | NOT_COUNTED and not is_temporary(path.name)
+        if path.name not in own | NOT_COUNTED and not is_temporary_name(path.name)
     ]
     for place, ours in inner:
-        with folder(place) as descriptor:
-            found += [place / name for name in parted(descriptor, ours)[1]]
+        with open_folder(place) as descriptor:
+            found += [place / name for name in own_and_foreign_names(descriptor, ours)[1]]
     return found
 
 
-def bytes_of_strangers(layout: Layout, found: Iterable[Path]) -> int:
+def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
     """Return what they allocate, but for what is looked at all the time (`Room.other_bytes`)."""
     return sum(
         allocated_tree(path)
@@ -125,13 +185,13 @@ def bytes_of_strangers(layout: Layout, found: Iterable[Path]) -> int:
     )
 
 
-def remove(directory: int, name: str) -> None:
+def remove_entry(directory: int, name: str) -> None:
     """Remove a file, or a folder with its arrays, as far as it is there.
 
     What is no array of ours stays in such a folder, and the folder with it.
     """
     with suppress(FileNotFoundError):
-        if is_folder_of_arrays(name):
+        if is_array_folder_name(name):
             _remove_arrays(directory, name)
         else:
             with suppress(IsADirectoryError):  # no file of ours
@@ -164,34 +224,36 @@ def _is_array(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(ARRAYS) and entry.is_file(follow_symlinks=False)
 
 
-def remove_shard(layout: Layout, number: int) -> None:
+def remove_shard(layout: CacheLayout, number: int) -> None:
     """Unlink a shard and its sidecar, as far as they are there.
 
     Whoever opens it meanwhile finds it whole or missing: the samples go first, and a
     directory goes at once, to where only litter lies.
     """
-    with folder(layout.shards) as shards:
+    with open_folder(layout.shards) as shards:
         for name in shard_names(number):
-            if is_folder_of_arrays(name):
-                _remove_at_once(layout, shards, name)
+            if is_array_folder_name(name):
+                _move_away_and_remove(layout, shards, name)
             else:
-                remove(shards, name)
+                remove_entry(shards, name)
 
 
-def _remove_at_once(layout: Layout, shards: int, name: str) -> None:
+def _move_away_and_remove(layout: CacheLayout, shards: int, name: str) -> None:
     """Move a folder of arrays to where it is swept, and remove it there."""
     if not _is_folder(shards, name):
         return
-    aside = f"{REMOVED}{uuid.uuid4().hex[:8]}{name}"
-    with folder(layout.incoming) as incoming:
+    aside = f"{REMOVED_PREFIX}{uuid.uuid4().hex[:8]}{name}"
+    with open_folder(layout.incoming) as incoming:
         try:
             os.rename(name, aside, src_dir_fd=shards, dst_dir_fd=incoming)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _FULL_DISK_ERRORS:
                 raise
-            remove(shards, name)  # on a full disk it is more important that it goes than how
+            remove_entry(
+                shards, name
+            )  # on a full disk it is more important that it goes than how
         else:
-            remove(incoming, aside)
+            remove_entry(incoming, aside)
 
 
 def _is_folder(directory: int, name: str) -> bool:
@@ -201,8 +263,8 @@ def _is_folder(directory: int, name: str) -> bool:
         return False
 
 
-def remove_parts(layout: Layout, prefix: str) -> None:
+def remove_incoming_shard(layout: CacheLayout, prefix: str) -> None:
     """Remove all files of a shard under one prefix in ``incoming``, as far as they are there."""
-    with suppress(FileNotFoundError), folder(layout.incoming) as incoming:
+    with suppress(FileNotFoundError), open_folder(layout.incoming) as incoming:
         for part in SHARD_PARTS:
-            remove(incoming, prefix + part)
+            remove_entry(incoming, prefix + part)

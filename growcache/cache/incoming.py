@@ -1,33 +1,228 @@
-"""What a sampler leaves for the supervisor: a shard and its sidecar under a permit's name."""
+"""How a sampler writes a shard: encoded, checksummed, and past the page cache where that pays.
+
+The files lie in `incoming/` under the permit's name until the supervisor commits them.
+
+Through the page cache every byte is copied once more into memory that the kernel must first find and
+clear, and pushes out bytes that readers still use. On a virtual machine that costs more than fetching
+them. Where memory can hold the whole cache, the copy is well spent, because readers never wait for
+the disk.
+"""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
-from growcache.cache.direct import LEAST_BYTES, open_direct, write_direct
+import google_crc32c
+import numpy as np
+import xxhash
+
 from growcache.cache.files import (
     BLOCK_BYTES,
     DIRECTORY_MODE,
     FILE_MODE,
     SIDECAR,
-    Layout,
-    block_bytes,
+    CacheLayout,
+    whole_blocks,
 )
-from growcache.cache.folders import folder, remove_parts, subfolder
-from growcache.cache.formats.mapped import Buffer
-from growcache.cache.formats.values import EncodedFile
-from growcache.cache.seal import Seal
-from growcache.cache.sidecar import Sidecar
+from growcache.cache.folders import make_folder, open_folder, remove_incoming_shard
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats.encoding import EncodedFile, split_buffer
+from growcache.cache.formats.mapped import Buffer, Bytes
+from growcache.cache.sidecar import ShardFile, Sidecar
+from growcache.schema import Sample, Schema
+
+ALIGNED = 4096  # offset, length and address of a direct write; no device asks for more
+CHUNK_BYTES = 4 << 20
+HUGE_BYTES = 2 << 20  # a page that the kernel may take instead of 512 small ones
+LEAST_DIRECT_BYTES = 1 << 20  # smaller files are not worth the two calls more
+PAGE_CACHE_SHARE = 0.5  # what the page cache can be expected to keep for one cache
+
+
+def exceeds_page_cache(max_bytes: int, memory: int) -> bool:
+    """Return whether a full cache of this bound would not stay in memory.
+
+    >>> exceeds_page_cache(200 * 10**9, 64 * 10**9), exceeds_page_cache(10 * 10**9, 64 * 10**9)
+    (True, False)
+    """
+    return max_bytes > PAGE_CACHE_SHARE * memory
+
+
+def open_direct(
+    path: str | os.PathLike[str], mode: int, directory: int | None = None
+) -> int | None:
+    """Return a descriptor for `write_direct`; None where the file system has no such thing.
+
+    Args:
+        path: of the file.
+        mode: of the file.
+        directory: the descriptor of the folder that a relative path starts from.
+
+    Raises:
+        OSError: the file cannot be made at all.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(path, flags | os.O_DIRECT, mode, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+
+
+def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
+    """Write the pieces one after the other, in aligned chunks, and cut the file to its size.
+
+    Args:
+        descriptor: of `open_direct`; its blocks are allocated.
+        pieces: contiguous bytes, of ``size`` bytes together; each is copied before the next
+            is asked for.
+        size: bytes of the file.
+
+    Raises:
+        OSError: as of ``write``.
+    """
+    for chunk in _aligned_chunks(pieces):
+        _write_chunk(descriptor, chunk)
+    os.ftruncate(descriptor, size)
+
+
+def _aligned_chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
+    """Yield the same bytes in an aligned block; the last time rounded up, with zeros."""
+    block, filled = _block_of_thread(), 0
+    for piece in pieces:
+        rest: Bytes = np.frombuffer(piece, np.uint8)
+        while len(rest):
+            part = rest[: CHUNK_BYTES - filled]
+            block[filled : filled + len(part)] = part
+            filled, rest = filled + len(part), rest[len(part) :]
+            if filled == CHUNK_BYTES:
+                yield block
+                filled = 0
+    if filled:
+        whole = -(-filled // ALIGNED) * ALIGNED
+        block[filled:whole] = 0
+        yield block[:whole]
+
+
+class _ThreadBlock(threading.local):
+    """The block of each thread that writes, kept for its next file.
+
+    A new one for every file is cleared by the kernel page by page, which costs as much as
+    the writing.
+    """
+
+    block: Bytes | None = None
+
+
+_thread_block = _ThreadBlock()
+
+
+def _block_of_thread() -> Bytes:
+    """Return this thread's block, aligned; its content is that of the last file."""
+    if _thread_block.block is None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, CHUNK_BYTES + HUGE_BYTES, flags=flags)
+        with suppress(OSError):  # a kernel without huge pages has small ones
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        whole: Bytes = np.frombuffer(memory, np.uint8)
+        start = -whole.ctypes.data % HUGE_BYTES
+        _thread_block.block = whole[start : start + CHUNK_BYTES]
+    return _thread_block.block
+
+
+def _write_chunk(descriptor: int, chunk: Bytes) -> None:
+    written = 0
+    while written < len(chunk):
+        written += os.write(descriptor, chunk[written:].data)
+
+
+# What a description says until its files are written: as long as what it will say.
+PLACEHOLDER_DIGEST = "0" * 32
+PLACEHOLDER_CRC = 2**32 - 1
+
+
+def file_without_checksum(file: EncodedFile) -> ShardFile:
+    """Return what is known of a file before it is written."""
+    return ShardFile(file.suffix, file.nbytes, None if file.guarded else PLACEHOLDER_CRC)
+
+
+class ShardChecksum:
+    """Watches the files of a shard go by, in their order, and completes its description."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+        self._files: list[ShardFile] = []
+
+    def passing(self, file: EncodedFile) -> Iterator[Buffer]:
+        """Yield the pieces of the next file, each of them checked while it is at hand."""
+        crc = 0
+        for buffer in file.pieces:
+            for piece in split_buffer(buffer):
+                self._digest.update(piece if isinstance(piece, bytes) else piece.data)
+                yield piece
+                if not file.guarded:
+                    crc = google_crc32c.extend(crc, piece)
+        self._files.append(
+            file_without_checksum(file)._replace(crc32c=None if file.guarded else crc)
+        )
+
+    def on(self, sidecar: Sidecar) -> Sidecar:
+        """Return the description with the checksums of the files that have gone by."""
+        if not self._files:
+            return sidecar
+        return replace(sidecar, digest=self._digest.hexdigest(), files=tuple(self._files))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedShard:
+    """The samples of a shard, encoded.
+
+    Attributes:
+        files: to be written.
+        facts: the part of the `Sidecar` that is about the files, by argument; a `ShardChecksum`
+            on the files that are written completes it.
+    """
+
+    files: list[EncodedFile]
+    facts: dict[str, Any]
+
+
+def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -> EncodedShard:
+    """Return the samples as the files of a shard.
+
+    Raises:
+        FormatError: a sample is not what the schema says.
+    """
+    module = CACHE_FORMATS[cache_format]
+    files: list[EncodedFile] = module.encode(schema, samples)
+    facts = {
+        "schema": schema,
+        "samples": len(samples),
+        "record_bytes": 0 if schema.is_ragged else module.record_bytes(schema, schema.nbytes),
+        "shard_bytes": sum(file.nbytes for file in files),
+        "digest": PLACEHOLDER_DIGEST if files else "",
+        "files": tuple(map(file_without_checksum, files)),
+        "cache_format": cache_format,
+    }
+    return EncodedShard(files, facts)
+
 
 BATCH_BYTES = 4 << 20  # that one call writes
 MAX_BUFFERS = 1000  # IOV_MAX is 1024
-MAP_SHARE = 80  # bytes of a file per byte of its map: at worst 1,024 of data for 12, and those
+EXTENTS_SHARE = (
+    80  # bytes of a file per byte of its map: at worst 1,024 of data for 12, and those
+)
 NAME_BYTES = 24  # what a file's name takes in its directory, beside its text
 
 
-def needed_bytes(sidecar: Sidecar) -> int:
+def bytes_to_reserve(sidecar: Sidecar) -> int:
     """Return the bytes on disk to reserve for the shard and its sidecar.
 
     One block more per file, which a directory may need to grow, and a part of the size, which
@@ -38,11 +233,11 @@ def needed_bytes(sidecar: Sidecar) -> int:
     inner = [file.suffix for file in sidecar.files if "/" in file.suffix]
     if inner:  # their directory
         sizes.append(sum(len(name) + NAME_BYTES for name in inner))
-    return sum(block_bytes(size) + BLOCK_BYTES + size // MAP_SHARE for size in sizes)
+    return sum(whole_blocks(size) + BLOCK_BYTES + size // EXTENTS_SHARE for size in sizes)
 
 
 def write_incoming(
-    layout: Layout,
+    layout: CacheLayout,
     permit: str,
     sidecar: Sidecar,
     files: Sequence[EncodedFile],
@@ -56,7 +251,7 @@ def write_incoming(
         permit: in whose name.
         sidecar: of the shard, without the checksums of its files.
         files: of the shard.
-        direct: past the page cache; see `growcache.cache.direct`.
+        direct: past the page cache; see `growcache.cache.incoming`.
 
     Returns:
         the whole description, as it was written.
@@ -67,11 +262,11 @@ def write_incoming(
     number = sidecar.number
     prefix = layout.incoming_path(permit, number, "").name
     try:
-        with folder(layout.incoming) as incoming:
+        with open_folder(layout.incoming) as incoming:
             seal = _write_files(incoming, prefix, files, direct=direct)
             sealed = seal.on(sidecar)
             data = sealed.to_bytes()
-            _write(incoming, prefix + SIDECAR, [data], len(data))
+            _write_file(incoming, prefix + SIDECAR, [data], len(data))
     except BaseException:
         discard_incoming(layout, permit, [number])
         raise
@@ -80,30 +275,30 @@ def write_incoming(
 
 def _write_files(
     incoming: int, prefix: str, files: Sequence[EncodedFile], *, direct: bool
-) -> Seal:
+) -> ShardChecksum:
     """Write all but the sidecar, each where its suffix says: some in a folder, synced last."""
-    seal = Seal()
+    seal = ShardChecksum()
     with ExitStack() as stack:
         inner: dict[str, int] = {}
         for file in files:
             above, _, name = f"{prefix}{file.suffix}".rpartition("/")
             if above and above not in inner:
-                inner[above] = stack.enter_context(subfolder(incoming, above, DIRECTORY_MODE))
-            past = direct and file.nbytes >= LEAST_BYTES
+                inner[above] = stack.enter_context(make_folder(incoming, above, DIRECTORY_MODE))
+            past = direct and file.nbytes >= LEAST_DIRECT_BYTES
             where = inner[above] if above else incoming
-            _write(where, name, seal.passing(file), file.nbytes, direct=past)
+            _write_file(where, name, seal.passing(file), file.nbytes, direct=past)
         for descriptor in inner.values():
             os.fsync(descriptor)
     return seal
 
 
-def discard_incoming(layout: Layout, permit: str, numbers: Iterable[int]) -> None:
+def discard_incoming(layout: CacheLayout, permit: str, numbers: Iterable[int]) -> None:
     """Remove what was written under the permit for these shards, as far as it is there."""
     for number in numbers:
-        remove_parts(layout, layout.incoming_path(permit, number, "").name)
+        remove_incoming_shard(layout, layout.incoming_path(permit, number, "").name)
 
 
-def _write(
+def _write_file(
     directory: int, name: str, pieces: Iterable[Buffer], size: int, *, direct: bool = False
 ) -> None:
     past = open_direct(name, FILE_MODE, directory) if direct else None
@@ -130,13 +325,13 @@ def _write_batches(descriptor: int, pieces: Iterable[Buffer]) -> None:
         batch.append(piece)
         held += len(piece)
         if held >= BATCH_BYTES or len(batch) == MAX_BUFFERS:
-            _write_all(descriptor, batch)
+            _write_buffers(descriptor, batch)
             batch, held = [], 0
-    _write_all(descriptor, batch)
+    _write_buffers(descriptor, batch)
 
 
-def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
-    views = [_view(buffer) for buffer in buffers if len(buffer)]
+def _write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    views = [_memoryview(buffer) for buffer in buffers if len(buffer)]
     while views:
         written = os.writev(descriptor, views)
         while views and written >= len(views[0]):
@@ -145,5 +340,5 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
             views[0] = views[0][written:]
 
 
-def _view(buffer: Buffer) -> memoryview:
+def _memoryview(buffer: Buffer) -> memoryview:
     return memoryview(buffer) if isinstance(buffer, bytes) else buffer.data

@@ -1,29 +1,20 @@
-"""Leases: how a reader keeps the shards of its snapshot from being evicted.
+"""Leases, the reader's side: how a reader keeps the shards of its snapshot from being evicted.
 
-A lease is a file that its reader holds with flock, so the kernel frees it when the reader
-dies. It has one byte per shard, which the reader moves on as its epoch does. It may name
-shards that are not there, with their digests: its *wishes* (`growcache.cache.wishes`).
-Where several ranks of a job read one snapshot, it says so.
+A lease is a file that its reader holds with flock, so the kernel frees it when the reader dies. It has
+one byte per shard, which the reader advances as its epoch does. It may name shards that are not in the
+cache, with their digests (`growcache.cache.refetch`). The bound sets room aside for leases, so a
+reader takes the lock of their directory, and makes no lease that finds no room.
 
-    magic · u32 length of header · u32 length of counters · counters · header (JSON) ·
-    stage · one state per shard
-
-Readers of an earlier version have no counters (`GCLEASE1`); theirs protect as any do. What
-cannot be read at all is a `ForeignLease`. Leases take room that the bound sets aside for them,
-so a reader takes the lock of their directory, and makes none that finds no room.
-
-The reader owns the file's content, the supervisor its removal. What makes the pair safe
-without a lock between them: the reader makes its lease visible, *then* reads the index
-again and drops what was retired; the evictor commits *retired*, *then* reads the leases.
-Until it has dropped that, a lease may name shards that are being deleted; then its reader
-*settles* it, and others may rely on what it holds.
+The reader owns the file's content, the supervisor its removal. What makes the pair safe without a lock
+between them: the reader makes its lease visible, *then* reads the index again and drops what was
+retired; the supervisor commits *retired*, *then* reads the leases. Until it has dropped those shards, a
+lease may name shards that are being deleted. Then its reader *settles* it, and other readers may rely
+on what it holds.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
-import itertools
 import os
 import stat
 import struct
@@ -31,77 +22,46 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import orjson
 
-from growcache.cache.ballast import is_full_disk
-from growcache.cache.files import Layout, allocated, block_bytes
-from growcache.cache.foreign_leases import ForeignLease, no_file, refused, unintelligible
-from growcache.cache.lease_counters import COUNTERS_BYTES, Counters
+from growcache.cache.files import CacheLayout, allocated, is_full_disk, whole_blocks
+from growcache.cache.lease_views import (
+    BEGUN,
+    COUNTERS_AT,
+    COUNTERS_BYTES,
+    DROPPED,
+    MAGIC,
+    MAPPED,
+    READ,
+    STAGE_CLOSED,
+    STAGE_OPEN,
+    STAGE_SETTLED,
+    SUFFIX,
+    LeaseCounters,
+    RankNote,
+    survey_leases,
+)
 from growcache.cache.locks import (
     LEASES_VERSION,
     FileLock,
     close_owned,
-    holder,
-    is_held,
+    is_locked,
+    lock_holder,
     open_owned,
     this_process,
     try_lock,
 )
-from growcache.cache.names import is_lease
-from growcache.cache.sigterm import at_sigterm, release_at_sigterm
+from growcache.cache.system import at_sigterm, release_at_sigterm
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
 
-SUFFIX = ".lease"
-MAGIC = b"GCLEASE2"
-FIRST_MAGIC = b"GCLEASE1"  # without counters
-
-COUNTERS_AT = len(MAGIC) + 8
-
-COUNT_SECONDS = 0.2  # between two notes of what was delivered
-ROOM_SECONDS = 1.0  # for which a reader waits for the room of leases that are over
-CREATE_SECONDS = 10.0  # for which it waits for others that make theirs
+COUNTERS_SECONDS = 0.2  # between two notes of what was delivered
+WAIT_FOR_ROOM_SECONDS = 1.0  # for which a reader waits for the room of leases that are over
+WAIT_FOR_LOCK_SECONDS = 10.0  # for which it waits for others that make theirs
 PAUSE_SECONDS = 0.02
-
-MOST_BYTES = 1 << 26  # of a lease that is believed: it names 60 million shards
-MOST_NUMBER = 1 << 53
-HEADERS_KEPT = 32  # they never change, and are looked at ten times a second
-
-# MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
-# so that a reader which dies and comes back needs it.
-HELD, MAPPED, READ, DROPPED, BEGUN = 0, 1, 2, 3, 4
-# The stage of a lease. SETTLED: open, and what was retired before it was seen is dropped.
-# It stands before the states: who finds it there reads states that were written before.
-_OPEN, _CLOSED, _SETTLED = b"\0", b"\1", b"\2"
-
-
-@dataclass(frozen=True, slots=True)
-class RankNote:
-    """What the lease of one rank of a job says to the other ranks.
-
-    Attributes:
-        run: names one start of the job; a job that is started anew has another.
-        walk: the how-manieth walk over the cache of this run it is.
-        pass_number: the pass that the lease is for.
-        rank: of its reader, among those that share the cache; 0 leads.
-        ranks: how many share the cache.
-        follows: the name of the lease of rank 0 that this one copies; empty for rank 0.
-        settings: what must be alike on all ranks, by the names of the arguments.
-    """
-
-    run: str
-    walk: int
-    pass_number: int
-    rank: int
-    ranks: int
-    follows: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lease:
@@ -133,13 +93,13 @@ class Lease:
         wishes: Mapping[int, str] | None = None,
         ranks: RankNote | None = None,
         room_bytes: int | None = None,
-        counters: Counters | None = None,
+        counters: LeaseCounters | None = None,
     ) -> Lease:
         """Return a lease that the supervisor sees from now on.
 
         Afterwards the caller reads the index (again) and drops the shards that are not
         live any more; only then may it open the others. What it wished for it keeps: those
-        shards come, or are refused (`growcache.cache.wishes.outcomes`).
+        shards come, or are refused (`growcache.cache.refetch.refetch_outcomes`).
 
         Args:
             root: of the cache.
@@ -159,7 +119,7 @@ class Lease:
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
-        layout = Layout(root)
+        layout = CacheLayout(root)
         _refuse_old_service(layout)
         release_at_sigterm()
         header = orjson.dumps(
@@ -174,10 +134,10 @@ class Lease:
         )
         start = COUNTERS_AT + COUNTERS_BYTES + len(header)
         sizes = struct.pack("<II", len(header), COUNTERS_BYTES)
-        said = (counters or Counters()).pack().ljust(COUNTERS_BYTES, b"\0")
-        body = MAGIC + sizes + said + header + _OPEN + bytes(len(wanted))
+        said = (counters or LeaseCounters()).pack().ljust(COUNTERS_BYTES, b"\0")
+        body = MAGIC + sizes + said + header + STAGE_OPEN + bytes(len(wanted))
         try:
-            path, descriptor = _show(layout, body, room_bytes)
+            path, descriptor = _publish_lease(layout, body, room_bytes)
         except LeasesFullError:
             raise
         except OSError as error:
@@ -236,21 +196,23 @@ class Lease:
         self.close()
 
 
-def _show(layout: Layout, body: bytes, room_bytes: int | None) -> tuple[Path, int]:
+def _publish_lease(
+    layout: CacheLayout, body: bytes, room_bytes: int | None
+) -> tuple[Path, int]:
     """Return the path of a new lease that everybody can see, and the descriptor that holds it."""
-    deadline = time.monotonic() + ROOM_SECONDS
+    deadline = time.monotonic() + WAIT_FOR_ROOM_SECONDS
     while True:
         # One at a time: two that each find room for one lease would make two.
-        with FileLock.of_directory(layout.leases, CREATE_SECONDS):
-            taken = _allocated(layout) if room_bytes is not None else 0
-            if room_bytes is None or taken + block_bytes(len(body)) <= room_bytes:
-                return _make(layout, body)
+        with FileLock.of_directory(layout.leases, WAIT_FOR_LOCK_SECONDS):
+            taken = _leases_allocated(layout) if room_bytes is not None else 0
+            if room_bytes is None or taken + whole_blocks(len(body)) <= room_bytes:
+                return _make_lease(layout, body)
         if time.monotonic() >= deadline:  # those that are over are removed within a moment
-            raise LeasesFullError(_no_room(layout, room_bytes))
+            raise LeasesFullError(_no_room_message(layout, room_bytes))
         time.sleep(PAUSE_SECONDS)
 
 
-def _make(layout: Layout, body: bytes) -> tuple[Path, int]:
+def _make_lease(layout: CacheLayout, body: bytes) -> tuple[Path, int]:
     name = uuid.uuid4().hex
     hidden, path = layout.leases / f".{name}.tmp", layout.leases / (name + SUFFIX)
     descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -269,44 +231,44 @@ def _make(layout: Layout, body: bytes) -> tuple[Path, int]:
     return path, descriptor
 
 
-def _give_to_owner(layout: Layout, descriptor: int) -> None:
+def _give_to_owner(layout: CacheLayout, descriptor: int) -> None:
     """Let the service read what root made, as in a container: it may run as another user."""
     if os.geteuid() == 0 and (owner := layout.leases.stat()).st_uid != 0:
         with suppress(PermissionError):  # a root that may not do that
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
-def _allocated(layout: Layout) -> int:
+def _leases_allocated(layout: CacheLayout) -> int:
     """Return what all leases take; blocks that the disk has promised, and not given, count."""
     with os.scandir(layout.leases) as entries:
         paths = [entry.path for entry in entries]
     return sum(map(allocated, map(Path, paths)))
 
 
-def _no_room(layout: Layout, room_bytes: int | None) -> str:
+def _no_room_message(layout: CacheLayout, room_bytes: int | None) -> str:
     views, _ = survey_leases(layout.root)
     held = sum(view.open for view in views)
     return (
         f"no room for another lease in {layout.leases}: {held} snapshots are held"
-        f"{_and_dead(len(views) - held)}, and the bound of this cache leaves {room_bytes:,} bytes "
+        f"{_and_ended(len(views) - held)}, and the bound of this cache leaves {room_bytes:,} bytes "
         "for leases; close snapshots, or raise cache.max_bytes"
     )
 
 
-def _and_dead(number: int) -> str:
+def _and_ended(number: int) -> str:
     return f" ({number} more have ended, see growcache release)" if number else ""
 
 
-def _refuse_old_service(layout: Layout) -> None:
+def _refuse_old_service(layout: CacheLayout) -> None:
     """Refuse a service that would not heed this lease, and delete shards under its reader.
 
     Raises:
         CacheError: such a service runs.
     """
-    told = holder(layout.supervisor_lock)
+    told = lock_holder(layout.supervisor_lock)
     if told.get("leases", LEASES_VERSION if not told else 1) >= LEASES_VERSION:
         return
-    if is_held(layout.supervisor_lock):
+    if is_locked(layout.supervisor_lock):
         raise CacheError(
             f"the service that fills {layout.root} (pid {told.get('pid')} on {told.get('host')}) "
             "is of an earlier growcache and would not heed this reader; stop it and start it "
@@ -314,7 +276,7 @@ def _refuse_old_service(layout: Layout) -> None:
         )
 
 
-def _creation_error(layout: Layout, error: OSError) -> CacheError:
+def _creation_error(layout: CacheLayout, error: OSError) -> CacheError:
     """Return what it means that no lease can be made, and what to do."""
     if is_full_disk(error):
         return CacheFullError(f"no room for a lease in {layout.leases}: {error}")
@@ -325,7 +287,7 @@ def _creation_error(layout: Layout, error: OSError) -> CacheError:
             "(docker run -v HOST:CACHE, without :ro)"
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        owner = _owner(layout)
+        owner = _owner_text(layout)
         return CacheError(
             f"{text}this process is of uid {os.geteuid()}, and the folder {owner}; run reader and "
             "service as one user (docker run --user UID:GID)"
@@ -335,7 +297,7 @@ def _creation_error(layout: Layout, error: OSError) -> CacheError:
     )
 
 
-def _owner(layout: Layout) -> str:
+def _owner_text(layout: CacheLayout) -> str:
     try:
         found = layout.leases.stat()
     except OSError:
@@ -352,12 +314,12 @@ class _LeaseFile:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: CacheLayout,
         path: Path,
         descriptor: int,
         start: int,
         shards: int,
-        counters: Counters | None,
+        counters: LeaseCounters | None,
     ) -> None:
         self.path = path
         self._counters = counters
@@ -390,7 +352,7 @@ class _LeaseFile:
             return
         with self._turn:
             if self._open:
-                os.pwrite(self._descriptor, _SETTLED, self._start)
+                os.pwrite(self._descriptor, STAGE_SETTLED, self._start)
 
     def count(self, samples: int) -> None:
         if self._pid != os.getpid() or self._counters is None:
@@ -398,7 +360,7 @@ class _LeaseFile:
         with self._turn:
             self._counters.receive(samples, time.time())
             self._uncounted = True
-            if time.monotonic() - self._counted_at >= COUNT_SECONDS:
+            if time.monotonic() - self._counted_at >= COUNTERS_SECONDS:
                 self._note_counters()
 
     def _note_counters(self) -> None:
@@ -414,7 +376,7 @@ class _LeaseFile:
         if self._pid == os.getpid() and self._turn.acquire(timeout=PAUSE_SECONDS):
             if self._open:
                 self._note_counters()
-                os.pwrite(self._descriptor, _CLOSED, self._start)
+                os.pwrite(self._descriptor, STAGE_CLOSED, self._start)
             self._turn.release()
 
     def close(self) -> None:
@@ -426,12 +388,12 @@ class _LeaseFile:
             try:
                 self._note_counters()
                 self._open = False
-                os.pwrite(self._descriptor, _CLOSED, self._start)
+                os.pwrite(self._descriptor, STAGE_CLOSED, self._start)
             finally:
                 self._open = False
                 close_owned(self._descriptor)
         # While a supervisor lives the file is its receipt for the uses.
-        if not self.kept and not is_held(self._layout.supervisor_lock):
+        if not self.kept and not is_locked(self._layout.supervisor_lock):
             self.path.unlink(missing_ok=True)
 
 
@@ -444,300 +406,6 @@ def _end_all_at_sigterm() -> None:
 
 
 at_sigterm(_end_all_at_sigterm)
-
-
-@dataclass(frozen=True)  # without slots, for the sake of what is found once and kept
-class LeaseView:
-    """A lease as others see it at one moment.
-
-    Attributes:
-        name: of the file, without suffix.
-        job: whose uses it counts for.
-        host: where its reader runs or ran.
-        pid: of the reader; for messages only.
-        command: of the reader.
-        created: wall time.
-        open: whether its reader lives and holds it.
-        closed: whether the reader ended it in good order.
-        numbers: its shards, ascending.
-        states: one of HELD, MAPPED, READ, DROPPED, BEGUN per shard.
-        wishes: the digests of those that must come, or come back, by number.
-        settled: whether all that it holds is there, as `growcache.loading.resume` proves; of
-            rank 0 of a job besides, whether the others may copy its list.
-        ranks: what it says to other ranks of its job; None where it is of none.
-        counters: what its reader received; None where a reader of an earlier version has it.
-    """
-
-    name: str
-    job: str
-    host: str
-    pid: int
-    command: str
-    created: float
-    open: bool
-    closed: bool
-    numbers: tuple[int, ...]
-    states: bytes
-    wishes: Mapping[int, str] = field(default_factory=dict)
-    settled: bool = False
-    ranks: RankNote | None = None
-    counters: Counters | None = None
-
-    @property
-    def resumable(self) -> bool:
-        """Whether its reader, if it died, may come back for the rest: it gave a state."""
-        return not self.closed and (self.counters is None or self.counters.gave_state)
-
-    @property
-    def delivered(self) -> int | None:
-        """The samples that its loop received; None where its reader does not count them."""
-        return self.counters.delivered if self.counters and self.counters.counts else None
-
-    def holding(self) -> tuple[int, ...]:
-        """Return the shards that the reader would still open or read, or has mapped."""
-        return self._with(HELD, MAPPED, BEGUN)
-
-    @property
-    def holds(self) -> bool:
-        """Whether there is any shard that `holding` returns."""
-        return any(state in self.states for state in (HELD, MAPPED, BEGUN))
-
-    def unread(self) -> tuple[int, ...]:
-        """Return the shards that were neither read nor dropped."""
-        return self._with(HELD)
-
-    def unfinished(self) -> tuple[int, ...]:
-        """Return the shards of which the reader would still read all or a part."""
-        return self._with(HELD, BEGUN)
-
-    def used(self) -> tuple[int, ...]:
-        """Return the shards that were read, mapped still or not.
-
-        Each rank of a job reads a part of every shard. Together that is one use, which the
-        lease of rank 0 counts; the others protect, and count nothing.
-        """
-        if self.ranks is not None and self.ranks.rank:
-            return ()
-        return self._with(MAPPED, READ, BEGUN)
-
-    def kept(self) -> tuple[int, ...]:
-        """Return the shards that were not dropped."""
-        return self._with(HELD, MAPPED, READ, BEGUN)
-
-    @functools.cached_property
-    def wishing(self) -> Mapping[int, str]:
-        """The wishes that its reader still waits for, or has not read yet."""
-        if not self.open or not self.wishes:
-            return {}
-        return {
-            number: self.wishes[number] for number in self.unread() if number in self.wishes
-        }
-
-    def _with(self, *wanted: int) -> tuple[int, ...]:
-        # In C, for every poll asks this of every lease, and each may name all shards.
-        chosen = self.states.translate(bytes(state in wanted for state in range(256)))
-        return tuple(compress(self.numbers, chosen))
-
-
-def protected(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
-    """Return the shards that must not be deleted because of this lease.
-
-    Args:
-        lease: as it was just read.
-        resumable: whether its reader died so lately that it may come back for the rest;
-            its maps died with it.
-    """
-    if lease.open:
-        return lease.holding()
-    return lease.unfinished() if resumable and not lease.closed else ()
-
-
-def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
-    """Return all leases that can be read, in order of name; see `survey_leases`."""
-    return survey_leases(root)[0]
-
-
-def survey_leases(
-    root: str | os.PathLike[str],
-) -> tuple[list[LeaseView], list[ForeignLease]]:
-    """Return all leases that are visible now, in order of name, and those that cannot be read.
-
-    Those that come meanwhile are among them: a reader that makes a new lease and then ends
-    the old one would else be seen with neither, where the new one was made after the look
-    into the directory, and the old one ended before it was read.
-    """
-    layout, found = Layout(root), dict[str, LeaseView | ForeignLease | None]()
-    while new := [name for name in _names(layout.leases) if name not in found]:
-        found |= {name: _read(layout, name) for name in new}
-    seen = [found[name] for name in sorted(found)]
-    return (
-        [view for view in seen if isinstance(view, LeaseView)],
-        [lease for lease in seen if isinstance(lease, ForeignLease)],
-    )
-
-
-def remove_torn_leases(layout: Layout) -> None:
-    """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
-    for lease in survey_leases(layout.root)[1]:
-        if not is_lease(lease.path.name) or lease.protects or not lease.path.is_file():
-            continue
-        if not lease.path.is_symlink():
-            with suppress(PermissionError):
-                lease.path.unlink(missing_ok=True)
-
-
-def end_dead_lease(layout: Layout, name: str) -> bool:
-    """End the lease of a dead reader, as it would have itself; False where nobody died.
-
-    Raises:
-        PermissionError: it is another user's.
-    """
-    try:
-        descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        if not try_lock(descriptor, shared=True):
-            return False
-        start, length, _ = _opened(data)
-        os.pwrite(descriptor, _CLOSED, start + length)
-        return True
-    finally:
-        close_owned(descriptor)
-
-
-def lease_path(layout: Layout, name: str) -> Path:
-    """Return the file of the lease with that name."""
-    return layout.leases / (name + SUFFIX)
-
-
-def _names(directory: Path) -> Iterator[str]:
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
-                    yield entry.name
-    except FileNotFoundError:
-        return
-
-
-def _read(layout: Layout, name: str) -> LeaseView | ForeignLease | None:
-    path = layout.leases / name
-    try:
-        # Neither a link is followed, nor is waited for who may write into a pipe.
-        descriptor = open_owned(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return refused(path, error, layout.supervisor_lock)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return no_file(path, status)
-        # Whether it is open is asked first: were it read first, a close in between would
-        # show a dead reader with shards unread instead of a closed lease.
-        is_open = not try_lock(descriptor, shared=True)
-        data = os.pread(descriptor, min(status.st_size, MOST_BYTES), 0)
-    finally:
-        close_owned(descriptor)
-    return _parse(path, data, is_open) or unintelligible(path, status, held=is_open)
-
-
-def _parse(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
-    try:
-        start, length, counters = _opened(data)
-        flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
-        if not flag:
-            return None
-        return LeaseView(
-            name=path.name.removesuffix(SUFFIX),
-            open=is_open,
-            closed=flag == _CLOSED,
-            states=states,
-            settled=flag == _SETTLED,
-            counters=counters,
-            **_header(data[start : start + length], len(states)),
-        )
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return None
-
-
-def _opened(data: bytes) -> tuple[int, int, Counters | None]:
-    """Return (where the header begins, its length, the counters) of a lease.
-
-    Raises:
-        ValueError: it is none, or of a version that is not known here.
-    """
-    magic = data[: len(MAGIC)]
-    if magic == FIRST_MAGIC:
-        (length,) = struct.unpack_from("<I", data, len(MAGIC))
-        return len(MAGIC) + 4, length, None
-    if magic != MAGIC:
-        raise ValueError("no lease")
-    length, counted = struct.unpack_from("<II", data, len(MAGIC))
-    start = COUNTERS_AT + counted
-    return start, length, _counters(data[COUNTERS_AT:start])
-
-
-def _counters(data: bytes) -> Counters:
-    try:
-        return Counters.unpack(data)
-    except ValueError:  # a flipped bit there must not cost the reader its shards
-        return Counters(gave_state=True)
-
-
-@functools.lru_cache(maxsize=HEADERS_KEPT)
-def _header(data: bytes, states: int) -> Mapping[str, Any]:
-    """Return what a header says of a lease with so many states, by attribute of the view."""
-    header: dict[str, Any] = orjson.loads(data)
-    return {
-        "job": _text(header["job"]),
-        "host": _text(header["host"]),
-        "pid": int(header["pid"]),
-        "command": _text(header["command"]),
-        "created": float(header["created"]),
-        "numbers": _numbers(header["numbers"], states),
-        "wishes": {_number(n): _text(digest) for n, digest in header.get("wishes", ())},
-        "ranks": _note(**header["ranks"]) if header.get("ranks") else None,
-    }
-
-
-def _numbers(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:
-    """Return the numbers of ranges [first, count], counted before they are believed.
-
-    A damaged header may claim 10^15 shards, and the supervisor reads it.
-
-    Raises:
-        ValueError: they are not as many as there are states, or no shards' numbers.
-    """
-    pairs = [(_number(first), _number(count)) for first, count in ranges]
-    if sum(count for _, count in pairs) != expected:
-        raise ValueError("as many numbers as states were expected")
-    return tuple(itertools.chain.from_iterable(range(n, n + count) for n, count in pairs))
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < MOST_NUMBER:
-        raise ValueError(f"no number of a shard: {value!r}")
-    return value
-
-
-def _note(**said: Any) -> RankNote:
-    """Return what the header says to other ranks, if it is of the kinds that they expect."""
-    note = RankNote(**said)
-    for text in (note.run, note.follows):
-        _text(text)
-    numbers = (note.walk, note.pass_number, note.rank, note.ranks)
-    if not all(type(n) is int for n in numbers) or not isinstance(note.settings, Mapping):
-        raise ValueError("no note of a rank")
-    return note
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise ValueError("no text of a lease")
-    return value
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:

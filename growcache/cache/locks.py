@@ -1,8 +1,14 @@
-"""Advisory locks whose holder the kernel frees when it dies.
+"""Locks: between processes by flock, and between a thread and a fork.
 
-Only flock decides who lives; the text inside a lock file is for messages. A lock is
-released by closing its descriptor, never by LOCK_UN: a forked child shares the open file
-description, and an unlock there would free it under the parent.
+Only flock decides which process lives; the text inside a lock file is for messages. A lock is released
+by closing its descriptor, never by LOCK_UN: a forked child shares the open file description, and an
+unlock there would free the parent's lock.
+
+A fork copies every lock as it is, those of C libraries too, but only the thread that forks. A lock that
+another thread held stays locked in the child for good. So forks wait for the blocks of `fork_lock`.
+
+Lock files, leases and the status outlive their process and are copied along with a cache, so command
+lines are noted in them without secrets.
 """
 
 from __future__ import annotations
@@ -11,24 +17,145 @@ import errno
 import fcntl
 import json
 import os
+import re
+import shlex
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import RLock, get_ident
 from typing import Any
 
-from growcache.cache.command import readable_command
-from growcache.cache.files import unusable
-from growcache.cache.undivided import undivided
+from growcache.cache.files import unusable_path_error
 from growcache.errors import CacheError, CachePathError
+
+HIDDEN_SECRET = "HIDDEN"  # of letters alone, so that a shell needs no quotes around it
+
+_OVERRIDE = re.compile(r"(?:--[\w-]+=)?[^=]*=")
+# A password may hold "/" and "@", where it was not quoted as it should: rather too much is
+# hidden than too little.
+_USERINFO = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]*)@")
+_SIGNED = re.compile(
+    r"([?&][^=&\s]*(?:sig|token|secret|password|credential|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE
+)
+
+
+def readable_command(arguments: Sequence[str]) -> str:
+    """Return a command line as a shell would take it, with what may be secret hidden.
+
+    Values of ``storage_options``, the user and password of URLs, and their signatures.
+
+    >>> readable_command(["run", "--set", "source.storage_options.secret=x", "s3://k:s@b/**"])
+    "run --set source.storage_options.secret=HIDDEN_SECRET 's3://HIDDEN_SECRET@b/**'"
+    """
+    return shlex.join(map(_without_secrets, [Path(arguments[0]).name, *arguments[1:]]))
+
+
+def _without_secrets(argument: str) -> str:
+    if "storage_options" in argument and (override := _OVERRIDE.match(argument)):
+        return f"{override[0]}{HIDDEN_SECRET}"
+    argument = _USERINFO.sub(f"{HIDDEN_SECRET}@", argument)
+    return _SIGNED.sub(rf"\1{HIDDEN_SECRET}", argument) if "://" in argument else argument
+
+
+FORK_WAIT_SECONDS = 10.0  # then it is better that a child may hang than that its parent does
+FORK_PAUSE_SECONDS = 0.002
+FORK_MOST_HELD_SECONDS = 0.1
+
+# To be in a block is to hold a lock of one's own, for `with` takes and leaves a lock in C: no
+# handler of a signal can come in between, as it can where that is written in Python.
+_lock_of_thread: dict[int, RLock] = {}  # of each thread that ever was in a block
+_new_lock_gate = RLock()  # held while one is added
+_taken_by_forking: dict[int, list[RLock]] = {}  # by threads that fork
+_postponed_errors: list[BaseException] = []
+
+
+def fork_lock() -> RLock:
+    """Return what to hold in a block that forks by other threads wait for.
+
+    Blocks exclude only forks, not one another, and may nest. In a child there is no other
+    thread in one.
+    """
+    me = get_ident()
+    own = _lock_of_thread.get(me)
+    if own is None:
+        with _new_lock_gate:
+            own = _lock_of_thread.setdefault(me, RLock())
+    return own
+
+
+def _before_fork() -> None:
+    """Take the locks of all other threads; give up after a time.
+
+    What a signal's handler raises must not end that: Python prints what a hook raises, and
+    forks. So it comes to that behind the fork.
+    """
+    deadline, seconds = time.monotonic() + FORK_WAIT_SECONDS, FORK_PAUSE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if _take_all_locks(seconds):
+                return
+            # Who is in a block may wait for a thread that is about to enter one.
+            _release_all_locks()
+            time.sleep(FORK_PAUSE_SECONDS)
+            seconds = min(2 * seconds, FORK_MOST_HELD_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - see _raise_postponed
+            _postponed_errors.append(error)
+            _release_all_locks()
+
+
+def _take_all_locks(seconds: float) -> bool:
+    until, me = time.monotonic() + seconds, get_ident()
+    if not _take_lock(_new_lock_gate, until):
+        return False
+    others = [
+        lock for thread, lock in _lock_of_thread.items() if thread != me
+    ]  # all, behind the gate
+    return all(_take_lock(lock, until) for lock in others)
+
+
+def _take_lock(lock: RLock, until: float) -> bool:
+    # Noted first: to leave what was not taken does no harm.
+    _taken_by_forking.setdefault(get_ident(), []).append(lock)
+    return lock.acquire(timeout=max(0.0, until - time.monotonic()))
+
+
+def _release_all_locks() -> None:
+    taken = _taken_by_forking.get(get_ident(), [])
+    while taken:
+        with suppress(RuntimeError):  # it was not taken, or left before
+            taken[-1].release()
+        taken.pop()
+
+
+def _raise_postponed() -> None:
+    if _postponed_errors:
+        raise _postponed_errors.pop()
+
+
+def _reset_in_child() -> None:
+    global _new_lock_gate
+    _new_lock_gate = RLock()
+    for state in (_lock_of_thread, _taken_by_forking, _postponed_errors):
+        state.clear()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_release_all_locks, after_in_child=_reset_in_child
+)
+# Once more, for a handler may have come before the first, and then what it raised.
+os.register_at_fork(after_in_parent=_release_all_locks)
+os.register_at_fork(after_in_parent=_raise_postponed)
+
 
 POLL_SECONDS = 0.02
 LEASES_VERSION = 2  # the latest layout of leases that who holds a lock can read
-NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+NO_FLOCK_ERRORS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 # Descriptors that a forked child must not keep alive.
-_owned: set[int] = set()
+_owned_descriptors: set[int] = set()
 
 
 def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
@@ -36,26 +163,26 @@ def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
 
     The file itself is opened, never what a symbolic link in its place leads to.
     """
-    with undivided():
+    with fork_lock():
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        _owned.add(descriptor)
+        _owned_descriptors.add(descriptor)
         return descriptor
 
 
 def close_owned(descriptor: int) -> None:
     """Close a descriptor of `open_owned`, and so release its lock."""
-    with undivided(), suppress(KeyError):  # in a forked child it is closed already
-        _owned.remove(descriptor)
+    with fork_lock(), suppress(KeyError):  # in a forked child it is closed already
+        _owned_descriptors.remove(descriptor)
         os.close(descriptor)
 
 
-def _close_in_child() -> None:
-    for descriptor in _owned:
+def _close_owned_in_child() -> None:
+    for descriptor in _owned_descriptors:
         os.close(descriptor)
-    _owned.clear()
+    _owned_descriptors.clear()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=_close_owned_in_child)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
@@ -69,7 +196,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno in NO_LOCKS:
+        if error.errno in NO_FLOCK_ERRORS:
             raise CachePathError(
                 f"the file system of the cache has no locks (flock: {error.strerror}), without "
                 "which processes cannot share it; choose a cache.path on a local disk"
@@ -78,7 +205,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process holds the lock file exclusively; False where there is no file.
 
     The probe is a shared lock, so that any number of probes never see one another.
@@ -89,7 +216,7 @@ def is_held(path: Path) -> bool:
         return False
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise unusable(path, error) from error
+            raise unusable_path_error(path, error) from error
         raise
     try:
         return not try_lock(descriptor, shared=True)
@@ -121,7 +248,7 @@ class FileLock:
         try:
             descriptor = open_owned(path, os.O_RDWR | (0 if shared else os.O_CREAT))
         except OSError as error:
-            raise unusable(path, error) from error
+            raise unusable_path_error(path, error) from error
         deadline = time.monotonic() + seconds
         try:
             while not try_lock(descriptor, shared=shared):
@@ -173,7 +300,7 @@ def this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "command": command[:200]}
 
 
-def holder(path: Path) -> dict[str, Any]:
+def lock_holder(path: Path) -> dict[str, Any]:
     """Return what the holder of a lock file wrote into it; empty where that is unreadable."""
     try:
         found = json.loads(path.read_bytes())

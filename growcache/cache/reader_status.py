@@ -1,17 +1,96 @@
-"""What a status shows of readers: who holds what, for whom what is kept, what jobs received."""
+"""What a status shows of readers: what each job received, the leases, and shards kept for dead readers. Pure.
+
+Leases come and go with the snapshots. The index notes what finished leases counted; the unfinished
+ones add what they say now.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from growcache.cache.foreign_leases import ForeignLease
-from growcache.cache.index import Totals
-from growcache.cache.jobs import JobSums, current_jobs
-from growcache.cache.leases import LeaseView
-from growcache.cache.readers import Kept
+from growcache.cache.index.schema import CacheTotals
+from growcache.cache.lease_views import (
+    WAIT_BUCKETS,
+    DeadReader,
+    ForeignLease,
+    LeaseCounters,
+    LeaseView,
+    sum_counters,
+)
+
+JOBS_META = "jobs"  # {job: sums}, in the index
+
+
+@dataclass(frozen=True, slots=True)
+class JobSums:
+    """What a job received under its leases.
+
+    Attributes:
+        delivered: samples that its loops received.
+        batches: that they received.
+        waits: batches that they had to wait for.
+        wait_seconds: that they had no batch, in all.
+        wait_histogram: batches by the bucket of their wait, see `WAIT_BOUNDS`.
+        epoch: the latest that began.
+        pid: of the latest reader.
+    """
+
+    delivered: int = 0
+    batches: int = 0
+    waits: int = 0
+    wait_seconds: float = 0.0
+    wait_histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
+    epoch: int = 0
+    pid: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the index notes."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def plus(self, counters: LeaseCounters, pid: int) -> JobSums:
+        """Return the sums with what was received besides."""
+        more = zip(self.wait_histogram, counters.wait_histogram(), strict=True)
+        return JobSums(
+            self.delivered + counters.delivered,
+            self.batches + counters.batches,
+            self.waits + counters.waits,
+            self.wait_seconds + counters.wait_seconds,
+            [a + b for a, b in more],
+            counters.epoch if counters.batches else self.epoch,
+            pid or self.pid,
+        )
+
+
+def jobs_in_index(meta: Any) -> dict[str, JobSums]:
+    """Return the sums that the index notes; what it never noted counts as nothing."""
+    names = JobSums.__slots__
+    return {
+        job: JobSums(**{name: noted[name] for name in names if name in noted})
+        for job, noted in (meta or {}).items()
+    }
+
+
+def add_open_leases(
+    jobs: Mapping[str, JobSums], leases: Iterable[LeaseView]
+) -> dict[str, JobSums]:
+    """Return the sums with what is received under leases that are not finished."""
+    of_job: dict[str, list[LeaseView]] = {}
+    for lease in leases:
+        if lease.job:
+            of_job.setdefault(lease.job, []).append(lease)
+    found = dict(jobs)
+    for job, mine in of_job.items():
+        latest = max(mine, key=lambda lease: (lease.open, lease.created))
+        said = [lease.counters for lease in mine if lease.counters is not None]
+        sums = found.get(job, JobSums()).plus(sum_counters(said), latest.pid)
+        newest = max(said, key=lambda one: one.progress_at, default=None)
+        if newest is not None and newest.batches:  # a job that began anew counts from 0 again
+            sums = replace(sums, epoch=newest.epoch)
+        found[job] = sums
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +173,8 @@ class JobStatus:
     open: bool = False
 
 
-def job_counts(
-    sums: Mapping[str, JobSums], leases: Sequence[LeaseView], totals: Totals
+def delivered_fields(
+    sums: Mapping[str, JobSums], leases: Sequence[LeaseView], totals: CacheTotals
 ) -> dict[str, Any]:
     """Return the fields of `Status` that tell what was delivered.
 
@@ -117,7 +196,7 @@ def job_counts(
             WaitsStatus(job.waits, job.wait_seconds),
             name in living,
         )
-        for name, job in current_jobs(sums, leases).items()
+        for name, job in add_open_leases(sums, leases).items()
     ]
     return {"delivered": delivered, "reuse": delivered / drawn, "jobs": jobs}
 
@@ -149,7 +228,9 @@ def lease_statuses(
     ]
 
 
-def told_by_service(leases: Iterable[LeaseView], kept: Iterable[Kept]) -> list[LeaseStatus]:
+def service_lease_statuses(
+    leases: Iterable[LeaseView], kept: Iterable[DeadReader]
+) -> list[LeaseStatus]:
     """Return what `Status.leases` shows where a service runs, which says what is kept."""
     dead = [
         replace(shown, shards=len(one.shards))
@@ -159,7 +240,7 @@ def told_by_service(leases: Iterable[LeaseView], kept: Iterable[Kept]) -> list[L
     return lease_statuses(lease for lease in leases if lease.open) + dead
 
 
-def seen_now(
+def current_lease_statuses(
     leases: Iterable[LeaseView], told: Iterable[LeaseStatus], *, running: bool
 ) -> list[LeaseStatus]:
     """Return `Status.leases` as of now; of what is kept for the dead the service knows more.

@@ -1,7 +1,7 @@
-"""What a shard says about itself, in a file beside its records.
+"""The sidecar: the file beside a shard that describes it.
 
-The bytes are a function of the samples alone (no clock, host or permit in them), so equal
-draws give equal files, and they are enough to rebuild the index.
+The bytes are a function of the samples alone (no clock, host or permit in them), so equal draws give
+equal files, and they are enough to rebuild the index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 import orjson
 
-from growcache.cache.deferrals import Told
+from growcache.cache.deferrals import ShardDeferrals
 from growcache.cache.deferrals import number as checked_number
 from growcache.cache.files import RECORDS
 from growcache.errors import CorruptShardError
@@ -43,7 +43,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnFrom:
+class SampleOrigin:
     """Where one sample came from, as far as the sampler knows.
 
     Attributes:
@@ -92,7 +92,7 @@ class Origins:
     stores: tuple[int, ...] = ()
 
     @classmethod
-    def pack(cls, rows: Iterable[DrawnFrom]) -> Origins:
+    def pack(cls, rows: Iterable[SampleOrigin]) -> Origins:
         """Return the origins of samples in their order; objects in order of appearance."""
         rows = list(rows)
         table: dict[tuple[str, str | None, int, float | None, int], int] = {}
@@ -127,7 +127,7 @@ class Origins:
         return Origin(self.keys[o], self.etags[o], self.start[i], self.stop[i])
 
 
-class FileFacts(NamedTuple):
+class ShardFile(NamedTuple):
     """What is known of one file of a shard.
 
     Attributes:
@@ -210,7 +210,7 @@ class Sidecar:
     counts: dict[str, int] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
     cache_format: str = "tfrecord"
-    files: tuple[FileFacts, ...] = ()
+    files: tuple[ShardFile, ...] = ()
     editions: tuple[tuple[int, str, int], ...] = ()
     left_out: tuple[int, ...] = ()
     makeups: tuple[int, ...] = ()
@@ -218,7 +218,7 @@ class Sidecar:
 
     def __post_init__(self) -> None:
         if self.samples and not self.files:  # the one file of records that are alike
-            files = (FileFacts(RECORDS, self.shard_bytes, None),)
+            files = (ShardFile(RECORDS, self.shard_bytes, None),)
             object.__setattr__(self, "files", files)
 
     def origin(self, i: int) -> Origin:
@@ -226,9 +226,9 @@ class Sidecar:
         return self.origins[i]
 
     @property
-    def told(self) -> Told:
+    def told(self) -> ShardDeferrals:
         """What it tells of visits that were set aside."""
-        return Told(self.group, self.left_out, self.makeups, self.made_up)
+        return ShardDeferrals(self.group, self.left_out, self.makeups, self.made_up)
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes: one JSON object, guarded by a checksum of its own."""
@@ -283,7 +283,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
         "origins": Origins(**origins),
         "schema": Schema.from_json(values["schema"]),
         "holes": tuple(Hole(*hole) for hole in values["holes"]),
-        "files": tuple(FileFacts(*facts) for facts in values.get("files", ())),
+        "files": tuple(ShardFile(*facts) for facts in values.get("files", ())),
         "editions": tuple((o, d, g) for o, d, g in values.get("editions", ())),
         "left_out": tuple(map(checked_number, values.get("left_out", ()))),
         "makeups": tuple(map(checked_number, values.get("makeups", ()))),

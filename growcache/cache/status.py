@@ -1,7 +1,7 @@
-"""What the service tells about itself, for ``growcache status``, the live view and tests.
+"""The status of a cache, for ``growcache status``, the live view and tests.
 
-The supervisor writes ``status.json`` about twice a second; whoever reads it afterwards
-learns from the lock whether that supervisor still lives.
+The supervisor writes ``status.json`` about twice a second. A later reader learns from the lock whether
+that supervisor still lives.
 """
 
 from __future__ import annotations
@@ -18,26 +18,32 @@ from typing import Any, Literal
 
 import orjson
 
-from growcache.cache.ballast import is_full_disk
-from growcache.cache.files import Layout, allocated, allocated_tree, write_atomic
-from growcache.cache.index import IndexView, read_index
-from growcache.cache.jobs import JOBS_META, noted_jobs
-from growcache.cache.leases import LeaseView, survey_leases
-from growcache.cache.locks import holder, is_held
-from growcache.cache.processes import is_stopped
+from growcache.cache.files import (
+    CacheLayout,
+    allocated,
+    allocated_tree,
+    is_full_disk,
+    write_atomic,
+)
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.lease_views import LeaseView, survey_leases
+from growcache.cache.locks import is_locked, lock_holder
 from growcache.cache.reader_status import (
+    JOBS_META,
     ForeignLeaseStatus,
     JobStatus,
     LeaseStatus,
     WaitsStatus,
+    current_lease_statuses,
+    delivered_fields,
     foreign_statuses,
-    job_counts,
-    seen_now,
+    jobs_in_index,
 )
-from growcache.cache.wishes import REFUSED_META, pending, refused_of
+from growcache.cache.refetch import REFUSED_META, pending_refetches, refused_in_index
+from growcache.cache.system import is_process_stopped
 
 SILENT_SECONDS = 15.0  # a service tells its status twice a second
-TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
+READ_TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
 State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"]
 
 
@@ -247,7 +253,7 @@ class Status:
         Raises:
             ValueError: it is damaged.
         """
-        return _load(orjson.loads(data))
+        return _status_from_json(orjson.loads(data))
 
 
 _NESTED: dict[str, type] = {
@@ -261,30 +267,30 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _load(values: object) -> Status:
-    found: Status = _made(Status, values)
+def _status_from_json(values: object) -> Status:
+    found: Status = _dataclass_from_json(Status, values)
     return found
 
 
-def _made(kind: type, values: object) -> Any:
+def _dataclass_from_json(kind: type, values: object) -> Any:
     """Return a dataclass of JSON values, checked by what its fields are declared to be."""
     if type(values) is not dict:
         raise ValueError(f"expected a mapping of {kind.__name__}")
     declared = {f.name: str(f.type) for f in fields(kind)}
-    kept = {k: _value(declared[k], v) for k, v in values.items() if k in declared}
+    kept = {k: _checked_value(declared[k], v) for k, v in values.items() if k in declared}
     try:
         return kind(**kept)
     except TypeError as error:  # something that has no default is missing
         raise ValueError(str(error)) from None
 
 
-def _value(kind: str, value: Any) -> Any:
+def _checked_value(kind: str, value: Any) -> Any:
     if kind in _NESTED:
-        return _made(_NESTED[kind], value)
+        return _dataclass_from_json(_NESTED[kind], value)
     if kind.startswith("list["):
         if type(value) is not list:
             raise ValueError(f"expected a {kind}")
-        return [_value(kind[5:-1], item) for item in value]
+        return [_checked_value(kind[5:-1], item) for item in value]
     known = [_TYPES[name] for name in kind.split(" | ") if name in _TYPES]
     if known and type(value) not in itertools.chain.from_iterable(known):
         raise ValueError(f"expected {kind}, found {type(value).__name__}")
@@ -293,16 +299,16 @@ def _value(kind: str, value: Any) -> Any:
 
 def write_status(root: str | os.PathLike[str], status: Status) -> None:
     """Replace ``status.json``; it need not survive a power cut, nor be written on a full disk."""
-    path = Layout(root).status
+    path = CacheLayout(root).status
     try:
         write_atomic(path, status.to_json(), durable=False)
     except OSError as error:
         if not is_full_disk(error):
             raise
-        _write_over(path, _ever_shorter(status))
+        _overwrite_in_place(path, _shorter_versions(status))
 
 
-def _ever_shorter(status: Status) -> Iterator[builtins.bytes]:
+def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
     """Yield the status with less and less of what makes it long: all else is of that moment."""
     yield status.to_json()
     status = replace(status, last_errors=status.last_errors[-1:])
@@ -311,10 +317,10 @@ def _ever_shorter(status: Status) -> Iterator[builtins.bytes]:
     yield replace(spare, foreign_leases=[], jobs=[]).to_json()
 
 
-def _write_over(path: Path, versions: Iterable[builtins.bytes]) -> None:
+def _overwrite_in_place(path: Path, versions: Iterable[builtins.bytes]) -> None:
     """Say the first that fits into the blocks that the file has; if none does, say nothing.
 
-    Whoever reads meanwhile may find half of it, which `_told` knows.
+    Whoever reads meanwhile may find half of it, which `_read_status_file` knows.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)
@@ -332,9 +338,9 @@ def _write_over(path: Path, versions: Iterable[builtins.bytes]) -> None:
         os.close(descriptor)
 
 
-def _told(layout: Layout) -> Status:
+def _read_status_file(layout: CacheLayout) -> Status:
     """Return what the file says; nothing where it is of another version, or not there."""
-    for _ in range(TRIES):
+    for _ in range(READ_TRIES):
         try:
             return Status.from_json(layout.status.read_bytes())
         except FileNotFoundError:
@@ -350,23 +356,23 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     Raises:
         CacheMissingError: there is no cache at the path.
     """
-    layout = Layout(root)
+    layout = CacheLayout(root)
     layout.require()
-    told = _told(layout)
+    told = _read_status_file(layout)
     leases, foreign = survey_leases(root)
-    running = is_held(layout.supervisor_lock)
+    running = is_locked(layout.supervisor_lock)
     told = replace(
         told,
         path=str(layout.root),
-        leases=seen_now(leases, told.leases, running=running),
+        leases=current_lease_statuses(leases, told.leases, running=running),
         foreign_leases=foreign_statuses(foreign),
     )
     if not running:
         return _stopped(layout, told, leases)
-    pid = holder(layout.supervisor_lock).get("pid")
+    pid = lock_holder(layout.supervisor_lock).get("pid")
     if told.pid != pid:  # a supervisor that has only just started
         told = replace(_stopped(layout, told, leases), state="running", pid=pid)
-    stopped = told.host == socket.gethostname() and pid is not None and is_stopped(pid)
+    stopped = told.host == socket.gethostname() and pid is not None and is_process_stopped(pid)
     if silence := _silence(told, time.time(), stopped=stopped):
         told = replace(
             told,
@@ -397,14 +403,14 @@ def _silence(told: Status, now: float, *, stopped: bool) -> str:
     return f"the service to answer: pid {told.pid} on {told.host} has said nothing for {seconds:.0f} s"
 
 
-def _stopped(layout: Layout, told: Status, leases: Sequence[LeaseView]) -> Status:
+def _stopped(layout: CacheLayout, told: Status, leases: Sequence[LeaseView]) -> Status:
     view = read_index(layout.root, job="")  # with the names of the leases that it counts
     uncounted = [lease for lease in leases if lease.name not in view.counted]
     live = {row.number for row in view.shards}
     return replace(
         told,
-        **counts(view),
-        **job_counts(noted_jobs(view.meta.get(JOBS_META)), uncounted, view.totals),
+        **index_fields(view),
+        **delivered_fields(jobs_in_index(view.meta.get(JOBS_META)), uncounted, view.totals),
         state="stopped",
         waiting_for=None,
         bytes=allocated_tree(layout.root),
@@ -412,13 +418,15 @@ def _stopped(layout: Layout, told: Status, leases: Sequence[LeaseView]) -> Statu
         workers=0,
         worker_states=[],
         reserved_bytes=0,
-        wishes=len(pending(leases, live, refused_of(view.meta.get(REFUSED_META)))),
+        wishes=len(
+            pending_refetches(leases, live, refused_in_index(view.meta.get(REFUSED_META)))
+        ),
         samples_per_second=0.0,
         bytes_per_second=0.0,
     )
 
 
-def counts(view: IndexView) -> dict[str, Any]:
+def index_fields(view: IndexView) -> dict[str, Any]:
     """Return the fields of `Status` that the index alone tells."""
     totals = view.totals
     return {

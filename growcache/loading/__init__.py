@@ -1,1 +1,1 @@
-"""From the cache to batches: snapshots, plans, gathering, epochs."""
+"""From the cache to batches: snapshots, plans, gathering, and the channel to the training loop."""

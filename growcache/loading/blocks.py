@@ -12,32 +12,36 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from growcache.errors import CorruptShardError
-from growcache.loading.arena import Arena
 from growcache.loading.buffers import Allocate
-from growcache.loading.calls import blamed
-from growcache.loading.columns import Places, Rows
-from growcache.loading.crews import Crew, arguments_of
-from growcache.loading.framework import BLOCK_BYTES, Booleans, Bytes, Carrier, Framework
-from growcache.loading.gather import FIRST_BYTES, Column, Gatherer, Ramp, batches_per_block
-from growcache.loading.losses import Losses
+from growcache.loading.columns import MappedRows, ShardPlaces
+from growcache.loading.framework import BLOCK_BYTES, Booleans, Bytes, Framework, Transfer
+from growcache.loading.gather import (
+    FIRST_BYTES,
+    BlockSizeRamp,
+    Column,
+    Gatherer,
+    Ragged,
+    RaggedStyler,
+    batches_per_block,
+)
 from growcache.loading.options import LoaderOptions
-from growcache.loading.ragged import Ragged, Styler
-from growcache.loading.ranks import VALID
-from growcache.loading.shipping import ship
+from growcache.loading.plan import VALID_FIELD
+from growcache.loading.position import PassPositions, TransformForm
+from growcache.loading.shared_memory import SharedSender
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import Form, Marks
-from growcache.loading.transforms import Transform
-from growcache.loading.windows import Piece, count_rows, mark_after, places_after
-from growcache.loading.workers import Setup, Workers
+from growcache.loading.transform import BlockTransform, Executor
+from growcache.loading.user_function import blame_function, function_arguments, pickle_function
+from growcache.loading.windows import Piece, SkippedRows, count_rows, position_after, rows_after
+from growcache.loading.workers import ProcessExecutor, WorkerSetup
 from growcache.schema import Array, Origin, Schema
 
 Batch: TypeAlias = dict[str, Any]
 
 # A column of all rows with its name, or what each batch holds of a ragged field.
-Part: TypeAlias = tuple[str, Array] | deque[Batch]
+BlockPart: TypeAlias = tuple[str, Array] | deque[Batch]
 
 # The numbers of some shards, and for each row the place of its own among them.
-Drawn: TypeAlias = tuple[Sequence[int], Places]
+RowShards: TypeAlias = tuple[Sequence[int], ShardPlaces]
 
 
 @dataclass(slots=True)
@@ -54,23 +58,23 @@ class Block:
         marks: where the loader stands after each batch.
         lost: planned rows that could not be read, behind the batch before and up to each.
         form: of the batches.
-        batches: what is delivered, once a `Cutter` has cut it. Who delivers one keeps none
+        batches: what is delivered, once a `BatchCutter` has cut it. Who delivers one keeps none
             of it, for its memory is wanted again as soon as the user lets go of it.
     """
 
     epoch: int
     rows: int
-    parts: list[Part]
-    drawn: list[Drawn]
+    parts: list[BlockPart]
+    drawn: list[RowShards]
     counts: dict[int, int]
     nbytes: int
-    marks: Marks
+    marks: PassPositions
     lost: list[int]
-    form: Form
+    form: TransformForm
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 
-def count_of(drawn: Iterable[Drawn], rows: int = sys.maxsize) -> dict[int, int]:
+def count_per_shard(drawn: Iterable[RowShards], rows: int = sys.maxsize) -> dict[int, int]:
     """Return how many of the first so many rows are of which shard."""
     found: dict[int, int] = {}
     for numbers, places in drawn:
@@ -82,33 +86,36 @@ def count_of(drawn: Iterable[Drawn], rows: int = sys.maxsize) -> dict[int, int]:
     return found
 
 
-def _decided(form: Form | None) -> Schema | None:
+def _decided_schema(form: TransformForm | None) -> Schema | None:
     return (
         None if form is None or form.transformed is None else Schema.from_json(form.transformed)
     )
 
 
-def _crew(
-    options: LoaderOptions, framework: Framework, arena: Arena | None
-) -> tuple[Crew | None, Allocate, Allocate]:
+def _executor(
+    options: LoaderOptions, framework: Framework, arena: SharedSender | None
+) -> tuple[Executor | None, Allocate, Allocate]:
     """Return who transforms, if processes do; what they read lies in, and what they fill."""
     count, function = options.num_workers, options.transform
     if function is None or not count:
         return None, framework.allocate, framework.allocate
-    shared = arena or Arena()
-    setup = Setup(
-        ship(function, arguments_of(function)), options.seed, sys.argv, options.timeout_seconds
+    shared = arena or SharedSender()
+    setup = WorkerSetup(
+        pickle_function(function, function_arguments(function)),
+        options.seed,
+        sys.argv,
+        options.timeout_seconds,
     )
     readable = functools.partial(shared.allocate, readers=count)
     # What they fill is delivered; where that is to another process, it maps it, too.
     writable = functools.partial(shared.allocate, readers=count + (arena is not None))
     if framework.carrier is not None:
-        writable = functools.partial(_locked, writable, framework.carrier)
-    return Workers(count, setup, shared), readable, writable
+        writable = functools.partial(_allocate_locked, writable, framework.carrier)
+    return ProcessExecutor(count, setup, shared), readable, writable
 
 
-def _locked(
-    allocate: Allocate, carrier: Carrier, nbytes: int, kept: list[Bytes] | None
+def _allocate_locked(
+    allocate: Allocate, carrier: Transfer, nbytes: int, kept: list[Bytes] | None
 ) -> Bytes:
     """Return memory that batches are quickly sent from, if they come to it again and again."""
     base = allocate(nbytes, kept)
@@ -117,7 +124,7 @@ def _locked(
     return base
 
 
-class Assembler:
+class BlockAssembler:
     """Makes blocks out of pieces; used by one thread.
 
     Args:
@@ -140,8 +147,8 @@ class Assembler:
         options: LoaderOptions,
         snapshot: Snapshot,
         framework: Framework,
-        form: Form | None = None,
-        arena: Arena | None = None,
+        form: TransformForm | None = None,
+        arena: SharedSender | None = None,
     ) -> None:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
@@ -152,16 +159,23 @@ class Assembler:
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
         if framework.block_bytes < BLOCK_BYTES:  # then full ones are small
             few = most
-        self._ramp = Ramp(batch, max(1, few), most)
+        self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.most_rows = batch * most
         self._at_once = framework.at_once
-        crew, readable, writable = _crew(options, framework, arena)
+        crew, readable, writable = _executor(options, framework, arena)
         self._gatherer = Gatherer(schema, self.most_rows, replace(framework, allocate=readable))
         self._options = options
-        self._styler = Styler(options.ragged, framework)
+        self._styler = RaggedStyler(options.ragged, framework)
         self._transform = (
-            Transform(
-                *(options.transform, options.seed, batch * most, schema, _decided(form), crew),
+            BlockTransform(
+                *(
+                    options.transform,
+                    options.seed,
+                    batch * most,
+                    schema,
+                    _decided_schema(form),
+                    crew,
+                ),
                 allocate=writable,
                 allocate_ragged=framework.allocate,
                 timeout_seconds=options.timeout_seconds,
@@ -169,22 +183,22 @@ class Assembler:
             if options.transform
             else None
         )
-        self.losses = Losses()
+        self.losses = SkippedRows()
         self._walked: list[Piece] = []
         self._valid: list[Booleans] = []
-        self._drawn: list[Drawn] = []
+        self._drawn: list[RowShards] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
         self._pieces: list[Piece] = []  # whose rows are transformed
 
     @property
     def rows(self) -> int:
-        """Rows of the current block."""
+        """MappedRows of the current block."""
         return self._ramp.rows
 
     @property
     def room(self) -> int:
-        """Rows that the current block still takes."""
+        """MappedRows that the current block still takes."""
         return self.rows - self._gatherer.filled
 
     def begin_small(self) -> None:
@@ -215,12 +229,12 @@ class Assembler:
             before += len(rows)
             self._drawn.append((piece.window.numbers, rows.places))
             if self._options.marks_valid:
-                self._valid.append(_valid(piece))
+                self._valid.append(_valid_rows(piece))
             if self._transform is not None:
                 self._note(self._transform, piece)
         return True
 
-    def _copied(self, parts: list[Rows]) -> bool:
+    def _copied(self, parts: list[MappedRows]) -> bool:
         try:
             for rows in parts:
                 self._gatherer.add(rows)
@@ -230,7 +244,7 @@ class Assembler:
             return False
         return all(rows.shards.whole() or not rows.damaged() for rows in parts)
 
-    def _note(self, transform: Transform, piece: Piece) -> None:
+    def _note(self, transform: BlockTransform, piece: Piece) -> None:
         window, start, stop = piece
         number = window.plan.pass_number
         self._pieces.append(piece)
@@ -251,37 +265,37 @@ class Assembler:
         size = self._options.batch_size
         ends = [min(start + size, rows) for start in range(0, rows, size)]
         step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
-        last = places_after(
+        last = rows_after(
             self._walked, [min(step * n, walked) for n in range(1, len(ends) + 1)]
         )
-        marks = Marks.of(map(mark_after, last))
+        marks = PassPositions.of(map(position_after, last))
         lost = self.losses.before(last, size)
         valid = self._valid
         self._begin()
         self._ramp.climb()
         if self._transform is not None:
             columns = self._transform.run(
-                columns, places, origins or None, functools.partial(_name_of, pieces)
+                columns, places, origins or None, functools.partial(_row_name, pieces)
             )
         if valid:
-            columns = {**columns, VALID: np.concatenate(valid)}
+            columns = {**columns, VALID_FIELD: np.concatenate(valid)}
         cuts = [*ends[:-1][self._at_once - 1 :: self._at_once], rows]
         parts = [self._part(name, column, cuts) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
-        counts = count_of(drawn)
+        counts = count_per_shard(drawn)
         return Block(
             epoch, rows, parts, drawn, counts, nbytes, marks, lost=lost, form=self._form()
         )
 
-    def _part(self, name: str, column: Column, ends: list[int]) -> Part:
+    def _part(self, name: str, column: Column, ends: list[int]) -> BlockPart:
         if not isinstance(column, Ragged):
             return name, column
         edges = zip([0, *ends[:-1]], ends, strict=True)
         return deque(self._styler.batch(column.part(*edge)) for edge in edges)
 
-    def _form(self) -> Form:
+    def _form(self) -> TransformForm:
         schema = self._transform.schema if self._transform is not None else None
-        return Form(None if schema is None else schema.to_json())
+        return TransformForm(None if schema is None else schema.to_json())
 
     def discard(self) -> None:
         """Begin another block instead of this one."""
@@ -307,7 +321,7 @@ class Assembler:
             self._transform.close()
 
 
-class Cutter:
+class BatchCutter:
     """Makes of blocks what is delivered.
 
     Args:
@@ -345,15 +359,15 @@ class Cutter:
             try:
                 made.append(next(batches))
             except StopIteration:
-                block.batches = _popping(made)
+                block.batches = _drain(made)
                 return True
         return False
 
-    def _batches(self, parts: list[Part], rows: int) -> Iterator[Any]:
+    def _batches(self, parts: list[BlockPart], rows: int) -> Iterator[Any]:
         for start in range(0, rows, self._size):
             yield self._batch(parts, start, start + self._size)
 
-    def _batch(self, parts: list[Part], start: int, stop: int) -> Any:
+    def _batch(self, parts: list[BlockPart], start: int, stop: int) -> Any:
         arrays: Batch = {}
         for part in parts:
             if isinstance(part, deque):
@@ -367,7 +381,7 @@ class Cutter:
     def _transformed(self, batch: Batch) -> Any:
         if self._function is None:
             return batch
-        with blamed("batch_transform", self._function):
+        with blame_function("batch_transform", self._function):
             return self._function(batch)
 
     def _delivered(self, name: str, value: Any) -> Any:
@@ -376,12 +390,12 @@ class Cutter:
         return self._deliver(name, value)
 
 
-def _popping(batches: deque[Any]) -> Iterator[Any]:
+def _drain(batches: deque[Any]) -> Iterator[Any]:
     while batches:
         yield batches.popleft()
 
 
-def _name_of(pieces: list[Piece], row: int) -> str:
+def _row_name(pieces: list[Piece], row: int) -> str:
     """Return which object a row of these pieces came from, and what of it; empty if unknown."""
     for window, start, stop in pieces:
         if row < stop - start:
@@ -396,7 +410,7 @@ def _name_of(pieces: list[Piece], row: int) -> str:
     return ""
 
 
-def _valid(piece: Piece) -> Booleans:
+def _valid_rows(piece: Piece) -> Booleans:
     """Return bool [n]: which rows are what was planned there, and no padding."""
     window, start, stop = piece
     if window.valid is None:

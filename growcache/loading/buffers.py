@@ -1,29 +1,68 @@
-"""Recycled memory for batches.
+"""Recycled memory for blocks of batches.
 
-Fresh memory costs a quarter to a third of a gather in page faults, so buffers go round;
-but a user may hold a batch for as long as they like. A buffer is therefore taken again
-only when nobody else refers to its base array: every view, tensor or DLPack capsule of
-it keeps a reference. Those of a forked child are not seen here.
+Fresh memory costs a quarter to a third of a gather in page faults, so buffers are recycled; but a
+user may hold a batch for any time. A buffer is therefore reused only when nothing else refers to its
+base array: every view, tensor or DLPack capsule of it holds a reference. References of a forked child
+cannot be seen here, so all buffers are replaced after a fork.
 """
 
 from __future__ import annotations
 
 import bisect
 import mmap
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from growcache.loading import forks
+_forking: set[int] = set()  # threads
+_latest_fork = object()  # another one at the begin and at the end of each fork
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+def fork_mark() -> object:
+    """Return what `since` takes."""
+    return _latest_fork
+
+
+def forked_since(then: object) -> bool:
+    """Whether a fork has begun since then, or had not ended.
+
+    Ask it after everything that its answer is to hold for: a fork may begin at any time.
+    """
+    return bool(_forking) or then is not _latest_fork  # in this order: one may end meanwhile
+
+
+def _begin_fork() -> None:
+    global _latest_fork
+    _forking.add(threading.get_ident())
+    _latest_fork = object()
+
+
+def _end_fork() -> None:
+    global _latest_fork
+    _latest_fork = object()
+    _forking.discard(threading.get_ident())
+
+
+def _end_fork_in_child() -> None:
+    _forking.clear()  # its other threads do not go on in a child
+    _end_fork()
+
+
+os.register_at_fork(
+    before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child
+)
+
+
+BufferBytes: TypeAlias = npt.NDArray[np.uint8]
 
 # allocate(nbytes, kept) -> uint8 [at least nbytes], page-aligned or a page longer. ``kept`` is
 # the list in which it will be kept for reuse; None: it is used once.
-Allocate: TypeAlias = Callable[[int, list[Bytes] | None], Bytes]
+Allocate: TypeAlias = Callable[[int, list[BufferBytes] | None], BufferBytes]
 
 PAGE = 4096
 ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begin so
@@ -31,37 +70,37 @@ ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begi
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
 KEPT_BYTES = 400_000_000
-LEAST_KEPT = 6  # one is filled, two wait, the loop holds one or two
-HEADROOM = 8  # where sizes vary, an eighth more is allocated than was asked for
-MOST_ROOM = 4  # times what is asked for: what has more is kept for what needs it
+MIN_KEPT = 6  # one is filled, two wait, the loop holds one or two
+HEADROOM_DIVISOR = 8  # where sizes vary, an eighth more is allocated than was asked for
+MAX_OVERSIZE = 4  # times what is asked for: what has more is kept for what needs it
 
 
-def allocate_here(nbytes: int, kept: list[Bytes] | None) -> Bytes:
+def allocate_private(nbytes: int, kept: list[BufferBytes] | None) -> BufferBytes:
     """Return memory of this process alone: the `Allocate` of everyday."""
     return np.empty(nbytes + PAGE, np.uint8)
 
 
-def allocate_pages(nbytes: int) -> Bytes:
+def allocate_pages(nbytes: int) -> BufferBytes:
     """Return memory of this process alone, in pages that nothing else lies in."""
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, np.uint8)
 
 
-def _references(bases: list[Bytes], i: int) -> int:
+def _references(bases: list[BufferBytes], i: int) -> int:
     return sys.getrefcount(bases[i])
 
 
 # What `_references` counts for an array that only its list holds; interpreters differ.
-_UNSHARED = _references([allocate_here(0, None)], 0)
+_UNSHARED = _references([allocate_private(0, None)], 0)
 
 
-def kept_of(nbytes: int, most: int) -> int:
+def kept_buffers(nbytes: int, most: int) -> int:
     """Return how many buffers of a size are kept.
 
-    >>> kept_of(8_000_000, 12), kept_of(72_000_000, 12), kept_of(72_000_000, 4)
+    >>> kept_buffers(8_000_000, 12), kept_buffers(72_000_000, 12), kept_buffers(72_000_000, 4)
     (12, 6, 4)
     """
-    return min(most, max(LEAST_KEPT, KEPT_BYTES // max(1, nbytes)))
+    return min(most, max(MIN_KEPT, KEPT_BYTES // max(1, nbytes)))
 
 
 class BufferPool:
@@ -75,7 +114,7 @@ class BufferPool:
 
     Args:
         nbytes: what `take` gives if it is not told.
-        keep: how many are kept for reuse; of large ones fewer, see `kept_of`.
+        keep: how many are kept for reuse; of large ones fewer, see `kept_buffers`.
         allocate: makes them.
         bases: of an earlier pool, see `leave`.
     """
@@ -84,60 +123,125 @@ class BufferPool:
         self,
         nbytes: int = 0,
         keep: int = 12,
-        allocate: Allocate = allocate_here,
-        bases: Iterable[Bytes] = (),
+        allocate: Allocate = allocate_private,
+        bases: Iterable[BufferBytes] = (),
     ) -> None:
         self._nbytes = nbytes
         self._allocate = allocate
         self._keep = keep
         self._bases = sorted(bases, key=len)  # the smallest first
-        self._begun = forks.moment()
+        self._begun = fork_mark()
 
-    def take(self, nbytes: int | None = None) -> Bytes:
+    def take(self, nbytes: int | None = None) -> BufferBytes:
         """Return uint8 [nbytes] that nobody else sees, aligned; its content is undefined."""
         if nbytes is None:
             nbytes = self._nbytes
         if nbytes < RECYCLE_BYTES:
-            return _view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT)
-        return _view(self._free(nbytes), nbytes, PAGE)
+            return _aligned_view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT)
+        return _aligned_view(self._free(nbytes), nbytes, PAGE)
 
-    def leave(self) -> list[Bytes]:
+    def leave(self) -> list[BufferBytes]:
         """Return the buffers for another pool, those in use among them; this one has none then."""
         bases, self._bases = self._bases, []
         return bases
 
-    def _free(self, nbytes: int) -> Bytes:
+    def _free(self, nbytes: int) -> BufferBytes:
         bases = self._bases
         free = [i for i in range(len(bases)) if _references(bases, i) == _UNSHARED]
-        if forks.since(self._begun):  # asked now, for what was in use until now may be seen
-            self._begun = forks.moment()
+        if forked_since(self._begun):  # asked now, for what was in use until now may be seen
+            self._begun = fork_mark()
             bases.clear()  # those in use live and die with their views
             free.clear()
         # The first that fits, not the oldest: few buffers in use stay in the CPU's cache.
         for i in free:
-            if nbytes <= _room(bases[i]) <= MOST_ROOM * nbytes:
+            if nbytes <= _usable_bytes(bases[i]) <= MAX_OVERSIZE * nbytes:
                 return bases[i]
         if free and (
-            _room(bases[free[0]]) < nbytes or len(bases) >= kept_of(nbytes, self._keep)
+            _usable_bytes(bases[free[0]]) < nbytes
+            or len(bases) >= kept_buffers(nbytes, self._keep)
         ):
             del bases[free[0]]
         return self._made(nbytes)
 
-    def _made(self, nbytes: int) -> Bytes:
-        if len(self._bases) >= kept_of(nbytes, self._keep):
+    def _made(self, nbytes: int) -> BufferBytes:
+        if len(self._bases) >= kept_buffers(nbytes, self._keep):
             # The user is collecting batches: those live and die with their views.
             return self._allocate(nbytes, None)
-        size = nbytes if nbytes == self._nbytes else nbytes + nbytes // HEADROOM
+        size = nbytes if nbytes == self._nbytes else nbytes + nbytes // HEADROOM_DIVISOR
         base = self._allocate(size, self._bases)
         bisect.insort(self._bases, base, key=len)
         return base
 
 
-def _room(base: Bytes) -> int:
+def _usable_bytes(base: BufferBytes) -> int:
     address: int = base.__array_interface__["data"][0]
     return len(base) - -address % PAGE
 
 
-def _view(base: Bytes, nbytes: int, alignment: int) -> Bytes:
+def _aligned_view(base: BufferBytes, nbytes: int, alignment: int) -> BufferBytes:
     start = -base.ctypes.data % alignment
     return base[start : start + nbytes]
+
+
+# Of one name; more is in use only where the user collects batches.
+CACHED_BYTES = 150_000_000
+
+
+class BufferCache:
+    """What ended loaders left, by name, for so many seconds; used by any thread.
+
+    Args:
+        seconds: after which what nobody has taken goes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.RLock()  # the collector may close these in the middle of a call
+        self._bases: dict[str, list[BufferBytes]] = {}
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    def take(self, name: str) -> list[BufferBytes]:
+        """Return what was left under a name; some of it may still be in use."""
+        with self._lock:
+            return self._bases.pop(name, [])
+
+    def leave(self, name: str, bases: list[BufferBytes]) -> None:
+        """Leave buffers under a name."""
+        with self._lock:
+            if self._closed or not bases:
+                return
+            self._bases[name] = _first_within_limit([*bases, *self._bases.get(name, [])])
+            self._stop_timer()
+            self._timer = threading.Timer(self._seconds, self._clear)
+            self._timer.daemon = True
+            try:
+                self._timer.start()
+            except RuntimeError:  # at the end Python 3.12.0 starts none
+                self._bases.clear()
+
+    def close(self) -> None:
+        """Let go of everything, now and later."""
+        with self._lock:
+            self._closed = True
+            self._bases.clear()
+            self._stop_timer()
+
+    def _clear(self) -> None:
+        with self._lock:
+            self._bases.clear()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _first_within_limit(bases: list[BufferBytes]) -> list[BufferBytes]:
+    """Return the first of them, up to a limit."""
+    kept, nbytes = [], 0
+    for base in bases:
+        nbytes += len(base)
+        if nbytes <= CACHED_BYTES:
+            kept.append(base)
+    return kept

@@ -1,9 +1,8 @@
-"""Where the values of a field lie in the maps of several shards, as one piece of memory.
+"""Where the values of a field are in the maps of several shards, as one span of memory.
 
-An array over all addresses from the first map to the last lets one operation copy out of
-every shard at once, in any order: rows then need not be sorted by shard, nor copied a
-second time into the order that was planned. What lies between the maps belongs to others,
-so a row is looked for in the tables of its shard before it becomes an address.
+An array over all addresses from the first map to the last lets one operation copy out of every
+shard at once, in any order. Memory between the maps belongs to others, so a row is looked up in
+the tables of its shard before it becomes an address.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from growcache.cache.formats import bus_errors
-from growcache.cache.formats.mapped import RaggedColumn, Sentinel
+from growcache.cache.formats import mapped
+from growcache.cache.formats.mapped import FileEnd, RaggedColumn
 from growcache.errors import CacheError
 from growcache.loading.framework import Bytes, Integers
 from growcache.schema import Array
 
 # Of numbers that are as short as they can be.
-Places: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+ShardPlaces: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
-class Columns(Protocol):
+class ShardColumns(Protocol):
     """What a mapped shard shows: each of its fields is in one of both."""
 
     @property
@@ -37,7 +36,7 @@ class Columns(Protocol):
         """All others."""
 
     @property
-    def sentinels(self) -> Sequence[Sentinel]:
+    def sentinels(self) -> Sequence[FileEnd]:
         """Bytes that tell whether it was cut short."""
 
     @property
@@ -49,7 +48,7 @@ class Columns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MemorySpan:
     """Memory that reaches over several arrays.
 
     Attributes:
@@ -62,7 +61,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Equal:
+class FixedAddresses:
     """A column of equal rows.
 
     Attributes:
@@ -71,20 +70,20 @@ class Equal:
         strides: int64 [shards], from one row to the next.
     """
 
-    span: Span
+    span: MemorySpan
     starts: Integers
     strides: Integers
 
-    def values(self, places: Integers, rows: Integers) -> Values:
+    def values(self, places: Integers, rows: Integers) -> ValueAddresses:
         """Return where the values of these rows lie."""
         begins = self.strides[places]
         begins *= rows
         begins += self.starts[places]
-        return Values(begins)
+        return ValueAddresses(begins)
 
 
 @dataclass(frozen=True, slots=True)
-class Varied:
+class RaggedAddresses:
     """A column of values that are each of their own size.
 
     Attributes:
@@ -95,22 +94,22 @@ class Varied:
         dims: int64 [values, k], the sizes of its ragged dimensions.
     """
 
-    span: Span
+    span: MemorySpan
     firsts: Integers
     starts: Integers
     lengths: Integers
     dims: Integers
 
-    def values(self, places: Integers, rows: Integers) -> Values:
+    def values(self, places: Integers, rows: Integers) -> ValueAddresses:
         """Return where the values of these rows lie, how long they are, and their shapes."""
         found = self.firsts[places] + rows
-        return Values(self.starts[found], self.lengths[found], self.dims[found])
+        return ValueAddresses(self.starts[found], self.lengths[found], self.dims[found])
 
 
-Column: TypeAlias = Equal | Varied
+ColumnAddresses: TypeAlias = FixedAddresses | RaggedAddresses
 
 
-class Values(NamedTuple):
+class ValueAddresses(NamedTuple):
     """Where the values of some rows begin in the span of their field.
 
     Attributes:
@@ -123,14 +122,16 @@ class Values(NamedTuple):
     lengths: Integers | None = None
     dims: Integers | None = None
 
-    def chosen(self, which: slice | Integers) -> Values:
+    def chosen(self, which: slice | Integers) -> ValueAddresses:
         """Return those of some of the rows."""
-        return Values._make(None if column is None else column[which] for column in self)
+        return ValueAddresses._make(
+            None if column is None else column[which] for column in self
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of shards, in the order in which they are wanted.
+class MappedRows:
+    """MappedRows of shards, in the order in which they are wanted.
 
     They are looked up for a whole window at once, in the thread that opens it: the thread
     that copies would let go of the GIL in each of these operations, and wait to have it back.
@@ -141,17 +142,17 @@ class Rows:
         values: of each field, where they lie.
     """
 
-    shards: Shards
-    places: Places
-    values: Mapping[str, Values]
+    shards: MappedShards
+    places: ShardPlaces
+    values: Mapping[str, ValueAddresses]
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def chosen(self, which: slice | Integers) -> Rows:
+    def chosen(self, which: slice | Integers) -> MappedRows:
         """Return some of the rows; those of a slice share memory."""
         values = {name: values.chosen(which) for name, values in self.values.items()}
-        return Rows(self.shards, self.places[which], values)
+        return MappedRows(self.shards, self.places[which], values)
 
     def damaged(self) -> bool:
         """Whether some of them may be zeros: their files were cut short since they were mapped."""
@@ -167,28 +168,28 @@ class Rows:
         return self.shards.column(name).span.memory
 
 
-class Shards:
+class MappedShards:
     """Some mapped shards, and where their columns lie; they stay mapped until `close`.
 
     Args:
         shards: by place; None for one that cannot be read, which has no rows.
     """
 
-    def __init__(self, shards: Sequence[Columns | None]) -> None:
+    def __init__(self, shards: Sequence[ShardColumns | None]) -> None:
         self._shards = tuple(shards)
         self._counts = np.array([0 if s is None else len(s) for s in shards], np.uint64)
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, ColumnAddresses] = {}
         self._closed = False
         self._sentinels = _Sentinels([s for s in shards if s is not None])
 
     def __len__(self) -> int:
         return len(self._shards)
 
-    def beside(self, shard: Columns) -> Shards:
+    def beside(self, shard: ShardColumns) -> MappedShards:
         """Return the same shards with one more behind them."""
-        return Shards((*self._shards, shard))
+        return MappedShards((*self._shards, shard))
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnAddresses:
         """Return where a field's values lie; found out once.
 
         Raises:
@@ -197,10 +198,10 @@ class Shards:
         if self._closed:
             raise CacheError("rows of a window that was closed were asked for; iterate anew")
         if name not in self._columns:
-            self._columns[name] = _column(self._shards, name)
+            self._columns[name] = _find_column(self._shards, name)
         return self._columns[name]
 
-    def rows(self, names: Iterable[str], places: Integers, rows: Integers) -> Rows:
+    def rows(self, names: Iterable[str], places: Integers, rows: Integers) -> MappedRows:
         """Return where the values of some rows lie.
 
         Args:
@@ -214,11 +215,11 @@ class Shards:
         """
         self._check(places, rows)
         values = {name: self.column(name).values(places, rows) for name in names}
-        return Rows(self, places.astype(np.min_scalar_type(len(self))), values)
+        return MappedRows(self, places.astype(np.min_scalar_type(len(self))), values)
 
     def whole(self) -> bool:
         """Whether all that was copied out of the shards was there; asked after each copy."""
-        return self._sentinels.hold() and not bus_errors.any_damaged()
+        return self._sentinels.hold() and not mapped.any_map_damaged()
 
     def damaged(self) -> list[int]:
         """Return the places of shards whose files were cut short since they were mapped."""
@@ -241,25 +242,31 @@ class Shards:
         self._columns = {}
 
 
-def _column(shards: Sequence[Columns | None], name: str) -> Column:
+def _find_column(shards: Sequence[ShardColumns | None], name: str) -> ColumnAddresses:
     there = [shard for shard in shards if shard is not None and len(shard)]
     if all(name in shard.fields for shard in there):
-        return _equal([None if s is None or not len(s) else s.fields[name] for s in shards])
-    return _varied([None if s is None or not len(s) else s.ragged[name] for s in shards])
+        return _fixed_addresses(
+            [None if s is None or not len(s) else s.fields[name] for s in shards]
+        )
+    return _ragged_addresses(
+        [None if s is None or not len(s) else s.ragged[name] for s in shards]
+    )
 
 
-def _equal(columns: Sequence[Bytes | None]) -> Equal:
-    span = spanning([column for column in columns if column is not None])
+def _fixed_addresses(columns: Sequence[Bytes | None]) -> FixedAddresses:
+    span = span_of([column for column in columns if column is not None])
     starts = [span.address if c is None else _address(c) for c in columns]
     strides = [0 if c is None else c.strides[0] for c in columns]
-    return Equal(span, np.array(starts, np.int64) - span.address, np.array(strides, np.int64))
+    return FixedAddresses(
+        span, np.array(starts, np.int64) - span.address, np.array(strides, np.int64)
+    )
 
 
-def _varied(columns: Sequence[RaggedColumn | None]) -> Varied:
+def _ragged_addresses(columns: Sequence[RaggedColumn | None]) -> RaggedAddresses:
     there = [column for column in columns if column is not None]
-    span = spanning([column.memory for column in there])
+    span = span_of([column.memory for column in there])
     sizes = [0 if column is None else len(column.starts) for column in columns]
-    return Varied(
+    return RaggedAddresses(
         span,
         np.cumsum([0, *sizes[:-1]], dtype=np.int64),
         np.concatenate([c.starts + (_address(c.memory) - span.address) for c in there]),
@@ -275,11 +282,11 @@ class _Sentinels:
         shards: that are mapped as long as these are looked at.
     """
 
-    def __init__(self, shards: Sequence[Columns]) -> None:
+    def __init__(self, shards: Sequence[ShardColumns]) -> None:
         found = [sentinel for shard in shards for sentinel in shard.sentinels]
         addresses = np.array([sentinel.address for sentinel in found], np.int64)
         first, last = (addresses.min(), addresses.max() + 1) if found else (0, 0)
-        self._memory: Bytes = np.asarray(_Addresses(int(first), int(last), ()))
+        self._memory: Bytes = np.asarray(_AddressRange(int(first), int(last), ()))
         self._places = addresses - first
         self._values = np.array([sentinel.value for sentinel in found], np.uint8)
 
@@ -288,7 +295,7 @@ class _Sentinels:
         return bool((self._memory[self._places] == self._values).all())
 
 
-class _Addresses:
+class _AddressRange:
     """What an array over a range of addresses stands on; it keeps what lies there."""
 
     def __init__(self, first: int, last: int, kept: Sequence[Bytes]) -> None:
@@ -301,7 +308,7 @@ class _Addresses:
         }
 
 
-def spanning(arrays: Sequence[Bytes]) -> Span:
+def span_of(arrays: Sequence[Bytes]) -> MemorySpan:
     """Return the memory from the first byte of these arrays to the last.
 
     Args:
@@ -309,11 +316,11 @@ def spanning(arrays: Sequence[Bytes]) -> Span:
     """
     arrays = [array for array in arrays if array.size]
     if not arrays:
-        return Span(np.empty(0, np.uint8), 0)
+        return MemorySpan(np.empty(0, np.uint8), 0)
     first = min(map(_address, arrays))
-    last = max(map(_end, arrays))
-    memory: Bytes = np.asarray(_Addresses(first, last, tuple(arrays)))
-    return Span(memory, first)
+    last = max(map(_end_address, arrays))
+    memory: Bytes = np.asarray(_AddressRange(first, last, tuple(arrays)))
+    return MemorySpan(memory, first)
 
 
 def _address(array: Array) -> int:
@@ -321,6 +328,6 @@ def _address(array: Array) -> int:
     return address
 
 
-def _end(array: Bytes) -> int:
+def _end_address(array: Bytes) -> int:
     reach: int = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
     return _address(array) + reach + 1

@@ -1,4 +1,4 @@
-"""Epochs as the training loop sees them: the consumer's side of what runs ahead."""
+"""Epochs as the training loop sees them: the consumer's side of a channel."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, read_index
-from growcache.cache.sigterm import release_at_sigterm
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.system import release_at_sigterm
 from growcache.errors import CacheError, CacheMissingError, GrowcacheError
-from growcache.loading.blocks import Block, count_of
-from growcache.loading.bookmark import Bookmark
-from growcache.loading.child import Child
-from growcache.loading.choice import Totals
-from growcache.loading.chooser import Chooser
+from growcache.loading.blocks import Block, count_per_shard
+from growcache.loading.channel import (
+    EPOCH_IS_OVER,
+    EpochEnd,
+    Failure,
+    Halted,
+    Item,
+    PassBegun,
+    ProcessDied,
+    Stage,
+)
+from growcache.loading.child_process import ChildProcess
 from growcache.loading.framework import NUMPY, Framework
-from growcache.loading.links import Died, EpochEnd, Failure, Halted, Item, PassBegun
 from growcache.loading.options import LoaderOptions
-from growcache.loading.reader_counters import ReaderCounters
-from growcache.loading.report import Report, Tally
-from growcache.loading.resume import Missing, refuse_missing, refuse_other_cache
-from growcache.loading.sources import CLOSED, Source
-from growcache.loading.starting import Starter
-from growcache.loading.state import LoaderState, rest_of
+from growcache.loading.position import Position, PositionTracker, remaining_pass
+from growcache.loading.report import DeliveryCounts, ReaderCounters, Report
+from growcache.loading.resume import MissingShards, refuse_missing, refuse_other_cache
+from growcache.loading.stages import GatherChooser, LoopTimes, StageFactory
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class Consumer:
     """The consumer's side: each `epoch` is one epoch of batches.
 
     What makes them starts with the first epoch and ends with `close`, garbage collection or
@@ -45,26 +49,26 @@ class Engine:
 
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
-        self._starter = Starter(options, framework)
+        self._starter = StageFactory(options, framework)
         self._at_once = framework.at_once
-        self._source: Source | None = None
+        self._source: Stage | None = None
         self._turn = object()  # of the iterator that may go on
         self._pid = os.getpid()
         self._next_epoch = self._next_pass = 0
-        self._loaded: LoaderState | None = None  # until something of it was delivered
-        self._missing: Missing = "refetch"
-        self._bookmark = Bookmark(options, LoaderState())
-        self._finalizer: weakref.finalize[..., Engine] | None = None
-        self._coming: weakref.finalize[..., Engine] | None = None  # of what will go on
-        self._tally = Tally(options.root)
-        self._counters = ReaderCounters(Layout(options.root))
+        self._loaded: Position | None = None  # until something of it was delivered
+        self._missing: MissingShards = "refetch"
+        self._bookmark = PositionTracker(options, Position())
+        self._finalizer: weakref.finalize[..., Consumer] | None = None
+        self._coming: weakref.finalize[..., Consumer] | None = None  # of what will go on
+        self._tally = DeliveryCounts(options.root)
+        self._counters = ReaderCounters(CacheLayout(options.root))
         self._counted_pass: int | None = None  # the one begun last, and
         self._delivered_pass: int | None = None  # that of the latest batch
         # Ends a producer that was left: it keeps its leases until the next one has some.
         self._leaving: Callable[[], object] | None = None
         self._chooser = self._new_chooser()
         self._batches_received = 0
-        self._running_block: _Running | None = None  # of which the loop gets batches
+        self._running_block: _DeliveredBlock | None = None  # of which the loop gets batches
         self._revived = False  # since a block was received
 
     def begin(self) -> None:
@@ -124,7 +128,7 @@ class Engine:
         )
 
     @property
-    def state(self) -> LoaderState:
+    def state(self) -> Position:
         """Where the consumer stands."""
         return self._bookmark.state
 
@@ -137,7 +141,7 @@ class Engine:
         """Note that the state was given: who has it may come back for the rest of the pass."""
         self._counters.note_state()
 
-    def load(self, state: LoaderState, missing: Missing) -> None:
+    def load(self, state: Position, missing: MissingShards) -> None:
         """Go on from there with the next epoch; one that is under way is over.
 
         Raises:
@@ -149,16 +153,16 @@ class Engine:
         self.note_state()
         self._loaded, self._missing, self._counted_pass = state, missing, None
         self._delivered_pass = None
-        self._bookmark = Bookmark(self._options, state)
+        self._bookmark = PositionTracker(self._options, state)
 
-    def _refuse(self, state: LoaderState, missing: Missing) -> None:
+    def _refuse(self, state: Position, missing: MissingShards) -> None:
         """Refuse what is sure to fail now, rather than in the next epoch."""
         try:
             view = read_index(self._options.root, retired=True)
         except CacheMissingError:
             view = IndexView()
         refuse_other_cache(view, state.fingerprint, self._options)
-        rest = rest_of(state, self._options)
+        rest = remaining_pass(state, self._options)
         if missing == "error" and rest is not None:
             refuse_missing(view, rest, self._options)
 
@@ -177,7 +181,7 @@ class Engine:
         if finalizer is not None:
             finalizer()
 
-    def _running(self) -> Source:
+    def _running(self) -> Stage:
         if self._pid != os.getpid():  # a fork copies no threads, and no children
             self._forked()
         if self._loaded is not None:  # broken off before the first batch: once more
@@ -206,35 +210,35 @@ class Engine:
 
     def _forked(self) -> None:
         self._source, self._leaving, self._pid = None, None, os.getpid()
-        self._counters = ReaderCounters(Layout(self._options.root))
+        self._counters = ReaderCounters(CacheLayout(self._options.root))
         self._chooser = self._new_chooser()
         for finalizer in (self._finalizer, self._coming):
             if finalizer is not None:
                 finalizer.detach()
 
-    def _new_chooser(self) -> Chooser:
-        return Chooser(self._options.gather, possible=self._starter.may_choose)
+    def _new_chooser(self) -> GatherChooser:
+        return GatherChooser(self._options.gather, possible=self._starter.may_choose)
 
-    def _start(self) -> Source:
+    def _start(self) -> Stage:
         release_at_sigterm()
-        start = self._loaded or LoaderState(
+        start = self._loaded or Position(
             epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
         )
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
-        self._bookmark = Bookmark(self._options, start)
+        self._bookmark = PositionTracker(self._options, start)
         return self._begin_at(start, self._next_epoch)
 
-    def _begin_at(self, start: LoaderState, wanted: int) -> Source:
+    def _begin_at(self, start: Position, wanted: int) -> Stage:
         kind = self._chooser.kind
         return self._adopt(self._starter.start(kind, start, self._missing, wanted))
 
-    def _adopt(self, source: Source) -> Source:
+    def _adopt(self, source: Stage) -> Stage:
         self._source = source
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
-        self._finalizer = weakref.finalize(self, _end, self._counters, source)
+        self._finalizer = weakref.finalize(self, _end_stage, self._counters, source)
         return source
 
-    def _revive(self, died: Died, number: int) -> None:
+    def _revive(self, died: ProcessDied, number: int) -> None:
         """Replace a process that died, once for each block that comes.
 
         Raises:
@@ -258,7 +262,7 @@ class Engine:
         self._revived = True
         self._begin_at(self._behind_delivered(), number)
 
-    def _behind_delivered(self) -> LoaderState:
+    def _behind_delivered(self) -> Position:
         """Return where another producer goes on; a pass of which nothing came begins anew."""
         state, begun = self.state, self._counted_pass
         if state.mark is None and begun is not None and begun != self._delivered_pass:
@@ -273,7 +277,7 @@ class Engine:
         while True:
             source = self._source
             if turn is not self._turn or source is None or self._pid != os.getpid():
-                raise RuntimeError(CLOSED)
+                raise RuntimeError(EPOCH_IS_OVER)
             began = time.perf_counter()
             item = source.receive(pause_seconds)
             if item is None:
@@ -282,7 +286,7 @@ class Engine:
             self._count(time.perf_counter() - began, item)
             if isinstance(item, Failure):
                 return item
-            if isinstance(item, Died):
+            if isinstance(item, ProcessDied):
                 self._revive(item, number)
                 continue
             if isinstance(item, Halted):
@@ -308,18 +312,18 @@ class Engine:
         self._tally.waited(seconds)
         self._counters.wait(seconds)
 
-    def _choose(self, source: Source) -> None:
+    def _choose(self, source: Stage) -> None:
         if not self._chooser.settled:
             counted = self._batches_received, *source.making
-            now = Totals(time.perf_counter(), *counted, time.thread_time())
+            now = LoopTimes(time.perf_counter(), *counted, time.thread_time())
             self._chooser.look(source, now, self._cross)
 
-    def _cross(self, child: Child, state: LoaderState) -> Source:
+    def _cross(self, child: ChildProcess, state: Position) -> Stage:
         source = self._starter.process(child, state, self._missing, self._next_epoch - 1)
         self._coming = weakref.finalize(self, source.close)
         return source
 
-    def _go_on(self, state: LoaderState, wanted: int) -> None:
+    def _go_on(self, state: Position, wanted: int) -> None:
         """Go on elsewhere; what comes is what would have come here."""
         following = self._chooser.crossed() or self._starter.thread(
             state, self._missing, wanted
@@ -349,11 +353,11 @@ class Engine:
         assert source is not None
         rows, size = block.rows, self._options.batch_size
         delivered = 0
-        running = self._running_block = _Running(block, counted)
+        running = self._running_block = _DeliveredBlock(block, counted)
         try:
             for i, (mark, lost) in enumerate(zip(block.marks, block.lost, strict=True), 1):
                 if turn is not self._turn:  # it would move what the loader says of itself
-                    raise RuntimeError(CLOSED)
+                    raise RuntimeError(EPOCH_IS_OVER)
                 before, delivered = delivered, min(delivered + size, rows)
                 self._counters.receive(delivered - before)
                 running.delivered = delivered
@@ -371,7 +375,7 @@ class Engine:
             if self._running_block is running:
                 self._running_block = None
 
-    def _tell(self, running: _Running) -> None:
+    def _tell(self, running: _DeliveredBlock) -> None:
         """Count what was delivered of a block and is not counted yet."""
         self._tally.deliver(running.uncounted(), running.counted)
         if self._delivered_pass is not None:
@@ -385,7 +389,7 @@ class Engine:
             raise
 
 
-def _end(counters: ReaderCounters, source: Source) -> None:
+def _end_stage(counters: ReaderCounters, source: Stage) -> None:
     counters.close()  # first: the lease goes with the source
     source.close()
 
@@ -395,7 +399,7 @@ def _without_frames(error: BaseException) -> BaseException:
     return error.with_traceback(None) if isinstance(error, GrowcacheError) else error
 
 
-class _Running:
+class _DeliveredBlock:
     """A block whose batches are being delivered.
 
     Args:
@@ -416,7 +420,7 @@ class _Running:
     def uncounted(self) -> dict[int, int]:
         """Return how many rows of which shard were delivered since this was asked last."""
         whole = self.delivered == self._rows
-        now = self._counts if whole else count_of(self._drawn, self.delivered)
+        now = self._counts if whole else count_per_shard(self._drawn, self.delivered)
         before, self._told = self._told, now
         if not before:
             return now

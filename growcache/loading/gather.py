@@ -1,20 +1,269 @@
-"""Rows of mapped shards into a batch: few large operations, in the planned order.
+"""Copy rows of mapped shards into a block: few large operations, in the planned order.
 
-One operation per field copies rows out of all shards of a window: each operation releases
-the GIL once, and a thread beside a busy main thread gets it back only every switch
-interval. For the same reason small rows are gathered for many batches at once.
+One operation per field copies rows out of all shards of a window. Each operation releases the GIL
+once, and a thread beside a busy main thread gets it back only every switch interval. For the same
+reason small rows are gathered for many batches at once.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from growcache.loading.columns import Rows
-from growcache.loading.framework import BLOCK_BYTES, Bytes, Framework
-from growcache.loading.ragged import Ragged, Run, copy_values, ends_of, joined
-from growcache.schema import Array, Field, Schema
+from growcache.loading.buffers import BufferPool
+from growcache.loading.columns import MappedRows
+from growcache.loading.framework import (
+    BLOCK_BYTES,
+    Bytes,
+    Framework,
+    Integers,
+    Join,
+    TakeSlices,
+    join_parts,
+    slices,
+)
+from growcache.schema import STR, Array, Field, Schema, Value
+
+RaggedStyle: TypeAlias = Literal["offsets", "pad", "list"]
+RAGGED_STYLES: tuple[RaggedStyle, ...] = ("offsets", "pad", "list")
+
+# Values of fewer items are copied item by item, by an index that NumPy computes: a step of
+# Python each would take as long, and hold the GIL.
+SMALL_ITEMS = 256
+
+
+def offsets_of(lengths: Integers) -> Integers:
+    """Return where values of these lengths begin, and where the last one ends: [n + 1]."""
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends
+
+
+class ValueRanges(NamedTuple):
+    """Values in one piece of memory.
+
+    Attributes:
+        memory: uint8 [k].
+        starts: int64 [n], the first byte of each value.
+        lengths: int64 [n], in bytes.
+    """
+
+    memory: Bytes
+    starts: Integers
+    lengths: Integers
+
+
+def copy_values(run: ValueRanges, item_bytes: int, out: Bytes, take_slices: TakeSlices) -> None:
+    """Copy values into ``out``, one behind the other.
+
+    Args:
+        run: of the values.
+        item_bytes: divides every length.
+        out: uint8 [all lengths].
+        take_slices: copies those that are long.
+    """
+    if len(out) > SMALL_ITEMS * item_bytes * len(run.lengths):
+        take_slices(*run, out)
+    else:
+        copy_items(run, item_bytes, out)
+
+
+def copy_items(run: ValueRanges, item_bytes: int, out: Bytes) -> None:
+    """Copy values item by item, without a step of Python each.
+
+    Args:
+        run: of the values, wherever they lie: they need not be aligned.
+        item_bytes: divides every length.
+        out: uint8 [all lengths].
+    """
+    if not len(out):
+        return
+    unit = math.gcd(item_bytes, 8)
+    before = offsets_of(run.lengths)[:-1]
+    index = np.repeat(run.starts - before, run.lengths // unit)
+    index += np.arange(0, len(out), unit)
+    items: Array = np.ndarray((len(run.memory) - unit + 1,), f"<u{unit}", run.memory, 0, (1,))
+    out.view(f"<u{unit}")[:] = items[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """The values of a ragged field, one behind the other.
+
+    Attributes:
+        field: that they are of.
+        values: uint8 [total bytes].
+        ends: int64 [n + 1]: value i is ``values[ends[i]:ends[i + 1]]``.
+        dims: int64 [n, k]: the sizes of each value's ragged dimensions.
+    """
+
+    field: Field
+    values: Bytes
+    ends: Integers
+    dims: Integers
+
+    def __len__(self) -> int:
+        return len(self.dims)
+
+    def __getitem__(self, i: int) -> Value:
+        """Return value ``i``; an array shares memory."""
+        raw = self.values[self.ends[i] : self.ends[i + 1]]
+        if self.field.is_blob:
+            data = raw.tobytes()
+            return data.decode() if self.field.dtype == STR else data
+        return raw.view(self.field.item).reshape(self.field.shape_of(self.dims[i].tolist()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return self.values.nbytes
+
+    def part(self, start: int, stop: int) -> Ragged:
+        """Return the values from ``start`` to ``stop``, sharing memory."""
+        ends = self.ends[start : stop + 1]
+        values = self.values[ends[0] : ends[-1]]
+        return Ragged(self.field, values, ends - ends[0], self.dims[start:stop])
+
+    @property
+    def grows_along_rows(self) -> bool:
+        """Whether the first dimension alone is ragged, so that values are rows of one array."""
+        return self.field.ragged_dims == (0,)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The fixed dimensions after the first one."""
+        return tuple(size for size in self.field.dims[1:] if size is not None)
+
+
+class RaggedStyler:
+    """Makes of ragged values what a batch holds; used by one thread.
+
+    Args:
+        style: ``offsets``, ``pad`` or ``list``.
+        framework: lends copies and memory.
+    """
+
+    def __init__(self, style: RaggedStyle, framework: Framework) -> None:
+        self._style = style
+        self._framework = framework
+        self._join = framework.join
+        self._pools: dict[str, BufferPool] = {}
+
+    def batch(self, values: Ragged) -> dict[str, Any]:
+        """Return arrays, or a list, by name: the field's own and what says where values lie."""
+        name = values.field.name
+        if values.field.dtype == STR or self._style == "list":
+            return {name: [values[i] for i in range(len(values))]}
+        return self._padded(values) if self._style == "pad" else _with_offsets(values)
+
+    def close(self) -> None:
+        """Leave the buffers to who comes next."""
+        for name, pool in self._pools.items():
+            self._framework.leave(_padded_pool_name(name), pool)
+
+    def _padded(self, values: Ragged) -> dict[str, Array]:
+        field, name = values.field, values.field.name
+        longest = field.shape_of(values.dims.max(axis=0, initial=0).tolist())
+        nbytes = len(values) * math.prod(longest) * field.item.itemsize
+        if name not in self._pools:
+            self._pools[name] = self._framework.pool(_padded_pool_name(name))
+        memory = self._pools[name].take(nbytes)
+        out: Array = memory.view(field.item).reshape(len(values), *longest)
+        if values.grows_along_rows and nbytes:
+            _pad_rows(values, memory.reshape(len(values), -1), self._join)
+        else:
+            out[...] = 0
+            for i, dims in enumerate(values.dims.tolist()):
+                out[i][tuple(map(slice, field.shape_of(dims)))] = values[i]
+        lengths = values.dims[:, 0] if values.dims.shape[1] == 1 else values.dims
+        return {name: out, f"{name}_lengths": np.ascontiguousarray(lengths)}
+
+
+def _padded_pool_name(name: str) -> str:
+    """Return the name of the pool of what is padded; the field's own has that of the field."""
+    return f"{name}, padded"
+
+
+def _with_offsets(values: Ragged) -> dict[str, Array]:
+    field, name = values.field, values.field.name
+    flat: Array = values.values.view(field.item)
+    if values.grows_along_rows:
+        offsets = offsets_of(values.dims[:, 0])
+        return {name: flat.reshape(offsets[-1], *values.inner), f"{name}_offsets": offsets}
+    shapes = np.empty((len(values), len(field.dims)), np.int64)
+    shapes[:] = [0 if size is None else size for size in field.dims]
+    shapes[:, list(field.ragged_dims)] = values.dims
+    offsets = values.ends // field.item.itemsize
+    return {name: flat, f"{name}_offsets": offsets, f"{name}_shapes": shapes}
+
+
+def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
+    """Copy every value to the begin of a row, and zeros behind it."""
+    width, lengths = out.shape[1], np.diff(values.ends)
+    if len(values.values) > SMALL_ITEMS * values.field.item.itemsize * len(values):
+        run = ValueRanges(values.values, values.ends[:-1], lengths)
+        zeros = np.zeros(width - int(lengths.min()), np.uint8)
+        rests = map(zeros.__getitem__, map(slice, (width - lengths).tolist()))
+        pairs = zip(slices(*run), rests, strict=True)
+        join(list(chain.from_iterable(pairs)), out.reshape(-1))
+        return
+    out[...] = 0
+    item = f"V{math.gcd(values.field.item.itemsize, 8)}"
+    cells: Array = out.view(item)
+    filled = np.arange(cells.shape[1]) < (lengths // cells.dtype.itemsize)[:, None]
+    cells[filled] = values.values.view(item)
+
+
+def join_ragged(values: Sequence[Ragged], pool: BufferPool, join: Join) -> Ragged:
+    """Return all values as one; where there are several this copies them.
+
+    Args:
+        values: of one field.
+        pool: that the memory comes from.
+        join: copies parts.
+    """
+    first = values[0]
+    if len(values) == 1:
+        return first
+    ends = offsets_of(np.concatenate([np.diff(one.ends) for one in values]))
+    out = pool.take(int(ends[-1]))
+    if len(out):
+        join([one.values for one in values], out)
+    return Ragged(first.field, out, ends, np.concatenate([one.dims for one in values]))
+
+
+def ragged_of_values(field: Field, values: Sequence[Value], pool: BufferPool) -> Ragged:
+    """Return values that the user's code made; they are copied.
+
+    Args:
+        field: that every value fits.
+        values: arrays in C order, bytes or str, in the field's dtype.
+        pool: that the memory comes from.
+    """
+    parts = [_bytes_of(value) for value in values]
+    ends = offsets_of(np.fromiter(map(len, parts), np.int64, len(parts)))
+    out = pool.take(int(ends[-1]))
+    if len(out):
+        join_parts(parts, out)  # torch warns about memory that may only be read
+    if field.is_blob:
+        return Ragged(field, out, ends, np.diff(ends)[:, None])
+    shapes = np.array([np.shape(value) for value in values], np.int64)
+    dims = shapes.reshape(len(values), -1)[:, list(field.ragged_dims)]
+    return Ragged(field, out, ends, dims)
+
+
+def _bytes_of(value: Value) -> Bytes:
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.uint8)
+    return value.reshape(-1).view(np.uint8)
+
 
 BLOCK_BATCHES = 128
 
@@ -28,7 +277,7 @@ TRANSFORMED_BATCHES = 64
 # in the time that a block takes besides.
 FIRST_BYTES = 2_000_000
 # From block to block; each takes a buffer for a full one, so they had better not be many.
-STEEPNESS = 4
+RAMP_FACTOR = 4
 
 # [rows, *shape], or values of different shapes.
 Column: TypeAlias = Array | Ragged
@@ -56,7 +305,7 @@ def batches_per_block(
     return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))
 
 
-class Ramp:
+class BlockSizeRamp:
     """How many rows the next block holds: few where the consumer waits, and then ever more.
 
     Nothing of a block is delivered before all of it is there. So who waits for the first batch
@@ -86,7 +335,7 @@ class Ramp:
 
     def climb(self) -> None:
         """Have the next block be larger, if there are such."""
-        self._batches = min(self._most, STEEPNESS * self._batches)
+        self._batches = min(self._most, RAMP_FACTOR * self._batches)
 
 
 class Gatherer:
@@ -103,12 +352,14 @@ class Gatherer:
 
     def __init__(self, schema: Schema, rows: int, framework: Framework) -> None:
         self.filled = 0
-        self._columns: list[_Equal | _Varied] = [
-            _Varied(f, framework) if f.is_ragged else _Equal(f, rows, framework)
+        self._columns: list[_FixedColumn | _RaggedColumnBuffer] = [
+            _RaggedColumnBuffer(f, framework)
+            if f.is_ragged
+            else _FixedColumn(f, rows, framework)
             for f in schema.fields
         ]
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: MappedRows) -> None:
         """Append rows to the block; their shards may be closed afterwards.
 
         Raises:
@@ -135,7 +386,7 @@ class Gatherer:
             column.close()
 
 
-class _Equal:
+class _FixedColumn:
     """The column of a field whose values have one size."""
 
     def __init__(self, field: Field, rows: int, framework: Framework) -> None:
@@ -146,11 +397,11 @@ class _Equal:
         self._pool = framework.pool(field.name, rows * self._nbytes)
         self._buffer: Bytes | None = None
 
-    def add(self, rows: Rows, start: int) -> None:
+    def add(self, rows: MappedRows, start: int) -> None:
         memory = rows.memory(self.field.name)
         if self._buffer is None:
             self._buffer = self._pool.take()
-        out = _rows(self._buffer, self._nbytes, start, start + len(rows))
+        out = _row_view(self._buffer, self._nbytes, start, start + len(rows))
         if out.size:
             self._take(memory, rows.values[self.field.name].begins, out)
 
@@ -161,13 +412,13 @@ class _Equal:
         buffer, self._buffer = self._buffer, None
         if buffer is None:
             buffer = np.empty(0, np.uint8)
-        return typed(_rows(buffer, self._nbytes, 0, rows), self.field)
+        return typed_rows(_row_view(buffer, self._nbytes, 0, rows), self.field)
 
     def close(self) -> None:
         self._framework.leave(self.field.name, self._pool)
 
 
-class _Varied:
+class _RaggedColumnBuffer:
     """The column of a ragged field."""
 
     def __init__(self, field: Field, framework: Framework) -> None:
@@ -179,13 +430,13 @@ class _Varied:
         self._pool = framework.pool(field.name)
         self._added: list[Ragged] = []
 
-    def add(self, rows: Rows, start: int) -> None:
+    def add(self, rows: MappedRows, start: int) -> None:
         begins, lengths, dims = rows.values[self.field.name]
         assert lengths is not None
         assert dims is not None
-        ends = ends_of(lengths)
+        ends = offsets_of(lengths)
         out = self._pool.take(int(ends[-1]))
-        run = Run(rows.memory(self.field.name), begins, lengths)
+        run = ValueRanges(rows.memory(self.field.name), begins, lengths)
         copy_values(run, self._item_bytes, out, self._take_slices)
         self._added.append(Ragged(self.field, out, ends, dims))
 
@@ -196,7 +447,7 @@ class _Varied:
     def finish(self, rows: int) -> Ragged:
         added, self._added = self._added, []
         if added:
-            return joined(added, self._pool, self._join)
+            return join_ragged(added, self._pool, self._join)
         nothing: Bytes = np.empty(0, np.uint8)
         dims = np.empty((0, len(self.field.ragged_dims)), np.int64)
         return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)
@@ -205,10 +456,10 @@ class _Varied:
         self._framework.leave(self.field.name, self._pool)
 
 
-def _rows(buffer: Bytes, nbytes: int, start: int, stop: int) -> Bytes:
+def _row_view(buffer: Bytes, nbytes: int, start: int, stop: int) -> Bytes:
     return buffer[start * nbytes : stop * nbytes].reshape(stop - start, nbytes)
 
 
-def typed(rows: Bytes, field: Field) -> Array:
+def typed_rows(rows: Bytes, field: Field) -> Array:
     """Return uint8 [n, nbytes] as [n, *shape] of the field's dtype, sharing memory."""
     return rows.reshape(-1).view(field.item).reshape(len(rows), *field.fixed_shape)

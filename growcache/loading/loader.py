@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from growcache.errors import ConfigError
-from growcache.loading.epochs import Engine
-from growcache.loading.framework import NUMPY, Carrier, Framework
-from growcache.loading.late_calls import TIMEOUT_SECONDS
+from growcache.loading.epochs import Consumer
+from growcache.loading.framework import NUMPY, Framework, Transfer
+from growcache.loading.gather import RaggedStyle
 from growcache.loading.maps import Verify
-from growcache.loading.options import Gather, LoaderOptions, missing, names_of
-from growcache.loading.ragged import RaggedStyle
-from growcache.loading.ranks import Deal, Ranks, find_ranks
+from growcache.loading.options import Gather, LoaderOptions, field_names, unknown_field
+from growcache.loading.plan import Ranks, RankShare, find_ranks
+from growcache.loading.position import Position
 from growcache.loading.report import Report
-from growcache.loading.resume import MISSING, Missing
-from growcache.loading.state import LoaderState
-from growcache.loading.torch_workers import refuse_worker
+from growcache.loading.resume import MISSING_SHARDS, MissingShards
+from growcache.loading.user_function import TIMEOUT_SECONDS
 from growcache.loading.waiting import wait_for_samples
+
+
+def refuse_torch_worker() -> None:
+    """Do nothing, unless this is a worker process of torch's `DataLoader`.
+
+    Asked without an import: who is a worker has the module.
+
+    Raises:
+        ConfigError: it is.
+    """
+    module = sys.modules.get("torch.utils.data")
+    worker = None if module is None else module.get_worker_info()
+    if worker is not None:
+        raise ConfigError(
+            f"a DataLoader with num_workers={worker.num_workers} iterates over a growcache loader "
+            "in its worker processes, each of which would deliver every sample; expected "
+            "num_workers=0: growcache makes batches beside the loop by itself. For trainers "
+            "that ask for a DataLoader (Lightning, Accelerate, Hugging Face), use "
+            "growcache.torch.EpochDataLoader; processes for a transform are the num_workers of the "
+            "growcache loader"
+        )
 
 
 class Loader:
@@ -121,7 +142,7 @@ class Loader:
         Raises:
             ConfigError: arguments that cannot be meant.
         """
-        self._as_tuple = names_of("as_tuple", as_tuple)
+        self._as_tuple = field_names("as_tuple", as_tuple)
         self._said = (rank, world_size)
         self._device = device
         self._options = LoaderOptions(
@@ -135,7 +156,7 @@ class Loader:
             fixed=fixed,
             transform=transform,
             batch_transform=batch_transform,
-            fields=names_of("fields", fields),
+            fields=field_names("fields", fields),
             ragged=ragged,
             job=job,
             num_workers=num_workers,
@@ -144,11 +165,13 @@ class Loader:
             timeout_seconds=timeout_seconds,
             ranks=self._ranks(),
         )
-        self._loaded: tuple[LoaderState, Missing] | None = None  # and nothing delivered since
+        self._loaded: tuple[Position, MissingShards] | None = (
+            None  # and nothing delivered since
+        )
         self._carrier = self._carrier_to(device)
         self._engine = self._made()
 
-    def _carrier_to(self, device: Any) -> Carrier | None:
+    def _carrier_to(self, device: Any) -> Transfer | None:
         """Return what brings batches there; a framework that has devices says more."""
         if device is not None:
             raise ConfigError(
@@ -157,11 +180,11 @@ class Loader:
             )
         return None
 
-    def _made(self) -> Engine:
+    def _made(self) -> Consumer:
         framework, carrier = self.framework, self._carrier
         if carrier is not None:
             framework = replace(framework, carrier=carrier, allocate=carrier.allocate)
-        return Engine(self._options, framework)
+        return Consumer(self._options, framework)
 
     def _ranks(self) -> Ranks:
         return find_ranks(*self._said, self.framework.ranks(), os.environ)
@@ -172,7 +195,7 @@ class Loader:
         Raises:
             ConfigError: this is a worker process of torch's DataLoader.
         """
-        refuse_worker()
+        refuse_torch_worker()
         return self._epoch()
 
     def _epoch(self) -> Iterator[Any]:
@@ -214,7 +237,9 @@ class Loader:
         try:
             return tuple(batch[name] for name in self._as_tuple)
         except KeyError as error:
-            raise ConfigError(f"as_tuple: {missing(error.args[0], list(batch))}") from None
+            raise ConfigError(
+                f"as_tuple: {unknown_field(error.args[0], list(batch))}"
+            ) from None
         except TypeError:
             raise ConfigError(
                 f"as_tuple needs a dict, but batch_transform returned {type(batch).__name__}"
@@ -233,7 +258,7 @@ class Loader:
             )
         return dealt.steps
 
-    def dealt(self) -> Deal | None:
+    def dealt(self) -> RankShare | None:
         """Return how an epoch goes to the ranks; None where epochs grow.
 
         For ``fixed`` this waits for the whole cache.
@@ -276,7 +301,9 @@ class Loader:
         self._engine.note_state()
         return self._engine.state.to_dict(self._options)
 
-    def load_state_dict(self, state: Mapping[str, Any], missing: Missing = "refetch") -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], missing: MissingShards = "refetch"
+    ) -> None:
         """Go on where another loader stood: the next iteration is the rest of its epoch.
 
         Behind the last batch of an epoch that rest is empty, and the iteration after it
@@ -296,9 +323,11 @@ class Loader:
             CacheError: shards are gone; what is found out only when the next iteration
                 leases them is raised there.
         """
-        if missing not in MISSING:
-            raise ConfigError(f"missing must be one of {', '.join(MISSING)}, found {missing!r}")
-        loaded = LoaderState.from_dict(state, self.options)
+        if missing not in MISSING_SHARDS:
+            raise ConfigError(
+                f"missing must be one of {', '.join(MISSING_SHARDS)}, found {missing!r}"
+            )
+        loaded = Position.from_dict(state, self.options)
         self._engine.load(loaded, missing)
         self._loaded = loaded, missing
 

@@ -1,12 +1,12 @@
-"""The shards that this process has mapped, shared by its snapshots of one cache.
+"""The shards that this process has mapped and verified, shared by its snapshots of one cache.
 
-A map passes on from one snapshot to the next where that holds the shard: mapping anew
-for every epoch costs a third of the speed in page faults. Of a cache beyond memory the
-pages of most maps are forgotten once no window needs them (see `residency`).
+A map passes from one snapshot to the next where both hold the shard, because mapping anew for
+every epoch costs a third of the speed in page faults. A shard that was verified is not read
+again while its files are the same ones.
 
-What was found whole need not be read through once more where nobody held it for a moment,
-as between two iterations of a dataset: who keeps the pool keeps that knowledge, of files
-that are the same ones still (see `stamps`).
+A pass reads every shard once, so a page cache smaller than the cache forgets each shard just
+before it is wanted again. Of a cache beyond memory the same share of shards therefore stays
+resident from pass to pass, and the pages of the others are dropped once no window reads them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,89 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 from growcache.cache.formats import open_shard, shard_files, shard_path
-from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.formats.mapping import FAR_BYTES, forget, read_ahead_bytes
-from growcache.cache.index import ShardRow
-from growcache.cache.memory import available_bytes
-from growcache.cache.undivided import undivided
+from growcache.cache.formats.mapped import (
+    FAR_READ_AHEAD_BYTES,
+    MappedShard,
+    drop_from_page_cache,
+    read_ahead_bytes,
+)
+from growcache.cache.index.schema import ShardRow
+from growcache.cache.locks import fork_lock
+from growcache.cache.system import available_memory_bytes
 from growcache.errors import CorruptShardError
-from growcache.loading.residency import is_kept
-from growcache.loading.stamps import Stamp, stamp_of
 from growcache.schema import Schema
+
+# Of each file what becomes another one where it is written to, or replaced.
+FileIdentity: TypeAlias = tuple[tuple[int, int, int, int], ...]
+
+# What changes twice within a tick of the kernel's clock may have one time for both.
+TICK_NS = 20_000_000
+SECOND_NS = 1_000_000_000
+
+
+def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
+    """Return what files have as long as nobody touches them; None where that is not sure.
+
+    It is not of files that changed a moment ago, nor where times are whole seconds.
+    """
+    now, found = time.time_ns(), []
+    for path in paths:
+        try:
+            file = path.stat()
+        except OSError:
+            return None
+        changed = file.st_ctime_ns
+        if not changed % SECOND_NS or changed > now - TICK_NS:
+            return None
+        found.append((file.st_dev, file.st_ino, file.st_size, changed))
+    return tuple(found) or None
+
+
+# Of what could be had: the rest is for whatever else the machine does.
+SHARE_OF_AVAILABLE = 0.5
+RESIDENT_WINDOWS = 2  # that are read, and read ahead
+
+_GOLDEN_STEP = (
+    0x9E3779B97F4A7C15  # 2**64 / golden ratio: the multiples of it fill a circle evenly
+)
+_HASH_RANGE = 1 << 64
+
+
+def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) -> float:
+    """Return the share of the shards that stay in memory.
+
+    Args:
+        cache_bytes: of all shards that a pass reads.
+        available_bytes: of memory, what of these shards is in the page cache included.
+        window_bytes: of the shards of a window, which are in memory besides.
+
+    >>> resident_share(10 * 10**9, 48 * 10**9, 10**9), resident_share(900 * 10**9, 40 * 10**9, 10**9)
+    (1.0, 0.02)
+    """
+    room = SHARE_OF_AVAILABLE * max(0, available_bytes)
+    if cache_bytes <= room:
+        return 1.0
+    return max(0.0, room - RESIDENT_WINDOWS * window_bytes) / cache_bytes
+
+
+def is_resident(number: int, share: float) -> bool:
+    """Return whether a shard is among those that stay.
+
+    Every reader says the same of a shard, and who stays at some share does at a larger one.
+
+    Args:
+        number: of the shard.
+        share: of the shards that stay.
+    """
+    return (number * _GOLDEN_STEP) % _HASH_RANGE < share * _HASH_RANGE
+
 
 Verify: TypeAlias = Literal["first", "always"]
 
 # A cache that was cleared and filled anew has the same numbers with other content.
-Key: TypeAlias = tuple[int, str]
+ShardKey: TypeAlias = tuple[int, str]
 
 # Epochs that are over sooner need not look at memory anew.
 RECENT_SECONDS = 1.0
@@ -48,7 +115,7 @@ _pools: WeakValueDictionary[Path, MapPool] = WeakValueDictionary()
 _pools_lock = threading.Lock()
 
 
-def key_of(row: ShardRow) -> Key:
+def shard_key(row: ShardRow) -> ShardKey:
     """Return what identifies a shard's content."""
     return row.number, row.digest
 
@@ -60,23 +127,25 @@ class MapPool:
         layout: of the cache.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
         # Reentrant, for the collector may let go of a snapshot wherever this thread is; and taken
         # where no fork divides it, for a child goes on with the pools of its snapshots.
         self._lock = threading.RLock()
-        self._holds: Counter[Key] = Counter()
-        self._maps: dict[Key, MappedShard] = {}
-        self._stamps: dict[Key, Stamp | None] = {}  # of the files as they were mapped
-        self._verified: set[Key] = set()  # of what is mapped
-        self._known: dict[Key, Stamp] = {}  # of what was found whole
-        self._bad: dict[Key, str] = {}
-        self._users: Counter[Key] = Counter()  # open windows
+        self._holds: Counter[ShardKey] = Counter()
+        self._maps: dict[ShardKey, MappedShard] = {}
+        self._stamps: dict[
+            ShardKey, FileIdentity | None
+        ] = {}  # of the files as they were mapped
+        self._verified: set[ShardKey] = set()  # of what is mapped
+        self._known: dict[ShardKey, FileIdentity] = {}  # of what was found whole
+        self._bad: dict[ShardKey, str] = {}
+        self._users: Counter[ShardKey] = Counter()  # open windows
         # Held while pages are let go of, so that no window begins to bring them meanwhile. Not
         # the lock above: whoever takes or closes a snapshot would wait for the kernel.
         self._leaving = threading.RLock()
         self._asking: bool | None = None  # known when there is a cache
-        self._seen: dict[Key, float] = {}  # in memory, and when
+        self._seen: dict[ShardKey, float] = {}  # in memory, and when
         self._available = (-math.inf, 0)  # when it was asked for, and bytes
 
     @classmethod
@@ -86,18 +155,18 @@ class MapPool:
         with _pools_lock:
             pool = _pools.get(where)
             if pool is None:
-                pool = _pools[where] = cls(Layout(path))
+                pool = _pools[where] = cls(CacheLayout(path))
             return pool
 
-    def hold(self, keys: Iterable[Key]) -> None:
+    def hold(self, keys: Iterable[ShardKey]) -> None:
         """Keep the maps of these shards, those that are there and those to come."""
-        with undivided(), self._lock:
+        with fork_lock(), self._lock:
             self._holds.update(keys)
             self._known = {key: s for key, s in self._known.items() if key in self._holds}
 
-    def release(self, keys: Iterable[Key]) -> None:
+    def release(self, keys: Iterable[ShardKey]) -> None:
         """Undo one `hold`; maps that nobody holds are closed."""
-        with undivided(), self._lock:
+        with fork_lock(), self._lock:
             for key in keys:
                 self._holds[key] -= 1
                 if self._holds[key] <= 0:
@@ -125,7 +194,7 @@ class MapPool:
         Raises:
             CorruptShardError: now or at an earlier look; this is logged once.
         """
-        key = key_of(row)
+        key = shard_key(row)
         if key in self._bad:
             raise CorruptShardError(self._bad[key])
         mapped = kept = self._maps.get(key)
@@ -148,16 +217,16 @@ class MapPool:
         except CorruptShardError as error:
             self._condemn(key, error)
             raise
-        with undivided(), self._lock:
+        with fork_lock(), self._lock:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
 
     def condemn(self, row: ShardRow, cache_format: str) -> None:
         """Have a shard that the caller holds count as corrupt: its map is damaged."""
-        self._condemn(key_of(row), self._cut_short(row, cache_format))
+        self._condemn(shard_key(row), self._cut_short(row, cache_format))
 
-    def _condemn(self, key: Key, error: CorruptShardError) -> None:
-        with undivided(), self._lock:
+    def _condemn(self, key: ShardKey, error: CorruptShardError) -> None:
+        with fork_lock(), self._lock:
             if key in self._bad:
                 return
             self._bad[key] = str(error)
@@ -170,11 +239,11 @@ class MapPool:
         )
 
     def _map(self, row: ShardRow, schema: Schema, cache_format: str) -> MappedShard:
-        key, before = key_of(row), self._stamp(row, cache_format)
+        key, before = shard_key(row), self._stamp(row, cache_format)
         mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
         # Only what had it before and after is sure to be what was mapped.
         stamp = before if before == self._stamp(row, cache_format) else None
-        with undivided(), self._lock:
+        with fork_lock(), self._lock:
             first = self._stamps.setdefault(key, stamp)  # of the map that will be kept
             if stamp is not None and stamp == first == self._known.get(key):
                 self._verified.add(key)
@@ -188,8 +257,8 @@ class MapPool:
         except FileNotFoundError:
             return False
 
-    def _stamp(self, row: ShardRow, cache_format: str) -> Stamp | None:
-        return stamp_of(shard_files(self._layout, row.number, cache_format))
+    def _stamp(self, row: ShardRow, cache_format: str) -> FileIdentity | None:
+        return file_identity(shard_files(self._layout, row.number, cache_format))
 
     def _check(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         # One pass over the file in order: this also brings a cold file into memory.
@@ -199,14 +268,14 @@ class MapPool:
                 f"{shard_path(self._layout, row.number, cache_format)}: expected the digest "
                 f"{row.digest}, found {found}; run growcache check"
             )
-        stamp = self._stamps.get(key_of(row))
+        stamp = self._stamps.get(shard_key(row))
         if stamp is not None and stamp == self._stamp(row, cache_format):
-            with undivided(), self._lock:
-                self._known[key_of(row)] = stamp
+            with fork_lock(), self._lock:
+                self._known[shard_key(row)] = stamp
 
     def _bring(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
         """Have a shard that was seen before in memory: it may have gone cold since."""
-        key, now = key_of(row), time.monotonic()
+        key, now = shard_key(row), time.monotonic()
         if now - self._seen.get(key, -math.inf) < RECENT_SECONDS:
             return
         # Of files that a user may not write the kernel does not tell what is in memory.
@@ -218,40 +287,40 @@ class MapPool:
     def _asks(self) -> bool:
         """Whether the kernel must be asked to read ahead, for it reads less by itself."""
         if self._asking is None:
-            self._asking = read_ahead_bytes(self._layout.shards) < FAR_BYTES
+            self._asking = read_ahead_bytes(self._layout.shards) < FAR_READ_AHEAD_BYTES
         return self._asking
 
     def available_bytes(self) -> int:
         """Return the memory that could be had, as of lately: to ask takes milliseconds."""
         when, nbytes = self._available
         if (now := time.monotonic()) - when >= RECENT_SECONDS:
-            nbytes = available_bytes()
+            nbytes = available_memory_bytes()
             self._available = now, nbytes
         return nbytes
 
-    def enter(self, keys: Iterable[Key]) -> None:
+    def enter(self, keys: Iterable[ShardKey]) -> None:
         """Say that a window is about to read these shards: from here on their pages stay."""
-        with self._leaving, undivided(), self._lock:
+        with self._leaving, fork_lock(), self._lock:
             self._users.update(keys)
 
-    def leave(self, keys: Iterable[Key], cache_format: str, share: float) -> None:
+    def leave(self, keys: Iterable[ShardKey], cache_format: str, share: float) -> None:
         """Undo one `enter`; what no window reads any more may leave memory.
 
         Args:
             keys: of shards that the caller holds.
             cache_format: of the cache.
-            share: of the shards that stay, see `kept_share`.
+            share: of the shards that stay, see `resident_share`.
         """
-        with undivided(), self._lock:
+        with fork_lock(), self._lock:
             self._users.subtract(keys)
             unused = [key for key in keys if self._users[key] <= 0]
             for key in unused:
                 del self._users[key]
         for key in unused:
-            if not is_kept(key[0], share):
+            if not is_resident(key[0], share):
                 self._let_go(key, cache_format)
 
-    def _let_go(self, key: Key, cache_format: str) -> None:
+    def _let_go(self, key: ShardKey, cache_format: str) -> None:
         with self._leaving:  # one shard at a time, for who enters waits for it
             if key in self._users:  # another window has entered since
                 return
@@ -261,7 +330,7 @@ class MapPool:
                 mapped.let_go()
             with suppress(FileNotFoundError):  # its lease may be closed, and its folder go
                 for path in shard_files(self._layout, key[0], cache_format):
-                    forget(path)
+                    drop_from_page_cache(path)
 
 
 def _forget_after_fork() -> None:

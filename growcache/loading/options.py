@@ -3,34 +3,86 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from growcache.errors import ConfigError
-from growcache.loading.arguments import flag, refuse_no_directory, whole_number
-from growcache.loading.crews import arguments_of
-from growcache.loading.late_calls import MOST_TIMEOUT_SECONDS, TIMEOUT_SECONDS
+from growcache.loading.gather import RAGGED_STYLES, RaggedStyle
 from growcache.loading.maps import Verify
-from growcache.loading.ragged import STYLES, RaggedStyle
-from growcache.loading.ranks import ALONE, Deal, Ranks, deal
-from growcache.loading.shipping import Function, ship
+from growcache.loading.plan import ALONE, Ranks, RankShare, rank_share
+from growcache.loading.user_function import (
+    MAX_TIMEOUT_SECONDS,
+    TIMEOUT_SECONDS,
+    UserFunction,
+    function_arguments,
+    pickle_function,
+)
 from growcache.schema import Schema
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """Return a whole number, whatever type it has, NumPy's or torch's.
+
+    Raises:
+        ConfigError: it is none, or less than ``least``.
+
+    >>> whole_number("batch_size", np.int64(8), 1)
+    8
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        above = "" if least is None else f" above {least - 1}"
+        raise ConfigError(f"{name} must be a whole number{above}, found {value!r}")
+    return number
+
+
+def truth_value(name: str, value: Any) -> bool:
+    """Return a truth value.
+
+    Raises:
+        ConfigError: it is none: ``"no"`` would count as true.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name} must be True or False, found {value!r}")
+    return bool(value)
+
+
+def check_cache_path(path: str | os.PathLike[str]) -> None:
+    """Refuse what cannot become a cache, however long a loader waits for it.
+
+    Raises:
+        ConfigError: an address, or a file.
+    """
+    if "://" in str(path):
+        raise ConfigError(
+            f"path expected as the local directory of a cache, found {path!r}; where objects "
+            "are is said in the config, as source.url"
+        )
+    if Path(path).is_file():
+        raise ConfigError(f"path expected as the directory of a cache, found a file: {path}")
+
 
 # Where batches are put together.
 Gather: TypeAlias = Literal["thread", "process", "auto"]
-GATHERS: tuple[Gather, ...] = ("thread", "process", "auto")
+GATHER_KINDS: tuple[Gather, ...] = ("thread", "process", "auto")
 
 # Arguments that decide which rows come when, and how they are cut.
-ORDER = (
+ORDER_OPTIONS = (
     *("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed"),
     "world_size",
 )
 
 
-def names_of(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
+def field_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the names of fields that an argument gives.
 
     Raises:
@@ -43,7 +95,7 @@ def names_of(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def missing(name: str, names: Sequence[str]) -> str:
+def unknown_field(name: str, names: Sequence[str]) -> str:
     """Return what to say of a field that is not there."""
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -62,7 +114,7 @@ class LoaderOptions:
     shuffle: bool = True
     drop_last: bool = True
     fixed: bool = False
-    transform: Function | None = None
+    transform: UserFunction | None = None
     batch_transform: Callable[[Any], Any] | None = None
     fields: tuple[str, ...] | None = None
     ragged: RaggedStyle = "offsets"
@@ -74,27 +126,27 @@ class LoaderOptions:
     timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
-        refuse_no_directory(self.path)
+        check_cache_path(self.path)
         self._settle_values()
         if self.verify not in ("first", "always"):
             raise ConfigError(f"verify must be 'first' or 'always', found {self.verify!r}")
-        if self.ragged not in STYLES:
+        if self.ragged not in RAGGED_STYLES:
             raise ConfigError(
-                f"ragged must be one of {', '.join(STYLES)}, found {self.ragged!r}"
+                f"ragged must be one of {', '.join(RAGGED_STYLES)}, found {self.ragged!r}"
             )
         if not self.job or not isinstance(self.job, str):
             raise ConfigError(f"job must be a name, found {self.job!r}")
         known = isinstance(self.timeout_seconds, int | float)
-        if not known or not 0 < self.timeout_seconds <= MOST_TIMEOUT_SECONDS:
+        if not known or not 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS:
             raise ConfigError(
                 f"timeout_seconds must be a number of seconds, found {self.timeout_seconds!r}"
             )
         if self.num_workers < 0:
             raise ConfigError(f"num_workers must be 0 or more, found {self.num_workers}")
         if self.transform is not None:
-            takes = arguments_of(self.transform)
+            takes = function_arguments(self.transform)
             if self.num_workers:
-                ship(self.transform, takes)
+                pickle_function(self.transform, takes)
         if self.batch_transform is not None and not callable(self.batch_transform):
             raise ConfigError(
                 f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
@@ -112,15 +164,15 @@ class LoaderOptions:
             number = whole_number("samples_per_epoch", self.samples_per_epoch, 1)
             values["samples_per_epoch"] = number
         for name in ("shuffle", "drop_last", "fixed"):
-            values[name] = flag(name, getattr(self, name))
+            values[name] = truth_value(name, getattr(self, name))
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _refuse_places(self) -> None:
         """Refuse what cannot be done where it shall be done."""
-        if self.gather not in GATHERS:
+        if self.gather not in GATHER_KINDS:
             raise ConfigError(
-                f"gather must be one of {', '.join(GATHERS)}, found {self.gather!r}"
+                f"gather must be one of {', '.join(GATHER_KINDS)}, found {self.gather!r}"
             )
         if self.gather == "process" and self.transform is not None and not self.num_workers:
             raise ConfigError(
@@ -169,7 +221,7 @@ class LoaderOptions:
             return schema
         for name in self.fields:
             if name not in schema.names:
-                raise ConfigError(f"fields: {missing(name, schema.names)}")
+                raise ConfigError(f"fields: {unknown_field(name, schema.names)}")
         return Schema(tuple(field for field in schema.fields if field.name in self.fields))
 
     @property
@@ -206,7 +258,7 @@ class LoaderOptions:
     @property
     def alike(self) -> dict[str, Any]:
         """What must be alike on all ranks of a job, by the names of the arguments."""
-        return {name: getattr(self, name) for name in ORDER}
+        return {name: getattr(self, name) for name in ORDER_OPTIONS}
 
     @property
     def world_size(self) -> int:
@@ -217,9 +269,9 @@ class LoaderOptions:
         """Return how many of so many samples make batches of a single rank."""
         return samples if self.keeps_last else samples - samples % self.batch_size
 
-    def deal(self, samples: int) -> Deal:
+    def deal(self, samples: int) -> RankShare:
         """Return how an epoch of so many samples, over all ranks, goes to the ranks."""
-        return deal(samples, self.batch_size, self.ranks, keeps_last=self.keeps_last)
+        return rank_share(samples, self.batch_size, self.ranks, keeps_last=self.keeps_last)
 
     def steps(self, samples: int) -> int:
         """Return how many batches of each rank so many samples make."""

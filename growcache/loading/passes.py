@@ -1,40 +1,147 @@
 """An endless walk over the cache, pass after pass, each over a snapshot of its own.
 
-What comes next is always under way: entering a window starts the preparation of the
-next one in a thread (maps, checksums, read-ahead), and after the last window of a pass was
-entered, as late as is safe, the next pass with its snapshot. So a walk holds at most two
-leases.
+The next step is always under way: entering a window starts the preparation of the next one in a
+thread (maps, checksums, read-ahead), and entering the last window of a pass prepares the next pass,
+as late as is safe, because samples that arrive until then are in it. A walk holds two leases at most.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from growcache.errors import GrowcacheError
-from growcache.loading.ahead import Ahead, Hand
-from growcache.loading.following import Company
-from growcache.loading.opening import Opener, OpenPass
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window
-from growcache.loading.reuse import Watch
+from growcache.loading.position import PassPlan, PassPosition, RemainingPass
+from growcache.loading.rank_sync import RankGroup
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import Mark, PassPlan, Rest
-from growcache.loading.stopping import StoppedError
-from growcache.loading.timing import Timing
-from growcache.loading.windows import OpenWindow, Piece, count_rows, without_damaged
+from growcache.loading.waiting import WaitControl
+from growcache.loading.windows import (
+    OpenPass,
+    OpenWindow,
+    PassOpener,
+    Piece,
+    count_rows,
+    without_damaged,
+)
+from growcache.threads import DaemonThread, Future, StoppedError
+
+# The preparation may take so many times as long as the longest lately, and so much longer.
+MARGIN = 4.0
+SLACK_SECONDS = 0.05
+# Of long passes more, for a disk that others write to may stand still for half a second.
+SLACK_SHARE, MOST_SLACK_SECONDS = 0.02, 1.0
+LOOK_SECONDS = 0.02
+KEPT = 6  # preparations, and paces, that are remembered
+FEW_LOOKS, RECENT_LOOKS = 5, 10  # that tell the present pace
+
+
+def is_due(
+    left_rows: int, rows_per_second: float, prepare_seconds: float | None, pass_rows: int
+) -> bool:
+    """Return whether it is time to prepare the next pass.
+
+    Args:
+        left_rows: of this pass, that the consumer has not had yet.
+        rows_per_second: that it takes, at the fastest.
+        prepare_seconds: that a preparation takes; None where that is not known.
+        pass_rows: all of this pass.
+    """
+    if prepare_seconds is None:
+        return True
+    slack = min(SLACK_SHARE * pass_rows, MOST_SLACK_SECONDS * rows_per_second)
+    slack = max(slack, SLACK_SECONDS * rows_per_second)
+    return left_rows <= MARGIN * prepare_seconds * rows_per_second + slack
+
+
+@dataclass(slots=True)
+class SnapshotTiming:
+    """What earlier passes taught; used by one thread at a time.
+
+    Attributes:
+        prepared: seconds that the latest preparations took, without waits for samples.
+        paces: rows per second of the consumer, at its fastest in the latest passes.
+        passed: the same, from the beginning of one wait to the next, for the two latest ones:
+            the slower one counts, for a pass may have been left early.
+    """
+
+    prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    passed: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], maxlen=2))
+    _began: tuple[float, int] = (math.inf, 0)
+
+    @property
+    def prepare_seconds(self) -> float | None:
+        """What a preparation may take; None before the first."""
+        return max(self.prepared, default=None)
+
+    def learn(self, seconds: float, rows: int, prepared: float) -> None:
+        """Note how a preparation went.
+
+        Args:
+            seconds: from its beginning to its end, in which
+            rows: were consumed; and
+            prepared: what of the seconds was no wait for samples.
+        """
+        self.prepared.append(prepared)
+        if rows > 0 and seconds > 0:
+            self.paces.append(rows / seconds)
+
+    def wait(
+        self,
+        pass_rows: int,
+        left: Callable[[], int],
+        pause: Callable[[float], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        """Return when the next pass is to be prepared.
+
+        Args:
+            pass_rows: of this pass.
+            left: rows of this pass that the consumer has not had yet; none of them where it
+                wants no more.
+            pause: waits so many seconds; True ends all waiting.
+            clock: seconds.
+        """
+        now, rows, seen = clock(), left(), 0.0
+        self._note_pass(now, pass_rows, rows)
+        known = max([min(self.passed), *self.paces])
+        looks = deque([(now, rows)], maxlen=RECENT_LOOKS)
+        while rows and not is_due(rows, max(known, seen), self.prepare_seconds, pass_rows):
+            if pause(LOOK_SECONDS):
+                return
+            now, rows = clock(), left()
+            began, before = looks[0]
+            # A batch that happens to come within a single look tells little; and that there is
+            # nothing left may also be said of an epoch that is left early.
+            if rows and (len(looks) >= FEW_LOOKS or not known):
+                seen = max(seen, (before - rows) / max(1e-9, now - began))
+            looks.append((now, rows))
+        if seen:
+            self.paces.append(seen)
+
+    def _note_pass(self, now: float, pass_rows: int, left: int) -> None:
+        """Note what was consumed since the wait before: a short pass is over between two looks."""
+        began, before = self._began
+        consumed = before + pass_rows - left
+        self.passed.append(consumed / (now - began) if now > began else 0.0)
+        self._began = now, left
+
 
 # What may end work that was begun ahead; where its result is not needed, nor is this.
-OUTSIDE = (StoppedError, GrowcacheError, OSError)
+EXPECTED_ERRORS = (StoppedError, GrowcacheError, OSError)
 
 
-class Walk:
+class Passes:
     """Rows in the order of the plans; used by one thread.
 
     Args:
@@ -55,30 +162,30 @@ class Walk:
         passed_over: whether the rows that are taken now are not read.
         position: where the consumer stands, or further on.
         heard: where it stands, or not so far.
-        head_start: how many seconds it has, once it has ended a pass.
+        head_start_seconds: how many seconds it has, once it has ended a pass.
     """
 
     def __init__(
         self,
         options: LoaderOptions,
         first_pass: int,
-        ranks: Company,
-        resume: Callable[[], tuple[Snapshot, Rest] | None] | None,
+        ranks: RankGroup,
+        resume: Callable[[], tuple[Snapshot, RemainingPass] | None] | None,
         stop: threading.Event,
         wake: threading.Event,
         news: threading.Event,
         on_pass: Callable[[OpenPass], None],
     ) -> None:
         self._options = options
-        watch = Watch(wake, stop.is_set, self._hold, self._own)
-        self._opener = Opener(options, ranks, watch, stop, wake)
+        watch = WaitControl(wake, stop.is_set, self._hold, self._own)
+        self._opener = PassOpener(options, ranks, watch, stop, wake)
         self._holding = False
         self._turn = False  # the next pass is there, or waits for samples
         self._news = news
         self._stop = stop
         self._wake = wake
         self._on_pass = on_pass
-        self._timing = Timing()
+        self._timing = SnapshotTiming()
         self._hurry = True
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
@@ -90,17 +197,17 @@ class Walk:
         self._left: deque[OpenPass] = deque()
         self._closing = threading.RLock()  # of passes that were left
         self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
-        self._letting_go: Ahead[None] | None = None
+        self._letting_go: Future[None] | None = None
         self.lost = 0
-        self.ready: Callable[[], None] = _at_once
+        self.ready: Callable[[], None] = _no_wait
         self.pause: Callable[[float], bool] = stop.wait
         self.passed_over: Callable[[], bool] = _never
-        self.position: Callable[[], Mark] = _beyond
-        self.heard: Callable[[], Mark] = _nowhere
+        self.position: Callable[[], PassPosition] = _after_all_passes
+        self.heard: Callable[[], PassPosition] = _before_all_passes
         self.head_start: Callable[[], float] = float
-        self._hands = {name: Hand(name) for name in ("window", "let-go", "snapshot")}
-        self._next_window: Ahead[OpenWindow] | None = None
-        self._next_pass: Ahead[OpenPass] | None = None
+        self._hands = {name: DaemonThread(name) for name in ("window", "let-go", "snapshot")}
+        self._next_window: Future[OpenWindow] | None = None
+        self._next_pass: Future[OpenPass] | None = None
         if resume is None:
             self._begin_pass_ahead(first_pass, options.min_samples)
         else:
@@ -185,7 +292,7 @@ class Walk:
         """
         rest, dropped = self._again, 0
         self._again = deque()
-        for window, start, stop in _merged([*pieces, *rest]):
+        for window, start, stop in _merge_pieces([*pieces, *rest]):
             whole = without_damaged(self._options, window, start)
             whole.lost_before += dropped
             dropped += len(window) - len(whole)
@@ -221,7 +328,7 @@ class Walk:
     def let_go(self) -> None:
         """Let go of what the consumer has."""
         mark = self.heard()
-        while self._undelivered and _end(self._undelivered[0][0]) <= mark[:2]:
+        while self._undelivered and _window_end(self._undelivered[0][0]) <= mark[:2]:
             window, snapshot = self._undelivered.popleft()
             snapshot.finish(window.numbers)
         if not self._closing.acquire(blocking=False):
@@ -247,7 +354,7 @@ class Walk:
             return
         try:
             begun = self._next_pass.result()
-        except OUTSIDE:
+        except EXPECTED_ERRORS:
             return  # it came to hold nothing
         with closing(begun.snapshot):
             begun.first.close()
@@ -279,7 +386,7 @@ class Walk:
 
     def _leave_windows(self) -> None:
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
-            with suppress(*OUTSIDE):  # nothing of it is needed any more
+            with suppress(*EXPECTED_ERRORS):  # nothing of it is needed any more
                 self._through.append(self._next_window.result())
         if self._window is not None:
             self._through.append(self._window)
@@ -387,7 +494,7 @@ def _close_all(windows: list[OpenWindow]) -> None:
         window.close()
 
 
-def _merged(pieces: list[Piece]) -> list[Piece]:
+def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
     """Return the pieces with one for each window."""
     merged: list[Piece] = []
     for piece in pieces:
@@ -412,12 +519,12 @@ def _end_in(whole: OpenWindow, window: OpenWindow, stop: int) -> int:
     return int(np.searchsorted(whole.offsets, last, side="right"))
 
 
-def _end(window: Window) -> tuple[int, int]:
+def _window_end(window: Window) -> tuple[int, int]:
     """Return the place behind a window, as marks have it."""
     return window.pass_number, window.first + len(window)
 
 
-def _at_once() -> None:
+def _no_wait() -> None:
     """Wait for nothing."""
 
 
@@ -425,9 +532,9 @@ def _never() -> bool:
     return False
 
 
-def _beyond() -> Mark:
-    return Mark(sys.maxsize, 0)
+def _after_all_passes() -> PassPosition:
+    return PassPosition(sys.maxsize, 0)
 
 
-def _nowhere() -> Mark:
-    return Mark(-1, 0)
+def _before_all_passes() -> PassPosition:
+    return PassPosition(-1, 0)

@@ -1,8 +1,7 @@
-"""What runs ahead: it walks the cache, makes blocks, and marks epochs.
+"""Make blocks ahead of the consumer, epoch after epoch.
 
-It does not stop at the end of an epoch but puts a mark behind it and goes on, so the first
-batches of the next epoch wait there before they are asked for. It runs in a thread of the
-trainer or in a process beside it, and can be halted, so that another goes on.
+It does not stop at the end of an epoch but marks it and goes on, so the first batches of the next
+epoch are ready before they are asked for.
 """
 
 from __future__ import annotations
@@ -17,35 +16,37 @@ from typing import TypeAlias
 import numpy as np
 
 from growcache.errors import CacheError
-from growcache.loading.arena import Arena
-from growcache.loading.blocks import Assembler, Block
-from growcache.loading.bookmark import Bookmark
-from growcache.loading.following import Company
-from growcache.loading.framework import Framework
-from growcache.loading.links import (
-    LEAST_AHEAD,
+from growcache.loading.blocks import Block, BlockAssembler
+from growcache.loading.channel import (
+    MIN_BLOCKS_AHEAD,
+    Channel,
     EpochEnd,
     Failure,
     Halted,
     HaltedError,
-    Link,
     PassBegun,
 )
-from growcache.loading.opening import OpenPass
+from growcache.loading.framework import Framework, ParallelCopies
 from growcache.loading.options import LoaderOptions
-from growcache.loading.packed import Packed
-from growcache.loading.passes import Walk
-from growcache.loading.ranks import Deal
+from growcache.loading.passes import Passes
+from growcache.loading.plan import RankShare
+from growcache.loading.position import (
+    LazyPickle,
+    PassPosition,
+    Position,
+    PositionTracker,
+    remaining_pass,
+)
+from growcache.loading.rank_sync import RankGroup
 from growcache.loading.report import PassFacts
-from growcache.loading.resume import Attempt, Missing, reopen
-from growcache.loading.sharing import SharedCopies
-from growcache.loading.state import LoaderState, Mark, rest_of
-from growcache.loading.stopping import StoppedError
-from growcache.loading.windows import Piece, count_rows
+from growcache.loading.resume import MissingShards, ResumeRequest, resume_pass
+from growcache.loading.shared_memory import SharedSender
+from growcache.loading.windows import OpenPass, Piece, count_rows
+from growcache.threads import StoppedError
 
 # Enough to bridge the moment in which a snapshot changes; more only costs memory.
 BYTES_AHEAD = 64_000_000
-MOST_AHEAD = 8
+MAX_BLOCKS_AHEAD = 8
 
 
 # finish(block, wanted) -> whether all that is done with a block, before it waits for the
@@ -53,7 +54,7 @@ MOST_AHEAD = 8
 Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
 
 
-def as_it_is(block: Block, wanted: Callable[[], bool]) -> bool:
+def finish_nothing(block: Block, wanted: Callable[[], bool]) -> bool:
     """Do nothing with a block."""
     return True
 
@@ -75,26 +76,26 @@ class Producer:
     def __init__(
         self,
         options: LoaderOptions,
-        link: Link,
+        link: Channel,
         framework: Framework,
-        start: LoaderState,
-        missing: Missing,
-        ranks: Company,
-        finish: Finish = as_it_is,
-        arena: Arena | None = None,
+        start: Position,
+        missing: MissingShards,
+        ranks: RankGroup,
+        finish: Finish = finish_nothing,
+        arena: SharedSender | None = None,
     ) -> None:
         self._options = options
         self._link = link
         self._finish = finish
         self._arena = arena
-        self._book = Bookmark(options, start)  # of what was put
-        self._copies = SharedCopies(framework, link.hurries)
+        self._book = PositionTracker(options, start)  # of what was put
+        self._copies = ParallelCopies(framework, link.hurries)
         self._framework = self._copies.lent()
         self._start = start
-        self._rest = rest_of(start, options)
+        self._rest = remaining_pass(start, options)
         self._missing = missing
         self._ranks = ranks
-        self._assembler: Assembler | None = None
+        self._assembler: BlockAssembler | None = None
         self._ahead = 0  # blocks that may wait; known with the first one
 
     def run(self) -> None:
@@ -132,17 +133,19 @@ class Producer:
         if self._assembler is not None:
             self._assembler.close()
 
-    def _walk(self) -> Walk:
+    def _walk(self) -> Passes:
         start, options, link = self._start, self._options, self._link
         resume = None
         if self._rest is not None:
             stopped = link.stop.is_set
-            attempt = Attempt(options, start.fingerprint, self._missing, link.wake, stopped)
-            resume = functools.partial(reopen, attempt, self._rest)
+            attempt = ResumeRequest(
+                options, start.fingerprint, self._missing, link.wake, stopped
+            )
+            resume = functools.partial(resume_pass, attempt, self._rest)
         watched = (link.stop, link.wake, link.news)
-        return Walk(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
+        return Passes(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
 
-    def _position(self) -> Mark:
+    def _position(self) -> PassPosition:
         """Return where the consumer stands, or how far it may be where it is seldom heard of."""
         at, assembler = self._link.delivered, self._assembler
         if not self._link.by_block or assembler is None:
@@ -152,15 +155,15 @@ class Producer:
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
         if self._assembler is None:
-            self._assembler = Assembler(
+            self._assembler = BlockAssembler(
                 self._options, snapshot, self._framework, self._start.form, self._arena
             )
             self._link.when_closed(self._assembler.cancel)
-        facts, plan = PassFacts.of(snapshot, begun.waited_seconds), Packed(begun.plan)
+        facts, plan = PassFacts.of(snapshot, begun.waited_seconds), LazyPickle(begun.plan)
         self._book.begin_pass(begun.number, plan, facts.view.fingerprint)
         self._link.put(PassBegun(begun.number, plan, facts, snapshot.lease.name))
 
-    def _epoch(self, epoch: int, walk: Walk) -> None:
+    def _epoch(self, epoch: int, walk: Passes) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
         if options.ranks.world_size > 1:
             self._with_ranks(epoch, walk, done)
@@ -170,7 +173,7 @@ class Producer:
         elif not done or self._rest is not None:  # else its last batch was delivered
             self._whole_pass(epoch, walk, done)
 
-    def _with_ranks(self, epoch: int, walk: Walk, steps: int) -> None:
+    def _with_ranks(self, epoch: int, walk: Passes, steps: int) -> None:
         """Produce this rank's part of an epoch of which so many steps were delivered."""
         options = self._options
         if options.samples_per_epoch is not None:
@@ -180,7 +183,7 @@ class Producer:
             self._dealt(epoch, walk, deal, steps, whole_pass=True)
 
     def _dealt(
-        self, epoch: int, walk: Walk, deal: Deal, steps: int, *, whole_pass: bool = False
+        self, epoch: int, walk: Passes, deal: RankShare, steps: int, *, whole_pass: bool = False
     ) -> None:
         """Produce what is dealt to this rank, over as many passes as it takes.
 
@@ -206,8 +209,8 @@ class Producer:
                 continue
             first, done, empty_passes = done, done + count_rows(pieces), 0
             if not self._abandoned(epoch):
-                padding = _padding(pieces[-1], deal) if done == deal.rows else []
-                if not self._add(walk, pieces, _mine(pieces, first, deal), padding):
+                padding = _padding_pieces(pieces[-1], deal) if done == deal.rows else []
+                if not self._add(walk, pieces, _rank_pieces(pieces, first, deal), padding):
                     walk.take_again(pieces)
                     done = first
                     continue
@@ -215,7 +218,7 @@ class Producer:
                 self._put(epoch, walk)
                 begun = done
 
-    def _whole_pass(self, epoch: int, walk: Walk, done: int) -> None:
+    def _whole_pass(self, epoch: int, walk: Passes, done: int) -> None:
         walk.next_pass(hurry=False)
         self._hurry()
         assert self._assembler is not None
@@ -226,7 +229,7 @@ class Producer:
             found = count_rows(pieces)
             usable = self._options.usable(found)
             if usable:
-                kept = _shortened(pieces, usable)
+                kept = _first_rows(pieces, usable)
                 if not self._add(walk, kept, kept, []):
                     walk.take_again(pieces)
                     found = wanted
@@ -236,7 +239,7 @@ class Producer:
         if not delivered and not self._abandoned(epoch):
             raise self._unreadable()
 
-    def _fixed_length(self, epoch: int, walk: Walk, left: int) -> None:
+    def _fixed_length(self, epoch: int, walk: Passes, left: int) -> None:
         """Produce so many samples, over as many passes as it takes.
 
         An epoch that the consumer has left is walked to its end all the same, without
@@ -269,7 +272,7 @@ class Producer:
             self._assembler.begin_small()
 
     def _add(
-        self, walk: Walk, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
+        self, walk: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
     ) -> bool:
         """Put this rank's rows into the block, and count what all ranks read.
 
@@ -283,11 +286,11 @@ class Producer:
             walk.read(pieces)
         return added
 
-    def _lost_behind(self, walk: Walk) -> int:
+    def _lost_behind(self, walk: Passes) -> int:
         """Return how many rows were lost behind the last block, or were passed over with others."""
         return self._assembler.losses.until(walk.lost) if self._assembler else 0
 
-    def _put(self, epoch: int, walk: Walk) -> None:
+    def _put(self, epoch: int, walk: Passes) -> None:
         assert self._assembler is not None
         if self._abandoned(epoch):
             self._assembler.discard()
@@ -301,8 +304,10 @@ class Producer:
             return  # the consumer has left the epoch meanwhile
         if not self._ahead:
             nbytes = block.nbytes * self._assembler.most_rows // max(1, block.rows)
-            self._ahead = max(LEAST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // max(1, nbytes)))
-            self._link.allow(self._ahead - LEAST_AHEAD)
+            self._ahead = max(
+                MIN_BLOCKS_AHEAD, min(MAX_BLOCKS_AHEAD, BYTES_AHEAD // max(1, nbytes))
+            )
+            self._link.allow(self._ahead - MIN_BLOCKS_AHEAD)
         walk.let_go()
         while not self._link.token():
             walk.let_go()
@@ -336,7 +341,7 @@ class Producer:
         )
 
 
-def _shortened(pieces: list[Piece], rows: int) -> list[Piece]:
+def _first_rows(pieces: list[Piece], rows: int) -> list[Piece]:
     """Return the first so many rows of the pieces."""
     kept = []
     for window, start, stop in pieces:
@@ -346,7 +351,7 @@ def _shortened(pieces: list[Piece], rows: int) -> list[Piece]:
     return kept
 
 
-def _mine(pieces: list[Piece], first: int, deal: Deal) -> list[Piece]:
+def _rank_pieces(pieces: list[Piece], first: int, deal: RankShare) -> list[Piece]:
     """Return of these rows those of this rank; ``first`` is the place of the first."""
     mine, begin = [], first
     for window, low, high in pieces:
@@ -359,7 +364,7 @@ def _mine(pieces: list[Piece], first: int, deal: Deal) -> list[Piece]:
     return mine
 
 
-def _padding(piece: Piece, deal: Deal) -> list[Piece]:
+def _padding_pieces(piece: Piece, deal: RankShare) -> list[Piece]:
     """Return the last row, as often as this rank needs it to fill its last batch."""
     if not deal.padding:
         return []

@@ -1,11 +1,20 @@
-"""What a loader has delivered, and how much of it was new."""
+"""What a loader has delivered: the user's report, and the counters in the lease.
+
+The lease belongs to the producer, which may be another process. The loop's process writes the
+counters into the same file, at fixed places: before a pass ends, and a few times a second from a
+thread, because each write releases the interpreter's lock.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -13,8 +22,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from growcache.cache.files import Layout
-from growcache.cache.index import IndexView
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView
+from growcache.cache.lease_views import COUNTERS_AT, LeaseCounters, lease_path
+from growcache.cache.leases import COUNTERS_SECONDS
+from growcache.cache.locks import close_owned, open_owned
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 from growcache.loading.framework import Integers
@@ -125,7 +137,7 @@ class PassFacts:
 
 
 @dataclass(slots=True)
-class Uses:
+class UseSums:
     """Sums over the uses u of all samples, for some shards.
 
     Attributes:
@@ -148,7 +160,7 @@ class Uses:
         self.most = max(self.most, float((uses + (more > 0)).max(initial=0)))
 
 
-class Tally:
+class DeliveryCounts:
     """Counts deliveries as the consumer receives them; used by its thread alone.
 
     Of shards that are gone it keeps sums, for those are more every day. One that comes back,
@@ -156,13 +168,13 @@ class Tally:
     """
 
     def __init__(self, root: Path) -> None:
-        self._layout = Layout(root)
+        self._layout = CacheLayout(root)
         self._facts: PassFacts | None = None
         self._passes = 0
         self._cached = 0  # samples in the latest snapshot
         self._sizes: dict[int, int] = {}  # of shards that may be delivered yet, and
         self._delivered: dict[int, int] = {}  # how many samples of them were
-        self._gone = Uses()
+        self._gone = UseSums()
         self._held: deque[tuple[int, set[int]]] = deque()  # by pass, the shards that may be
         self._objects = np.zeros(0, np.uint64)  # hashes of those seen, in order
         self._objects_of: set[int] = set()  # shards
@@ -261,7 +273,7 @@ class Tally:
                 "every sample was delivered %.1f times while the cache was turned over once: "
                 "training outruns the remote store; more sampling.workers, "
                 "sampling.concurrency or a faster link bring more distinct samples%s",
-                *(self._recent, "" if self._facts is None else _more_of_each(self._facts.view)),
+                *(self._recent, "" if self._facts is None else _visit_hint(self._facts.view)),
             )
 
     def report(self) -> Report:
@@ -271,7 +283,7 @@ class Tally:
         uses = replace(self._gone)
         uses.add(self._delivered.values(), map(self._sizes.__getitem__, self._delivered))
         reuse = _ratio(self._total, self._distinct)
-        mean, oldest = _ages(self._facts)
+        mean, oldest = _sample_ages(self._facts)
         population, editions = self._facts.view.population_samples, self._facts.view.editions
         return Report(
             samples=self._samples,
@@ -321,7 +333,7 @@ class Tally:
         return len(self._objects)
 
 
-def _more_of_each(view: IndexView) -> str:
+def _visit_hint(view: IndexView) -> str:
     """Return what to say of `sampling.samples_per_object`; nothing where it would not help.
 
     It does where requests are the limit: each brings a few small samples of a larger object.
@@ -344,9 +356,134 @@ def _ratio(delivered: int, distinct: int) -> float:
     return delivered / distinct if distinct else 0.0
 
 
-def _ages(facts: PassFacts) -> tuple[float, float]:
+def _sample_ages(facts: PassFacts) -> tuple[float, float]:
     """Return the mean age of the samples in a snapshot, and the greatest."""
     ages = np.maximum(0.0, time.time() - facts.drawn_at)
     samples = int(facts.samples.sum())
     mean = float((ages * facts.samples).sum()) / samples if samples else 0.0
     return mean, float(ages.max(initial=0.0))
+
+
+class ReaderCounters:
+    """What one loop received; used by its thread, but for `flush` and `close`.
+
+    Args:
+        layout: of the cache.
+    """
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._pid = os.getpid()
+        self._counters = LeaseCounters(counts=True)
+        self._descriptor: int | None = None  # of the lease that they are written into
+        self._written = True
+        self._told_batches = 0
+        self._turn = threading.RLock()
+
+    def begin_epoch(self, number: int) -> None:
+        """Note in which epoch the loop stands."""
+        self._counters.epoch = number
+
+    def begin_pass(self, number: int, lease: str) -> None:
+        """Count into this lease from now on."""
+        self.flush()
+        with self._turn:
+            before, self._counters = self._counters, LeaseCounters(counts=True)
+            self._let_go()
+            if not self._written:  # its lease was gone: what it did not hear counts here
+                self._counters = before
+            self._counters.gave_state, self._counters.epoch = before.gave_state, before.epoch
+            self._counters.pass_number = number
+            self._told_batches = 0
+            # Where it is gone already, the producer was closed by somebody.
+            with suppress(OSError):
+                self._descriptor = open_owned(lease_path(self._layout, lease), os.O_WRONLY)
+            self._written = False
+        self.flush()
+        _write_from_thread(self)
+
+    def receive(self, samples: int) -> None:
+        """Count a batch."""
+        counters = self._counters  # no call where none is needed: this is done for each batch
+        counters.delivered += samples
+        counters.batches += 1
+        self._written = False
+        if not _unwritten.is_set():
+            _unwritten.set()
+
+    def wait(self, seconds: float) -> None:
+        """Count a time without a batch."""
+        self._counters.wait(seconds)
+        self._written = False
+
+    def note_state(self) -> None:
+        """Note that the loader gave its state, so that it may come back for the rest."""
+        if not self._counters.gave_state:
+            self._counters.gave_state, self._written = True, False
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was counted."""
+        if self._pid != os.getpid():  # the lease is the parent's
+            return
+        with self._turn:
+            if self._descriptor is not None and not self._written:
+                self._written = True  # first: what is counted meanwhile is not
+                if self._counters.batches != self._told_batches:
+                    self._told_batches = self._counters.batches
+                    self._counters.progress_at = time.time()
+                try:
+                    os.pwrite(self._descriptor, self._counters.pack(), COUNTERS_AT)
+                except OSError:  # a full disk may refuse even to write over what is there
+                    self._written = False
+
+    def close(self) -> None:
+        """Write what was counted, and let the lease go; twice is harmless."""
+        self.flush()
+        with self._turn:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None and self._pid == os.getpid():
+            close_owned(descriptor)
+
+
+_unwritten = threading.Event()  # something was counted that is not written yet
+_written_by_thread: weakref.WeakSet[ReaderCounters] = weakref.WeakSet()
+_writer_lock = threading.Lock()
+_writer: threading.Thread | None = None
+
+
+def _write_from_thread(counters: ReaderCounters) -> None:
+    """Have the thread write these from now on."""
+    global _writer
+    with _writer_lock:
+        _written_by_thread.add(counters)
+        if _writer is None:
+            made = threading.Thread(target=_write_all, name="growcache-counters", daemon=True)
+            with suppress(RuntimeError):  # at the interpreter's end Python 3.12.0 starts none
+                made.start()
+                _writer = made
+
+
+def _write_all() -> None:
+    while True:
+        _unwritten.wait()
+        time.sleep(COUNTERS_SECONDS)
+        _unwritten.clear()
+        with _writer_lock:
+            followed = list(_written_by_thread)
+        for counters in followed:
+            counters.flush()
+        del followed
+
+
+def _reset_in_child() -> None:
+    """Forget the thread, which only the parent has, and its locks, which it may have held."""
+    global _unwritten, _gate, _writer
+    _unwritten, _writer_lock, _writer = threading.Event(), threading.Lock(), None
+    _written_by_thread.clear()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -1,7 +1,7 @@
-"""Leasing the rest of a pass that another loader began, and what to do about shards that went.
+"""Lease the rest of a pass that another loader began, and decide what to do about missing shards.
 
-A shard that was evicted since, or was never drawn on this machine, is wished for: the
-lease names it with its digest, and the service draws it again before anything new.
+A shard that was evicted since, or was never drawn on this machine, is refetched: the lease names it
+with its digest, and the service draws it again before anything new.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, ShardRow, lease_bytes, read_index
-from growcache.cache.lease_counters import Counters
-from growcache.cache.leases import Lease, protected, read_leases
-from growcache.cache.locks import is_held
-from growcache.cache.wishes import Outcome, outcomes
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView, lease_bytes, read_index
+from growcache.cache.index.schema import ShardRow
+from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
+from growcache.cache.leases import Lease
+from growcache.cache.locks import is_locked
+from growcache.cache.refetch import RefetchOutcome, refetch_outcomes
 from growcache.errors import CacheError, ConfigError
-from growcache.loading.following import resuming
 from growcache.loading.options import LoaderOptions
+from growcache.loading.position import PlannedShard, RemainingPass, with_substitutes
+from growcache.loading.rank_sync import resume_note
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import PlannedShard, Rest, with_substitutes
-from growcache.loading.waiting import looks, refuse_orphaned, when_room
+from growcache.loading.waiting import index_views, refuse_failed_service, wait_for_room
 
-Missing: TypeAlias = Literal["refetch", "substitute", "error"]
-MISSING: tuple[Missing, ...] = ("refetch", "substitute", "error")
+MissingShards: TypeAlias = Literal["refetch", "substitute", "error"]
+MISSING_SHARDS: tuple[MissingShards, ...] = ("refetch", "substitute", "error")
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ResumeRequest:
     """One resumption.
 
     Attributes:
@@ -48,7 +49,7 @@ class Attempt:
 
     options: LoaderOptions
     fingerprint: str | None
-    missing: Missing
+    missing: MissingShards
     wake: threading.Event
     stopped: Callable[[], bool]
 
@@ -69,21 +70,23 @@ def refuse_other_cache(
         )
 
 
-def refuse_missing(view: IndexView, rest: Rest, options: LoaderOptions) -> None:
+def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions) -> None:
     """Refuse to go on without shards.
 
     Raises:
         CacheError: shards of the rest are not there.
     """
-    needed = _digests(rest)
-    if gone := needed.keys() - _there(view, needed, options.root).keys():
+    needed = _needed_digests(rest)
+    if gone := needed.keys() - _held_shards(view, needed, options.root).keys():
         raise CacheError(
             f"{len(gone)} of the {len(needed)} shards that the rest of the pass needs are not in "
             f"{options.root} any more; resume with missing='refetch' or missing='substitute'"
         )
 
 
-def reopen(attempt: Attempt, rest: Rest) -> tuple[Snapshot, Rest] | None:
+def resume_pass(
+    attempt: ResumeRequest, rest: RemainingPass
+) -> tuple[Snapshot, RemainingPass] | None:
     """Return a snapshot of what the rest of a pass needs, and the rest as it can be delivered.
 
     It waits where shards have to be drawn again. None: ``attempt.stopped`` said so.
@@ -92,7 +95,7 @@ def reopen(attempt: Attempt, rest: Rest) -> tuple[Snapshot, Rest] | None:
         CacheError: a shard is not there and shall, or can, not be drawn again.
         ConfigError: the cache is another one.
     """
-    view = _existing(attempt)
+    view = _wait_for_schema(attempt)
     if view is None:
         return None
     refuse_other_cache(view, attempt.fingerprint, attempt.options)
@@ -102,32 +105,36 @@ def reopen(attempt: Attempt, rest: Rest) -> tuple[Snapshot, Rest] | None:
         if attempt.missing == "error":
             refuse_missing(view, rest, attempt.options)
         if attempt.missing == "substitute":
-            rest = _substituted(view, rest, attempt.options)
-        snapshot = _leased(attempt, rest, view)
+            rest = _substitute_shards(view, rest, attempt.options)
+        snapshot = _lease_rest(attempt, rest, view)
         if snapshot is not None:
             snapshot.counted(begun)
             return snapshot, rest
     return None
 
 
-def _existing(attempt: Attempt) -> IndexView | None:
+def _wait_for_schema(attempt: ResumeRequest) -> IndexView | None:
     """Return the index as soon as it says what samples are; no snapshot can be made before."""
     root, told = attempt.options.root, False
-    with closing(looks(root, attempt.wake, attempt.stopped)) as views:
+    with closing(index_views(root, attempt.wake, attempt.stopped)) as views:
         for view in views:
             if view.schema is not None:
                 return view
-            refuse_orphaned(Layout(root), view)
+            refuse_failed_service(CacheLayout(root), view)
             if not told:
-                _log.warning("waiting for a cache at %s, to resume%s", root, _hint(root))
+                _log.warning(
+                    "waiting for a cache at %s, to resume%s", root, _service_hint(root)
+                )
                 told = True
     return None
 
 
-def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
+def _lease_rest(
+    attempt: ResumeRequest, rest: RemainingPass, view: IndexView
+) -> Snapshot | None:
     """Return the snapshot; None where a shard went before it was leased, or to stop."""
-    options, digests = attempt.options, _digests(rest)
-    there = _there(view, digests, options.root)
+    options, digests = attempt.options, _needed_digests(rest)
+    there = _held_shards(view, digests, options.root)
     # All of them: what is live now may be retired before the lease is there.
     wishes = digests
     if attempt.missing != "refetch":
@@ -138,56 +145,59 @@ def _leased(attempt: Attempt, rest: Rest, view: IndexView) -> Snapshot | None:
         options.job,
         digests,
         wishes=wishes,
-        ranks=resuming(options, rest.plan.number),
+        ranks=resume_note(options, rest.plan.number),
         room_bytes=lease_bytes(view),
         # Whoever goes on from a state may have to do so once more.
-        counters=Counters(counts=True, gave_state=True),
+        counters=LeaseCounters(counts=True, gave_state=True),
     )
-    lease = when_room(create, attempt.wake, attempt.stopped)
+    lease = wait_for_room(create, attempt.wake, attempt.stopped)
     if lease is None:
         return None
     try:
         # What is seen live from here on may not be deleted, even if it is retired.
         view = read_index(options.root, retired=True)
-        rows = _there(view, digests, options.root)
+        rows = _held_shards(view, digests, options.root)
         if attempt.missing == "refetch":
-            view = _all_there(attempt, rest, digests, rows) or view
+            view = _wait_for_refetch(attempt, rest, digests, rows) or view
         if len(rows) < len(digests):
             lease.close()
             return None
         lease.settle()
         found = sorted(rows.values(), key=lambda row: row.seq)
-        layout = Layout(options.root)
+        layout = CacheLayout(options.root)
         return Snapshot(layout, view, found, lease, job=options.job, verify=options.verify)
     except BaseException:
         lease.close()
         raise
 
 
-def _all_there(
-    attempt: Attempt, rest: Rest, digests: Mapping[int, str], rows: dict[int, ShardRow]
+def _wait_for_refetch(
+    attempt: ResumeRequest,
+    rest: RemainingPass,
+    digests: Mapping[int, str],
+    rows: dict[int, ShardRow],
 ) -> IndexView | None:
     """Wait until all shards were seen, and add them to ``rows``; None to stop."""
     root, told = attempt.options.root, False
-    with closing(looks(root, attempt.wake, attempt.stopped)) as views:
+    with closing(index_views(root, attempt.wake, attempt.stopped)) as views:
         for view in views:
-            rows |= _there(view, digests, root)
+            rows |= _held_shards(view, digests, root)
             wishes = {n: digest for n, digest in digests.items() if n not in rows}
             if not wishes:
                 return view
-            _refuse_refused(root, outcomes(view, wishes), len(digests))
-            refuse_orphaned(Layout(root), view)
+            _refuse_refused(root, refetch_outcomes(view, wishes), len(digests))
+            refuse_failed_service(CacheLayout(root), view)
             if not told:
                 _log.warning(
                     "waiting for %d of the %d shards that the rest of pass %d needs, to be drawn "
                     "again into %s%s",
-                    *(len(wishes), len(digests), rest.plan.number, root, _hint(root)),
+                    *(len(wishes), len(digests), rest.plan.number, root, _service_hint(root)),
                 )
                 told = True
     return None
 
 
-def _refuse_refused(root: Path, found: Mapping[int, Outcome], needed: int) -> None:
+def _refuse_refused(root: Path, found: Mapping[int, RefetchOutcome], needed: int) -> None:
     refused = {n: one.reason for n, one in found.items() if one.state == "refused"}
     if refused:
         number, reason = min(refused.items())
@@ -198,10 +208,12 @@ def _refuse_refused(root: Path, found: Mapping[int, Outcome], needed: int) -> No
         )
 
 
-def _substituted(view: IndexView, rest: Rest, options: LoaderOptions) -> Rest:
+def _substitute_shards(
+    view: IndexView, rest: RemainingPass, options: LoaderOptions
+) -> RemainingPass:
     """Return the rest with other shards in the places of those that are gone."""
     needed = rest.needed()
-    gone = needed - _there(view, _digests(rest), options.root).keys()
+    gone = needed - _held_shards(view, _needed_digests(rest), options.root).keys()
     if not gone:
         return rest
     planned = {shard.number for shard in rest.plan.shards}
@@ -222,13 +234,15 @@ def _substituted(view: IndexView, rest: Rest, options: LoaderOptions) -> Rest:
     return replace(rest, plan=plan, windows=plan.windows(options))
 
 
-def _digests(rest: Rest) -> dict[int, str]:
+def _needed_digests(rest: RemainingPass) -> dict[int, str]:
     """Return the digests of the shards that the rest needs."""
     needed = rest.needed()
     return {s.number: s.digest for s in rest.plan.shards if s.number in needed}
 
 
-def _there(view: IndexView, digests: Mapping[int, str], root: Path) -> dict[int, ShardRow]:
+def _held_shards(
+    view: IndexView, digests: Mapping[int, str], root: Path
+) -> dict[int, ShardRow]:
     """Return the shards of these digests that are live, or on their way out and held.
 
     Args:
@@ -240,11 +254,11 @@ def _there(view: IndexView, digests: Mapping[int, str], root: Path) -> dict[int,
     going = {r.number: r for r in view.retired if digests.get(r.number) == r.digest}
     if not going:
         return live
-    held = _held(root)
+    held = _leased_numbers(root)
     return live | {number: row for number, row in going.items() if number in held}
 
 
-def _held(root: Path) -> set[int]:
+def _leased_numbers(root: Path) -> set[int]:
     """Return the shards whose files are there, and stay while a lease of the caller names them.
 
     They are those of settled leases. Who settles one has found each shard that it holds, since
@@ -258,10 +272,10 @@ def _held(root: Path) -> set[int]:
     retired.
     """
     leases = [lease for lease in read_leases(root) if lease.open and lease.settled]
-    return set().union(*(protected(lease, resumable=False) for lease in leases))
+    return set().union(*(protected_shards(lease, resumable=False) for lease in leases))
 
 
-def _hint(root: Path) -> str:
-    if is_held(Layout(root).supervisor_lock):
+def _service_hint(root: Path) -> str:
+    if is_locked(CacheLayout(root).supervisor_lock):
         return ""
     return "; no service runs there, start it with: growcache run CONFIG"

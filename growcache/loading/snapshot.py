@@ -1,4 +1,4 @@
-"""An immutable picture of a cache, protected from eviction by a lease."""
+"""An immutable list of a cache's live shards, protected from eviction by a lease."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index import IndexView, ShardRow, lease_bytes, live_numbers, read_index
-from growcache.cache.lease_counters import Counters
-from growcache.cache.leases import Lease, LeaseView, RankNote
+from growcache.cache.index.reader import IndexView, lease_bytes, live_numbers, read_index
+from growcache.cache.index.schema import ShardRow
+from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote
+from growcache.cache.leases import Lease
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
-from growcache.loading.maps import Key, MapPool, Verify, key_of
-from growcache.loading.residency import kept_share
+from growcache.loading.maps import MapPool, ShardKey, Verify, resident_share, shard_key
 from growcache.schema import Origin, Sample, Schema
 
 
-def mean_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
+def mean_sample_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
     """Return the bytes of a sample; where they differ the mean, with what a format adds.
 
     Args:
@@ -53,7 +53,7 @@ class Snapshot:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: CacheLayout,
         view: IndexView,
         shards: Iterable[ShardRow],
         lease: Lease,
@@ -77,9 +77,9 @@ class Snapshot:
         self._read: set[int] = set()
         self._begun: set[int] = set()
         self._maps = MapPool.of(layout.root)
-        keys = [key_of(row) for row in self.shards]
+        keys = [shard_key(row) for row in self.shards]
         self._maps.hold(keys)
-        self._finalizer = weakref.finalize(self, _let_go, self._maps, keys, lease)
+        self._finalizer = weakref.finalize(self, _release_snapshot, self._maps, keys, lease)
 
     @classmethod
     def take(
@@ -109,7 +109,7 @@ class Snapshot:
             CacheMissingError: no cache there, or no sample in it yet.
             CacheError: a shard of ``only`` is not there, or has another digest.
         """
-        layout = Layout(path)
+        layout = CacheLayout(path)
         view = view or read_index(layout.root)
         if view.schema is None:
             raise CacheMissingError(
@@ -119,7 +119,7 @@ class Snapshot:
         wanted = [
             row
             for row in view.shards
-            if row.samples and row.number not in without and _is_of(only, row)
+            if row.samples and row.number not in without and _is_wanted(only, row)
         ]
         lease = Lease.create(
             layout.root,
@@ -127,7 +127,7 @@ class Snapshot:
             [row.number for row in wanted],
             ranks=ranks,
             room_bytes=lease_bytes(view),
-            counters=Counters(counts=True),
+            counters=LeaseCounters(counts=True),
         )
         try:
             # Only what is still live after the lease was there is safe: the evictor
@@ -172,7 +172,7 @@ class Snapshot:
         Raises:
             CacheError: the index knows a shard of it no more.
         """
-        layout = Layout(path)
+        layout = CacheLayout(path)
         view = read_index(layout.root, retired=True)
         numbers = set(lease.kept())
         rows = [row for row in (*view.shards, *view.retired) if row.number in numbers]
@@ -189,7 +189,7 @@ class Snapshot:
             numbers,
             ranks=ranks,
             room_bytes=lease_bytes(view),
-            counters=Counters(counts=True),
+            counters=LeaseCounters(counts=True),
         )
         try:
             return cls(layout, view, rows, own, job=job, verify=verify)
@@ -202,7 +202,12 @@ class Snapshot:
         if self.closed:
             raise TypeError("a closed snapshot cannot be pickled: its shards may be gone")
         shards = {row.number: row.digest for row in self.shards}
-        return _taken, (self._layout.root.absolute(), self._job, self._verify, shards)
+        return _unpickle_snapshot, (
+            self._layout.root.absolute(),
+            self._job,
+            self._verify,
+            shards,
+        )
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -227,7 +232,7 @@ class Snapshot:
     @property
     def sample_bytes(self) -> int:
         """Bytes of a sample; where they differ the mean, with what a format adds."""
-        return mean_bytes(self.schema, self.shards)
+        return mean_sample_bytes(self.schema, self.shards)
 
     def origin(self, i: int) -> Origin:
         """Return where sample ``i`` came from."""
@@ -277,11 +282,11 @@ class Snapshot:
         for number in left:  # of millions of samples they would take gigabytes
             self._sidecars.pop(number, None)
         window_bytes = sum(self._rows[number].shard_bytes for number in left)
-        share = kept_share(self.shard_bytes, self._maps.available_bytes(), window_bytes)
+        share = resident_share(self.shard_bytes, self._maps.available_bytes(), window_bytes)
         self._maps.leave(self._keys(left), self.view.cache_format, share)
 
-    def _keys(self, numbers: Iterable[int]) -> list[Key]:
-        return [key_of(self._rows[number]) for number in numbers if number in self._rows]
+    def _keys(self, numbers: Iterable[int]) -> list[ShardKey]:
+        return [shard_key(self._rows[number]) for number in numbers if number in self._rows]
 
     def map_anew(self, number: int) -> MappedShard:
         """Return a map of the caller's own, unchecked, of a shard of this snapshot.
@@ -363,17 +368,17 @@ class Snapshot:
         return row, index - self._ends[place] + row.samples
 
 
-def _taken(
+def _unpickle_snapshot(
     root: Path, job: str, verify: Verify, shards: Mapping[int, str]
 ) -> Snapshot:  # what a pickle calls
     return Snapshot.take(root, job=job, verify=verify, only=shards)
 
 
-def _is_of(only: Mapping[int, str] | None, row: ShardRow) -> bool:
+def _is_wanted(only: Mapping[int, str] | None, row: ShardRow) -> bool:
     return only is None or only.get(row.number) == row.digest
 
 
-def _let_go(maps: MapPool, keys: list[Key], lease: Lease) -> None:
+def _release_snapshot(maps: MapPool, keys: list[ShardKey], lease: Lease) -> None:
     # In this order: a file that is unlinked while it is mapped frees no space.
     maps.release(keys)
     lease.close()

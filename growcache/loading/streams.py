@@ -1,11 +1,9 @@
 """Shards for a reader that opens the files itself, as TensorFlow does.
 
-Such a reader asks for files long before it reads them, and reads samples long before it
-delivers them. So what it asked for says nothing about what it is done with: a shard is
-counted, and its bytes are let go, once all of its samples were delivered.
-
-Nothing here waits for the reader's own progress, for that would wait for itself: where a
-shard may not be given yet, "nothing now" is.
+Such a reader asks for files long before it reads them, and reads samples long before it delivers
+them. So a shard is counted, and its bytes are released, once all of its samples were delivered.
+Nothing here waits for the reader's progress, because that would be a deadlock: where no shard may be
+given yet, the answer is "nothing now".
 """
 
 from __future__ import annotations
@@ -19,43 +17,48 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from growcache.cache.index import ShardRow
+from growcache.cache.index.schema import ShardRow
 from growcache.cache.leases import Lease
 from growcache.errors import ConfigError, CorruptShardError, GrowcacheError
-from growcache.loading.ahead import Ahead, Hand
 from growcache.loading.framework import Integers
-from growcache.loading.maps import Key, key_of
+from growcache.loading.maps import ShardKey, shard_key
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import plan_pass, window_samples
-from growcache.loading.reuse import Choice, Watch, choose, take
-from growcache.loading.service_news import tell_if_stopped
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import wait_for_samples
+from growcache.loading.waiting import (
+    SnapshotChoice,
+    WaitControl,
+    choose_shards,
+    take_snapshot,
+    wait_for_samples,
+    warn_if_service_stopped,
+)
+from growcache.threads import DaemonThread, Future
 
-NOTHING = -1  # the token of "nothing now"
+NOTHING_NOW = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
 AHEAD_SHARDS = 4  # the next snapshot is taken when so many are left to give
 
 _log = logging.getLogger(__name__)
 
 
-class ClosedError(Exception):
+class StreamClosedError(Exception):
     """The stream was closed while it waited; no user sees it."""
 
 
-class Checked:
+class VerifiedShards:
     """Which shards this process found whole; maps are not kept, unlike in `MapPool`.
 
     A map would keep the space of a shard that is let go in the middle of a pass.
     """
 
     def __init__(self) -> None:
-        self._good: dict[Key, int] = {}  # bytes of its files
-        self._bad: set[Key] = set()
+        self._good: dict[ShardKey, int] = {}  # bytes of its files
+        self._bad: set[ShardKey] = set()
 
     def keep(self, rows: Iterable[ShardRow]) -> None:
         """Forget all other shards."""
-        keys = {key_of(row) for row in rows}
+        keys = {shard_key(row) for row in rows}
         self._good = {key: nbytes for key, nbytes in self._good.items() if key in keys}
         self._bad &= keys
 
@@ -67,14 +70,14 @@ class Checked:
             row: of the index.
             again: look even at what was found whole before.
         """
-        key = key_of(row)
+        key = shard_key(row)
         if key in self._bad:
             return False
-        nbytes = _size(snapshot, row)
+        nbytes = _shard_bytes(snapshot, row)
         if self._good.get(key) == nbytes and not again:
             return True
         try:
-            _check(snapshot, row)
+            _verify_shard(snapshot, row)
         except CorruptShardError as error:
             self._bad.add(key)
             _log.warning("skipping a corrupt shard: %s", error)
@@ -83,7 +86,7 @@ class Checked:
         return True
 
 
-def _size(snapshot: Snapshot, row: ShardRow) -> int:
+def _shard_bytes(snapshot: Snapshot, row: ShardRow) -> int:
     """Return the bytes of a shard's files; a file that is not there has none."""
     try:
         return sum(path.stat().st_size for path in snapshot.files(row.number))
@@ -91,7 +94,7 @@ def _size(snapshot: Snapshot, row: ShardRow) -> int:
         return 0
 
 
-def _check(snapshot: Snapshot, row: ShardRow) -> None:
+def _verify_shard(snapshot: Snapshot, row: ShardRow) -> None:
     path = snapshot.file(row.number)
     shard = snapshot.map_anew(row.number)
     try:
@@ -105,7 +108,7 @@ def _check(snapshot: Snapshot, row: ShardRow) -> None:
 
 
 @dataclass(slots=True)
-class Shard:
+class GivenShard:
     """A shard that was given to the reader.
 
     Attributes:
@@ -115,14 +118,14 @@ class Shard:
         read: whether the reader has all of it in memory.
     """
 
-    of: Pass
+    of: StreamPass
     row: ShardRow
     undelivered: int
     read: bool = False
 
 
 @dataclass(slots=True)
-class Pass:
+class StreamPass:
     """One visit of every shard of a snapshot.
 
     Attributes:
@@ -145,12 +148,12 @@ class Pass:
         return self.snapshot.lease
 
 
-def open_pass(
+def open_stream_pass(
     options: LoaderOptions,
     number: int,
     min_samples: int,
-    watch: Watch | None = None,
-) -> Pass:
+    watch: WaitControl | None = None,
+) -> StreamPass:
     """Return a pass over what is cached, as soon as that is enough.
 
     Args:
@@ -160,25 +163,27 @@ def open_pass(
         watch: ends the wait.
 
     Raises:
-        ClosedError: ``watch`` stopped it.
+        StreamClosedError: ``watch`` stopped it.
         ConfigError: there will never be one batch.
     """
-    watch = watch or Watch(threading.Event(), lambda: False)
+    watch = watch or WaitControl(threading.Event(), lambda: False)
     while True:
-        choice = wait(options, min_samples, watch)
+        choice = wait_for_pass(options, min_samples, watch)
         if watch.stopped():
-            raise ClosedError
-        snapshot = take(options, watch, choice)
+            raise StreamClosedError
+        snapshot = take_snapshot(options, watch, choice)
         if snapshot is None:
-            raise ClosedError
-        if rows := _planned(options, snapshot, number):
-            return Pass(number, snapshot, rows)
+            raise StreamClosedError
+        if rows := _planned_rows(options, snapshot, number):
+            return StreamPass(number, snapshot, rows)
         snapshot.close()  # all of it was evicted between two looks
 
 
-def wait(options: LoaderOptions, min_samples: int, watch: Watch | None = None) -> Choice:
-    """Wait until a pass can begin, see `open_pass`; return what it is taken of."""
-    watch, least = watch or Watch(threading.Event(), lambda: False), options.least_samples
+def wait_for_pass(
+    options: LoaderOptions, min_samples: int, watch: WaitControl | None = None
+) -> SnapshotChoice:
+    """Wait until a pass can begin, see `open_stream_pass`; return what it is taken of."""
+    watch, least = watch or WaitControl(threading.Event(), lambda: False), options.least_samples
     view = wait_for_samples(
         options.root,
         max(min_samples, least),
@@ -187,17 +192,17 @@ def wait(options: LoaderOptions, min_samples: int, watch: Watch | None = None) -
         stopped=watch.stopped,
     )
     if watch.stopped():
-        return Choice(view)
-    tell_if_stopped(options.root, view)
+        return SnapshotChoice(view)
+    warn_if_service_stopped(options.root, view)
     if view.totals.samples < least:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch of "
             f"{least}; use a smaller batch_size or drop_last=False"
         )
-    return choose(options, watch, view)
+    return choose_shards(options, watch, view)
 
 
-def _planned(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[ShardRow]:
+def _planned_rows(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[ShardRow]:
     windows = plan_pass(
         [(row.number, row.samples) for row in snapshot.shards],
         seed=options.seed,
@@ -228,7 +233,7 @@ class ShardStream:
         self,
         options: LoaderOptions,
         next_pass: Callable[[], int],
-        checked: Checked,
+        checked: VerifiedShards,
         *,
         endless: bool,
         tokens: Iterator[int],
@@ -242,11 +247,11 @@ class ShardStream:
         self._pid = os.getpid()
         self._holding = False  # the next pass waits for samples
         self._wake = threading.Event()
-        self._given: dict[int, Shard] = {}
+        self._given: dict[int, GivenShard] = {}
         self._late: dict[int, int] = {}  # samples of shards that were let go, to come yet
         self._tokens = tokens
-        self._passes: list[Pass] = []  # those that hold a lease
-        self._ahead: Ahead[Pass] | None = None
+        self._passes: list[StreamPass] = []  # those that hold a lease
+        self._ahead: Future[StreamPass] | None = None
         self._ahead_ready = threading.Event()
         self._news = threading.Event()  # something was read, or the next pass is ready
 
@@ -255,24 +260,24 @@ class ShardStream:
         """Whether `close` was called."""
         return self._closed
 
-    def begin(self, min_samples: int) -> Pass:
+    def begin(self, min_samples: int) -> StreamPass:
         """Return the first pass, as soon as there is enough for it.
 
         Raises:
-            ClosedError: `close` was called meanwhile.
+            StreamClosedError: `close` was called meanwhile.
         """
         begun = self._open(min_samples)
         with self._lock:
             self._enter(begun)
             if self._closed:
                 self._end(begun, used=False)
-                raise ClosedError
+                raise StreamClosedError
         return begun
 
     def shards(self) -> Iterator[tuple[str, int, int]]:
         """Yield (path, token, samples) of whole and leased shards, in planned order.
 
-        The token names the shard; `NOTHING` stands for "nothing now, ask again".
+        The token names the shard; `NOTHING_NOW` stands for "nothing now, ask again".
 
         Raises:
             CorruptShardError: not one shard of a pass is whole.
@@ -287,7 +292,7 @@ class ShardStream:
                 return
             yield from self._until_next_pass()
 
-    def _shards_of(self, running: Pass) -> Iterator[tuple[str, int, int]]:
+    def _shards_of(self, running: StreamPass) -> Iterator[tuple[str, int, int]]:
         any_whole = False
         for place, row in enumerate(running.rows):
             if self._closed:
@@ -309,7 +314,7 @@ class ShardStream:
         with self._lock:
             shard = self._given.get(token)
             if shard is None:
-                return  # it is `NOTHING`, or its pass was let go
+                return  # it is `NOTHING_NOW`, or its pass was let go
             shard.read = True
         self._news.set()
 
@@ -353,12 +358,12 @@ class ShardStream:
             ahead, self._ahead = self._ahead, None
         if ahead is not None:
             # What was raised there concerns nobody: it never came to hold anything.
-            with suppress(ClosedError, GrowcacheError, OSError):
+            with suppress(StreamClosedError, GrowcacheError, OSError):
                 ahead.result().snapshot.close()
 
-    def _open(self, min_samples: int) -> Pass:
-        watch = Watch(self._wake, lambda: self._closed, self._hold, self._own)
-        return open_pass(self._options, self._next_pass(), min_samples, watch)
+    def _open(self, min_samples: int) -> StreamPass:
+        watch = WaitControl(self._wake, lambda: self._closed, self._hold, self._own)
+        return open_stream_pass(self._options, self._next_pass(), min_samples, watch)
 
     def _hold(self) -> None:
         """Have the pass ended as soon as the reader has read its files."""
@@ -369,7 +374,7 @@ class ShardStream:
         """Return the shards that are, or will be, used, by lease."""
         return {p.lease.name: [row.number for row in p.rows] for p in list(self._passes)}
 
-    def _give(self, running: Pass, row: ShardRow) -> int | None:
+    def _give(self, running: StreamPass, row: ShardRow) -> int | None:
         """Return the token of a shard; None where it is damaged."""
         again = self._options.verify == "always"
         whole = self._checked.is_whole(running.snapshot, row, again=again)
@@ -378,7 +383,7 @@ class ShardStream:
                 running.lease.drop([row.number])
                 return None
             token = next(self._tokens)
-            self._given[token] = Shard(running, row, row.samples)
+            self._given[token] = GivenShard(running, row, row.samples)
             running.given.add(token)
             return token
 
@@ -395,11 +400,11 @@ class ShardStream:
                 self._end(old, used=True)
             self._ahead_ready.clear()
             self._holding = False
-            hand = Hand("snapshot")
+            hand = DaemonThread("snapshot")
             self._ahead = hand.ahead(self._open_ahead)
             hand.close(wait=False)
 
-    def _open_ahead(self) -> Pass:
+    def _open_ahead(self) -> StreamPass:
         try:
             return self._open(1)
         finally:
@@ -419,7 +424,7 @@ class ShardStream:
             self._end_held()
             if not self._is_reading():
                 self._news.wait(PAUSE_SECONDS)
-            yield "", NOTHING, 0
+            yield "", NOTHING_NOW, 0
 
     def _end_held(self) -> None:
         """End the pass where the next one waits for samples, which need its room."""
@@ -434,7 +439,7 @@ class ShardStream:
         with self._lock:
             return not all(shard.read for shard in self._given.values())
 
-    def _enter(self, begun: Pass) -> None:
+    def _enter(self, begun: StreamPass) -> None:
         self._checked.keep(begun.rows)
         self._pass = begun
         self._passes.append(begun)
@@ -447,12 +452,12 @@ class ShardStream:
         if used or shard.undelivered < shard.row.samples:
             shard.of.lease.mark_read(shard.row.number, mapped=False)
 
-    def _let_go(self, running: Pass) -> None:
+    def _let_go(self, running: StreamPass) -> None:
         """Free the pass's lease where it protects nothing any more."""
         if running.all_given and not running.given:
             self._end(running, used=True)
 
-    def _end(self, running: Pass, *, used: bool) -> None:
+    def _end(self, running: StreamPass, *, used: bool) -> None:
         for token in list(running.given):
             self._finish(token, used=used)
         running.snapshot.close()

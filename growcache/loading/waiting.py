@@ -1,4 +1,8 @@
-"""Waiting until a cache holds enough, woken by changes in its directory."""
+"""Wait until a snapshot can be taken: enough samples, shards below the reuse limit, room for the lease.
+
+Changes in the cache's directory wake the wait. The reuse limit (`cache.max_reuse`) is in the
+index; uses are those of finished leases, from the index, plus those that open leases report.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, read_index
-from growcache.cache.locks import is_held
-from growcache.cache.services import reason_of
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.lease_views import LeaseView, RankNote, read_leases
+from growcache.cache.locks import is_locked, lock_holder
 from growcache.cache.status import read_status
-from growcache.cache.watching import watched
+from growcache.cache.system import service_end_reason, watch_directory
 from growcache.errors import (
     CacheError,
     CacheFullError,
@@ -24,15 +30,42 @@ from growcache.errors import (
     ConfigError,
     LeasesFullError,
 )
-from growcache.loading.snapshot import mean_bytes
+from growcache.loading.options import LoaderOptions
+from growcache.loading.snapshot import Snapshot, mean_sample_bytes
+
+_seen_services_lock = threading.Lock()
+_seen_services: dict[Path, dict[str, Any]] = {}  # who filled a cache when somebody looked last
+
+
+def warn_if_service_stopped(root: Path, view: IndexView) -> None:
+    """Warn, once, where the service that was seen at an earlier look runs no more.
+
+    Args:
+        root: of the cache.
+        view: the index; of a cache that is complete nobody misses the service.
+    """
+    layout = CacheLayout(root)
+    runs = is_locked(layout.supervisor_lock)
+    with _seen_services_lock:
+        if runs:
+            _seen_services[root] = lock_holder(layout.supervisor_lock)
+            return
+        stopped = _seen_services.pop(root, None)
+    if stopped is None or view.complete:
+        return
+    at = time.strftime("%H:%M:%S", time.localtime(read_status(root).updated_at))
+    _log.warning(
+        "the service of the cache %s has stopped (pid %s on %s, at %s): the cache does not grow any "
+        "more; start it again with: growcache run CONFIG",
+        *(root, stopped.get("pid"), stopped.get("host"), at),
+    )
+
 
 POLL_SECONDS = 1.0
-SOON_SECONDS = 0.05
-FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
+FIRST_POLL_SECONDS = 0.05
+STAYS_FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 def samples_wanted(view: IndexView, min_samples: int) -> int:
@@ -75,26 +108,26 @@ def wait_for_samples(
         CacheError: the cache is complete without a sample, or the service that this process
             started has failed.
     """
-    layout, told, brim = Layout(path), False, _Brim()
-    with closing(looks(path, wake or threading.Event(), stopped)) as views:
+    layout, told, brim = CacheLayout(path), False, _FullCacheCheck()
+    with closing(index_views(path, wake or threading.Event(), stopped)) as views:
         for view in views:
-            if _enough(view, min_samples, complete):
+            if _has_enough(view, min_samples, complete):
                 break
             if known and not layout.root.is_dir():
                 raise CacheMissingError(
                     f"the cache at {layout.root} was removed while it was read; fill one with: "
                     "growcache run CONFIG"
                 )
-            refuse_orphaned(layout, view)
+            refuse_failed_service(layout, view)
             _refuse_impossible(layout, view, min_samples)
             brim.refuse_more(layout, view, min_samples, complete=complete)
             if not told:
-                _log.warning("%s", _event(layout, view, min_samples, complete))
+                _log.warning("%s", _describe_wait(layout, view, min_samples, complete))
                 told = True
     return view
 
 
-def looks(
+def index_views(
     path: str | os.PathLike[str], wake: threading.Event, stopped: Callable[[], bool]
 ) -> Generator[IndexView]:
     """Yield the index now, and again after every change in the directory; close it after use.
@@ -104,18 +137,18 @@ def looks(
         wake: set at every change, and from outside to look at ``stopped`` at once.
         stopped: ends it, after the first look at the earliest.
     """
-    layout, pause = Layout(path), Pause(wake)
-    yield _look(layout)
-    with woken(layout.root, wake):
+    layout, pause = CacheLayout(path), Backoff(wake)
+    yield _read_view(layout)
+    with waking_on_change(layout.root, wake):
         while True:
             wake.clear()
             if stopped():
                 return
-            yield _look(layout)
+            yield _read_view(layout)
             pause.wait()
 
 
-def when_room(
+def wait_for_room(
     make: Callable[[], T], wake: threading.Event, stopped: Callable[[], bool]
 ) -> T | None:
     """Return what the call makes, once the disk has room for it; None where it was stopped."""
@@ -134,14 +167,14 @@ def when_room(
     return None
 
 
-def _look(layout: Layout) -> IndexView:
+def _read_view(layout: CacheLayout) -> IndexView:
     try:
         return read_index(layout.root)
     except CacheMissingError:
         return IndexView()
 
 
-def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
+def _has_enough(view: IndexView, min_samples: int, complete: bool) -> bool:
     if view.complete and not view.totals.samples:
         raise CacheError(
             "the cache is complete but holds no sample: every draw was skipped or empty; "
@@ -152,24 +185,24 @@ def _enough(view: IndexView, min_samples: int, complete: bool) -> bool:
     return 0 < samples_wanted(view, min_samples) <= view.totals.samples
 
 
-def refuse_orphaned(layout: Layout, view: IndexView) -> None:
+def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
     """Refuse to wait for a service of this process that has failed.
 
     Raises:
         CacheError: nothing comes any more.
     """
-    reason = reason_of(layout.root)
-    if reason is not None and not is_held(layout.supervisor_lock):
+    reason = service_end_reason(layout.root)
+    if reason is not None and not is_locked(layout.supervisor_lock):
         raise CacheError(
             f"{layout.root} has {view.totals.samples} samples and gets no more, for its service "
             f"failed: {reason}"
         )
 
 
-def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> None:
+def _refuse_impossible(layout: CacheLayout, view: IndexView, min_samples: int) -> None:
     if view.schema is None or view.population_samples is None:
         return  # a population that is not known yet may be all there is to wait for
-    nbytes = mean_bytes(view.schema, view.shards)
+    nbytes = mean_sample_bytes(view.schema, view.shards)
     wanted = samples_wanted(view, min_samples) * nbytes
     max_bytes = read_status(layout.root).max_bytes
     if max_bytes and wanted > max_bytes:
@@ -179,7 +212,7 @@ def _refuse_impossible(layout: Layout, view: IndexView, min_samples: int) -> Non
         )
 
 
-class _Brim:
+class _FullCacheCheck:
     """Notices that a cache stays full with fewer samples than are waited for."""
 
     def __init__(self) -> None:
@@ -187,7 +220,7 @@ class _Brim:
         self._since = 0.0
 
     def refuse_more(
-        self, layout: Layout, view: IndexView, min_samples: int, *, complete: bool
+        self, layout: CacheLayout, view: IndexView, min_samples: int, *, complete: bool
     ) -> None:
         """Look once more.
 
@@ -197,19 +230,21 @@ class _Brim:
         now, samples = time.monotonic(), view.totals.samples
         if not samples or read_status(layout.root).state != "full" or samples != self._samples:
             self._samples, self._since = samples, now
-        elif now - self._since > FULL_SECONDS and complete:
+        elif now - self._since > STAYS_FULL_SECONDS and complete:
             raise ConfigError(
                 f"the cache {layout.root} is full and evicts, so it is never complete; a fixed "
                 "loader needs one with eviction: none, or with a cache.max_bytes for all samples"
             )
-        elif now - self._since > FULL_SECONDS:
+        elif now - self._since > STAYS_FULL_SECONDS:
             raise ConfigError(
                 f"the cache {layout.root} is full with {samples} samples, fewer than "
                 f"min_samples {min_samples}; lower min_samples or raise cache.max_bytes"
             )
 
 
-def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) -> str:
+def _describe_wait(
+    layout: CacheLayout, view: IndexView, min_samples: int, complete: bool
+) -> str:
     if not layout.index.exists():
         return f"waiting for a cache at {layout.root}; fill one with: growcache run CONFIG"
     wanted = samples_wanted(view, min_samples)
@@ -219,7 +254,7 @@ def _event(layout: Layout, view: IndexView, min_samples: int, complete: bool) ->
     return f"waiting for {event} in {layout.root}, {view.totals.samples} are there{hint}"
 
 
-class Pause:
+class Backoff:
     """The time to the next look: short after a change, and then longer and longer.
 
     A change is seen before it is there: SQLite writes a commit, and shows it once it is synced.
@@ -230,21 +265,208 @@ class Pause:
 
     def __init__(self, wake: threading.Event) -> None:
         self._wake = wake
-        self._seconds = SOON_SECONDS
+        self._seconds = FIRST_POLL_SECONDS
 
     def wait(self) -> None:
         """Return when it is time for the next look."""
         changed = self._wake.wait(self._seconds)
-        self._seconds = SOON_SECONDS if changed else min(POLL_SECONDS, 2 * self._seconds)
+        self._seconds = FIRST_POLL_SECONDS if changed else min(POLL_SECONDS, 2 * self._seconds)
 
 
 @contextmanager
-def woken(folder: Path, wake: threading.Event) -> Iterator[None]:
+def waking_on_change(folder: Path, wake: threading.Event) -> Iterator[None]:
     """Set ``wake`` at every change in the directory; polling is what is left without."""
     # The index and its WAL lie in the root itself; before it exists, its parent says so.
     existing = next(p for p in (folder, *folder.parents) if p.is_dir())
-    watch = watched(existing, wake.set)
+    watch = watch_directory(existing, wake.set)
     try:
         yield
     finally:
         watch.stop()
+
+
+_log = logging.getLogger(__name__)
+_warned_of_reuse: set[tuple[Path, str]] = set()
+
+
+def _hold_nothing() -> None:
+    pass
+
+
+def _own_nothing() -> Mapping[str, Iterable[int]]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class WaitControl:
+    """What ends a wait early, and what a long one has to let go of.
+
+    Attributes:
+        wake: set when ``stopped`` changes.
+        stopped: whether to give up.
+        hold: called when a wait may take long: from then on no shard may be held for it.
+        own: the shards that will be read yet, once, by the leases that hold them.
+    """
+
+    wake: threading.Event
+    stopped: Callable[[], bool]
+    hold: Callable[[], None] = _hold_nothing
+    own: Callable[[], Mapping[str, Iterable[int]]] = _own_nothing
+
+
+class SnapshotChoice(NamedTuple):
+    """The index when a snapshot was decided on, and the shards that it leaves out.
+
+    Attributes:
+        view: the index.
+        without: what was used too often.
+        counts: whether the use of the others counts towards a limit. There are so many of
+            these snapshots as the limit allows, so their leases may stay where no service counts them.
+    """
+
+    view: IndexView
+    without: frozenset[int] = frozenset()
+    counts: bool = False
+
+
+class ReuseLimit(NamedTuple):
+    """How often a job may use a shard, and whether it waits when all are used so often."""
+
+    most: int
+    waits: bool
+
+
+def reuse_limit(view: IndexView) -> ReuseLimit | None:
+    """Return the cache's limit on reuse; None where there is none."""
+    most = view.meta.get("max_reuse")
+    return (
+        None if most is None else ReuseLimit(int(most), view.meta.get("on_max_reuse") == "wait")
+    )
+
+
+def shards_at_limit(
+    view: IndexView,
+    leases: Iterable[LeaseView],
+    job: str,
+    most: int,
+    own: Mapping[str, Iterable[int]],
+) -> frozenset[int]:
+    """Return the shards that a job has used as often as it may.
+
+    Args:
+        view: with the uses of the job by finished leases.
+        leases: read before the view, so that none is missed in between.
+        job: whose uses count.
+        most: uses of a shard.
+        own: shards that will be read yet, by the leases that hold them.
+    """
+    uses = Counter(view.uses)
+    for lease in leases:
+        if lease.job == job and lease.name not in view.counted:
+            uses.update({*lease.used(), *own.get(lease.name, ())})
+    return frozenset(number for number, count in uses.items() if count >= most)
+
+
+def choose_shards(
+    options: LoaderOptions, watch: WaitControl, view: IndexView
+) -> SnapshotChoice:
+    """Return what the next snapshot of a job is taken of; it may wait for samples.
+
+    A wait ends when enough samples are cached that were used less; it is logged once.
+
+    Args:
+        options: of the loader.
+        watch: ends the wait.
+        view: the index, as it was read just now: each look beside a busy loop takes a while.
+
+    Raises:
+        CacheError: it would wait for ever.
+    """
+    if options.fixed or reuse_limit(view) is None:
+        return SnapshotChoice(view)
+    told = False
+    with closing(index_views(options.root, watch.wake, watch.stopped)) as views:
+        for seen in views:
+            limit = reuse_limit(seen)
+            if limit is None:
+                return SnapshotChoice(seen)
+            own = watch.own()  # before the leases, which tell of what was read meanwhile
+            leases = read_leases(options.root)
+            view = read_index(options.root, job=options.job)
+            out = shards_at_limit(view, leases, options.job, limit.most, own)
+            fresh = sum(row.samples for row in view.shards if row.number not in out)
+            if fresh >= options.least_samples:
+                return SnapshotChoice(view, out, counts=True)
+            if not limit.waits:
+                _warn_of_reuse(options, limit)
+                break
+            watch.hold()
+            if own:  # it may not come to be read: the look without it tells
+                continue
+            _refuse_endless(options, view, limit)
+            if not told:
+                _log.warning("%s", _describe_reuse_wait(options, limit))
+                told = True
+    return SnapshotChoice(view)
+
+
+def take_snapshot(
+    options: LoaderOptions,
+    watch: WaitControl,
+    choice: SnapshotChoice,
+    ranks: RankNote | None = None,
+) -> Snapshot | None:
+    """Return the snapshot that was decided on, once there is room for its lease.
+
+    Args:
+        options: of the loader.
+        watch: ends the wait, and then it is None.
+        choice: of `choose`.
+        ranks: what the lease says to the other ranks of the job.
+    """
+    views = iter([choice.view])  # at the second attempt it is old
+
+    def attempt() -> Snapshot:
+        snapshot = Snapshot.take(
+            options.root,
+            job=options.job,
+            verify=options.verify,
+            ranks=ranks,
+            without=choice.without,
+            view=next(views, None),
+        )
+        if choice.counts:
+            snapshot.lease.keep_for_service()
+        return snapshot
+
+    return wait_for_room(attempt, watch.wake, watch.stopped)
+
+
+def _warn_of_reuse(options: LoaderOptions, limit: ReuseLimit) -> None:
+    key = (options.root, options.job)
+    if key not in _warned_of_reuse:
+        _warned_of_reuse.add(key)
+        _log.warning(
+            "job %s has used all samples of %s %d times (cache.max_reuse), and goes on with them: "
+            "training outruns the remote store",
+            *(options.job, options.root, limit.most),
+        )
+
+
+def _refuse_endless(options: LoaderOptions, view: IndexView, limit: ReuseLimit) -> None:
+    if view.complete:
+        raise CacheError(
+            f"job {options.job} has used all samples of {options.root} {limit.most} times "
+            "(cache.max_reuse), and no more come, for the cache is complete; raise "
+            "cache.max_reuse, or set cache.on_max_reuse: warn"
+        )
+    refuse_failed_service(CacheLayout(options.root), view)
+
+
+def _describe_reuse_wait(options: LoaderOptions, limit: ReuseLimit) -> str:
+    running = is_locked(CacheLayout(options.root).supervisor_lock)
+    hint = "" if running else "; no service runs there, start it with: growcache run CONFIG"
+    return (
+        f"waiting for new samples: job {options.job} has used those of {options.root} "
+        f"{limit.most} times (cache.max_reuse){hint}"
+    )

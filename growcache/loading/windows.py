@@ -1,9 +1,15 @@
-"""A window of a pass, opened: its shards are mapped and checked, its rows in order."""
+"""Open a pass and its windows: a snapshot is taken and planned, shards are mapped and verified.
+
+MappedRows that cannot be read are skipped. They count when the consumer goes past their place, with the
+next batch or at the end of the epoch, so each counts once wherever another process goes on.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -11,15 +17,23 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
-from growcache.errors import CorruptShardError
-from growcache.loading.columns import Rows, Shards
+from growcache.errors import CacheError, ConfigError, CorruptShardError
+from growcache.loading.columns import MappedRows, MappedShards
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Order, Window, located
-from growcache.loading.ranks import stand_ins
+from growcache.loading.plan import (
+    SampleOrder,
+    Window,
+    locate_samples,
+    shard_order,
+    substitute_rows,
+    window_samples,
+)
+from growcache.loading.position import PassPlan, PassPosition, PlannedShard, RemainingPass
+from growcache.loading.rank_sync import RankGroup
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import Mark
-from growcache.loading.stopping import StoppedError
+from growcache.loading.waiting import WaitControl, wait_for_samples, warn_if_service_stopped
+from growcache.threads import StoppedError
 
 
 @dataclass(slots=True)
@@ -47,26 +61,26 @@ class OpenWindow:
     snapshot: Snapshot
     plan: Window
     numbers: tuple[int, ...]
-    shards: Shards
-    starts: Order
-    order: Order
-    offsets: Order | None = None
+    shards: MappedShards
+    starts: SampleOrder
+    order: SampleOrder
+    offsets: SampleOrder | None = None
     lost: int = 0
     lost_before: int = 0
     corrupt: tuple[int, ...] = ()
     valid: Booleans | None = None
     padding: bool = False
     begun: set[int] = field(default_factory=set)
-    rows: Rows | None = None
+    rows: MappedRows | None = None
 
     def __len__(self) -> int:
         return len(self.order)
 
     def located(self, start: int, stop: int) -> tuple[Integers, Integers]:
         """Return of these rows the places of their shards, and the rows there: int64 [k] each."""
-        return located(self.order[start:stop], self.starts)
+        return locate_samples(self.order[start:stop], self.starts)
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> MappedRows:
         """Return where the values of these rows lie."""
         assert self.rows is not None
         return self.rows.chosen(slice(start, stop))
@@ -132,17 +146,17 @@ def count_rows(pieces: Sequence[Piece]) -> int:
 
 
 # A row of a window.
-Place: TypeAlias = tuple[OpenWindow, int]
+WindowRow: TypeAlias = tuple[OpenWindow, int]
 
 
-def places_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Place]:
+def rows_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[WindowRow]:
     """Return the last row that a walk took which has gone through so many of the pieces.
 
     Args:
         pieces: as `Walk.take` returned them.
         rows: ascending numbers of rows, each at least 1 and at most as many as there are.
     """
-    places: list[Place] = []
+    places: list[WindowRow] = []
     ends = list(accumulate(stop - start for _, start, stop in pieces))
     for n in rows:
         piece = bisect_left(ends, n)
@@ -151,10 +165,10 @@ def places_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[Place]:
     return places
 
 
-def mark_after(place: Place) -> Mark:
+def position_after(place: WindowRow) -> PassPosition:
     """Return where a walk stands behind a row."""
     window, row = place
-    return Mark(window.plan.pass_number, window.position(row) + 1, window.corrupt)
+    return PassPosition(window.plan.pass_number, window.position(row) + 1, window.corrupt)
 
 
 def open_window(
@@ -168,7 +182,7 @@ def open_window(
 ) -> OpenWindow:
     """Return a window, as far as it lies behind ``start``.
 
-    Rows that cannot be read are left out; where ranks share the cache, others stand in for
+    MappedRows that cannot be read are left out; where ranks share the cache, others stand in for
     them, so that all ranks make equal steps.
 
     Args:
@@ -185,7 +199,7 @@ def open_window(
     """
     snapshot.enter(plan.numbers)
     try:
-        window = _opened(options, snapshot, plan, start, unreadable, stopped)
+        window = _map_window(options, snapshot, plan, start, unreadable, stopped)
         names = options.chosen(snapshot.schema).names
         located = window.located(0, len(window))
         return replace(window, rows=window.shards.rows(names, *located))
@@ -194,7 +208,7 @@ def open_window(
         raise
 
 
-def _opened(
+def _map_window(
     options: LoaderOptions,
     snapshot: Snapshot,
     plan: Window,
@@ -202,18 +216,18 @@ def _opened(
     unreadable: Container[int],
     stopped: Callable[[], bool],
 ) -> OpenWindow:
-    shards = [_mapped(snapshot, n, unreadable, stopped) for n in plan.numbers]
-    maps, skip = Shards(shards), max(0, start - plan.first)
+    shards = [_map_shard(snapshot, n, unreadable, stopped) for n in plan.numbers]
+    maps, skip = MappedShards(shards), max(0, start - plan.first)
     window = OpenWindow(snapshot, plan, plan.numbers, maps, plan.starts(), plan.order())
     # Less than planned where a shard stands in for one that is gone.
     sizes = np.array([0 if shard is None else len(shard) for shard in shards])
     if (sizes >= plan.counts).all():
         return replace(window, order=window.order[skip:])
     unread = [n for n, shard in zip(plan.numbers, shards, strict=True) if shard is None]
-    return _without_lost(options, window, skip, sizes, unread)
+    return _without_missing(options, window, skip, sizes, unread)
 
 
-def _without_lost(
+def _without_missing(
     options: LoaderOptions,
     window: OpenWindow,
     skip: int,
@@ -236,7 +250,7 @@ def _without_lost(
     left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
     corrupt = tuple(number for number in unread if number in left)
     if options.ranks.share:
-        filled = window if there.all() else _filled(options, window, there)
+        filled = window if there.all() else _substitute_missing(options, window, there)
         window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
     else:
         kept = window.chosen(np.flatnonzero(wanted & there))
@@ -266,13 +280,13 @@ def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> O
     good = ~np.isin(window.located(0, len(window))[0], places)
     corrupt = tuple(dict.fromkeys((*window.corrupt, *numbers)))
     if options.ranks.share:
-        return replace(_stood_in(options, window, good, first), corrupt=corrupt)
+        return replace(_substitute_damaged(options, window, good, first), corrupt=corrupt)
     kept = good | (np.arange(len(window)) < first)
     lost = window.lost + int((~kept).sum())
     return replace(window.chosen(np.flatnonzero(kept)), lost=lost, corrupt=corrupt)
 
 
-def _stood_in(
+def _substitute_damaged(
     options: LoaderOptions, window: OpenWindow, good: Booleans, first: int
 ) -> OpenWindow:
     """Return the window with other rows in the places of those that are not good any more.
@@ -286,15 +300,15 @@ def _stood_in(
     before = np.arange(len(window)) < first
     valid = good | before if window.valid is None else window.valid & (good | before)
     if not good.any():
-        window, good = _borrowed(options, window)
-    chosen = np.where(before, np.arange(len(window)), stand_ins(good))
+        window, good = _add_substitute_shard(options, window)
+    chosen = np.where(before, np.arange(len(window)), substitute_rows(good))
     window = replace(window, order=window.order[chosen], valid=valid)
     names = options.chosen(window.snapshot.schema).names
     located = window.located(0, len(window))
     return replace(window, rows=window.shards.rows(names, *located))
 
 
-def _mapped(
+def _map_shard(
     snapshot: Snapshot, number: int, unreadable: Container[int], stopped: Callable[[], bool]
 ) -> MappedShard | None:
     if stopped():
@@ -307,15 +321,19 @@ def _mapped(
         return None
 
 
-def _filled(options: LoaderOptions, window: OpenWindow, there: Booleans) -> OpenWindow:
+def _substitute_missing(
+    options: LoaderOptions, window: OpenWindow, there: Booleans
+) -> OpenWindow:
     """Return the window with as many rows as planned, for ranks make equal steps."""
     good = there
     if not good.any():
-        window, good = _borrowed(options, window)
-    return replace(window, order=window.order[stand_ins(good)], valid=there)
+        window, good = _add_substitute_shard(options, window)
+    return replace(window, order=window.order[substitute_rows(good)], valid=there)
 
 
-def _borrowed(options: LoaderOptions, window: OpenWindow) -> tuple[OpenWindow, Booleans]:
+def _add_substitute_shard(
+    options: LoaderOptions, window: OpenWindow
+) -> tuple[OpenWindow, Booleans]:
     """Put a whole shard of another window into one that has none; say which rows are it."""
     snapshot = window.snapshot
     for row in snapshot.shards:
@@ -335,3 +353,225 @@ def _borrowed(options: LoaderOptions, window: OpenWindow) -> tuple[OpenWindow, B
         )
         return borrowed, order >= first
     raise CorruptShardError(f"every shard of {options.root} is damaged; run growcache check")
+
+
+class SkippedRows:
+    """What one producer tells of the rows that its walk lost; used by its thread."""
+
+    def __init__(self) -> None:
+        self._told = 0  # of those that the walk counts
+        self._stand_ins: list[Integers] = []  # where they are in the current block
+
+    def note(self, piece: Piece, first: int) -> None:
+        """Note which rows of the piece stand in for lost ones, and where it begins in the block."""
+        window, start, stop = piece
+        if window.valid is not None and not window.padding:
+            self._stand_ins.append(first + np.flatnonzero(~window.valid[start:stop]))
+
+    def before(self, ends: Iterable[WindowRow], size: int) -> list[int]:
+        """Return for each batch of the block how many rows were lost since the one before.
+
+        Args:
+            ends: of the batches, in the walk: there ranks lose no rows, others stand in.
+            size: of a batch.
+        """
+        lost = [self.until(window.lost_until(row)) for window, row in ends]
+        for places in self._stand_ins:
+            for batch in (places // size).tolist():
+                lost[batch] += 1
+        self._stand_ins = []
+        return lost
+
+    def until(self, lost: int) -> int:
+        """Return how many of the walk's rows were lost that nobody was told of yet.
+
+        Args:
+            lost: that the walk has counted.
+        """
+        new, self._told = lost - self._told, lost
+        return new
+
+    def discard(self) -> None:
+        """Begin another block: nobody gets the current one."""
+        self._stand_ins = []
+
+
+@dataclass(slots=True)
+class OpenPass:
+    """A pass with the window in which it begins, ready to be walked.
+
+    Attributes:
+        snapshot: of the cache.
+        plan: what its order depends on.
+        windows: all of it.
+        start: the position in which it begins: not 0 where it was resumed.
+        unreadable: shards that were found corrupt before it was resumed.
+        waited_seconds: until the cache held enough.
+        first: the window in which it begins.
+    """
+
+    snapshot: Snapshot
+    plan: PassPlan
+    windows: tuple[Window, ...]
+    start: int
+    unreadable: frozenset[int]
+    waited_seconds: float
+    first: OpenWindow = field(init=False)
+
+    @property
+    def number(self) -> int:
+        """Number of the pass."""
+        return self.plan.number
+
+
+class PassOpener:
+    """Opens one pass after the other; used by one thread at a time, but for `window`.
+
+    Args:
+        options: of the loader.
+        ranks: the others that walk the same passes.
+        watch: over waits for samples that were not used too often.
+        stop: set when no more is wanted, together with ``wake``.
+        wake: ends waits for samples early.
+
+    Attributes:
+        waited: seconds for samples, the last time.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        ranks: RankGroup,
+        watch: WaitControl,
+        stop: threading.Event,
+        wake: threading.Event,
+    ) -> None:
+        self._options = options
+        self._ranks = ranks
+        self._watch = watch
+        self._stop = stop
+        self._wake = wake
+        self._fixed_numbers: tuple[int, ...] | None = None
+        self._known = False  # whether a snapshot was taken
+        self.waited = 0.0
+
+    def open(self, number: int, min_samples: int) -> OpenPass:
+        """Open a pass over what the cache holds, once that is enough.
+
+        Args:
+            number: of the pass.
+            min_samples: to wait for, at least a batch.
+
+        Raises:
+            StoppedError: the walk was asked to end.
+            ConfigError: a batch is more than there will be.
+        """
+        began = time.monotonic()
+        while True:
+            snapshot = self._take(number, min_samples)
+            waited = time.monotonic() - began
+            plan = plan_snapshot(self._options, snapshot, number)
+            if len(plan) >= self._options.least_samples:
+                self._settle(snapshot)
+                windows = plan.windows(self._options)
+                return self._begun(OpenPass(snapshot, plan, windows, 0, frozenset(), waited))
+            snapshot.close()  # all of it was evicted between two looks
+
+    def _settle(self, snapshot: Snapshot) -> None:
+        try:
+            self._ranks.settle(snapshot, self._watch)
+        except BaseException:
+            snapshot.close()
+            raise
+
+    def resume(self, found: Callable[[], tuple[Snapshot, RemainingPass] | None]) -> OpenPass:
+        """Open the rest of a pass that was begun elsewhere.
+
+        Raises:
+            StoppedError: there is none, for the walk was asked to end.
+        """
+        began = time.monotonic()
+        rested = found()
+        if rested is None:
+            raise StoppedError
+        snapshot, rest = rested
+        waited = time.monotonic() - began
+        if self._options.fixed:
+            self._fixed_numbers = tuple(sorted(shard.number for shard in rest.plan.shards))
+        unreadable = frozenset(rest.mark.corrupt)
+        start = rest.mark.position
+        return self._begun(
+            OpenPass(snapshot, rest.plan, rest.windows, start, unreadable, waited)
+        )
+
+    def _begun(self, begun: OpenPass) -> OpenPass:
+        try:
+            index = next(w.index for w in begun.windows if begun.start < w.first + len(w))
+            begun.first = self.window(begun, begun.windows[index])
+        except BaseException:
+            begun.snapshot.close()
+            raise
+        return begun
+
+    def _take(self, number: int, min_samples: int) -> Snapshot:
+        options, ranks = self._options, self._ranks
+        began = time.monotonic()
+        view = wait_for_samples(
+            options.root,
+            max(min_samples, options.least_samples),
+            complete=options.fixed,
+            wake=self._wake,
+            stopped=lambda: self._stop.is_set() or ranks.offers(number),
+            known=self._known,
+        )
+        self.waited = time.monotonic() - began
+        if self._stop.is_set():
+            raise StoppedError
+        warn_if_service_stopped(options.root, view)
+        if view.totals.samples < options.least_samples and not ranks.offers(number):
+            raise ConfigError(
+                f"all {view.totals.samples} samples of {options.root} are less than one batch "
+                f"of {options.least_samples}; use a smaller batch_size or drop_last=False"
+            )
+        snapshot = ranks.take(number, self._watch, view)
+        if snapshot is None:
+            raise StoppedError
+        self._known = True
+        return self._pinned(snapshot) if options.fixed else snapshot
+
+    def _pinned(self, snapshot: Snapshot) -> Snapshot:
+        numbers = tuple(sorted(row.number for row in snapshot.shards))
+        if self._fixed_numbers is None:
+            self._fixed_numbers = numbers
+        elif numbers != self._fixed_numbers:
+            snapshot.close()
+            raise CacheError(
+                f"the shards of {self._options.root} changed under a fixed loader; give it a "
+                "cache with eviction: none"
+            )
+        return snapshot
+
+    def window(self, begun: OpenPass, plan: Window) -> OpenWindow:
+        """Open a window of a pass."""
+        return open_window(
+            self._options,
+            begun.snapshot,
+            plan,
+            start=begun.start,
+            unreadable=begun.unreadable,
+            stopped=self._stop.is_set,
+        )
+
+
+def plan_snapshot(options: LoaderOptions, snapshot: Snapshot, number: int) -> PassPlan:
+    """Return the plan of the pass of that number over all of a snapshot."""
+    order = shard_order(
+        [(row.number, row.samples) for row in snapshot.shards],
+        seed=options.seed,
+        pass_number=number,
+        shuffle=options.shuffles,
+    )
+    digests = {row.number: row.digest for row in snapshot.shards}
+    shards = tuple(PlannedShard(n, samples, digests[n]) for n, samples in order)
+    shard_samples = len(snapshot) / max(1, len(shards))
+    return PassPlan(number, shards, window_samples(snapshot.sample_bytes, shard_samples))

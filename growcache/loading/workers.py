@@ -1,41 +1,51 @@
-"""The user's function in processes of growcache's own, for ``num_workers``.
+"""The processes of ``num_workers``, which call the user's `transform`: both ends.
 
-Rows lie in memory that the processes have mapped, and results of one size are put straight
-into memory that they have mapped as well; what is ragged, small, or from before the shapes
-were known, comes over the socket. Processes live on while snapshots change. What they take
-next is decided as they become free, and what comes where does not depend on it.
+TransformRows are in memory that the processes have mapped, and results of a fixed size are written into
+such memory as well; ragged, small and first results come over the socket. Processes outlive
+snapshots and hold no state. The end of the connection ends them at once.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import os
+import queue
 import select
+import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from growcache.errors import CacheError
-from growcache.loading.arena import Arena
-from growcache.loading.child import Child
-from growcache.loading.crews import Out, Rows
-from growcache.loading.late_calls import LateCalls
-from growcache.loading.shipping import Shipped
-from growcache.loading.stopping import StoppedError
+from growcache.loading.child_process import ChildProcess, Message, MessageSocket, listen
+from growcache.loading.gather import Column, Ragged
+from growcache.loading.shared_memory import SharedReceiver, SharedSender
+from growcache.loading.transform import (
+    ResultColumns,
+    TransformCall,
+    TransformRows,
+    store_result,
+)
+from growcache.loading.user_function import PickledFunction, SlowCallWatch, portable_error
 from growcache.schema import Schema
+from growcache.threads import StoppedError
 
 CHUNKS = 4  # of a block per process: the last to finish is waited for
-AT_ONCE = 2  # per process: one that it works on, and one that waits there
-MOST_TRIES = 3  # of rows whose process died
+CHUNKS_IN_FLIGHT = 2  # per process: one that it works on, and one that waits there
+MAX_TRIES = 3  # of rows whose process died
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSetup:
     """What a process is told first.
 
     Attributes:
@@ -45,15 +55,15 @@ class Setup:
         timeout_seconds: of a call, until it is told of.
     """
 
-    function: Shipped
+    function: PickledFunction
     seed: int
     argv: list[str]
     timeout_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Rows to be transformed.
+class TransformWork:
+    """TransformRows to be transformed.
 
     Attributes:
         rows: of a chunk.
@@ -61,27 +71,27 @@ class Work:
         out: where they go; None for a field whose memory the process cannot reach.
     """
 
-    rows: Rows
+    rows: TransformRows
     schema: Schema | None = None
     out: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class WorkDone:
     """The rows were transformed: all results, or what could not be put where it goes."""
 
     values: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class WorkFailed:
     """The user's function, or its module, raised."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class SlowCall:
     """The call with a row of what is worked on has taken so many seconds, and goes on."""
 
     row: int
@@ -97,11 +107,11 @@ class _Chunk:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    child: Child
+    child: ChildProcess
     chunks: deque[_Chunk] = field(default_factory=deque)
 
 
-class Workers:
+class ProcessExecutor:
     """A crew of processes; used by one thread at a time.
 
     Args:
@@ -110,13 +120,13 @@ class Workers:
         arena: of the rows and results.
     """
 
-    def __init__(self, count: int, setup: Setup, arena: Arena) -> None:
+    def __init__(self, count: int, setup: WorkerSetup, arena: SharedSender) -> None:
         self._setup = setup
         self._arena = arena
         self._cancelled = False
         self._workers = [self._started() for _ in range(count)]
 
-    def results(self, rows: Rows, late: LateCalls[int]) -> list[Any]:
+    def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
         """Return what the function makes of each row."""
         found: list[Any] = [None] * len(rows)
 
@@ -124,20 +134,25 @@ class Workers:
             found[chunk.start : chunk.stop] = values
 
         self._run(
-            len(rows), lambda _, chunk: Work(rows.part(chunk.start, chunk.stop)), take, late
+            len(rows),
+            lambda _, chunk: TransformWork(rows.part(chunk.start, chunk.stop)),
+            take,
+            late,
         )
         return found
 
-    def fill(self, rows: Rows, out: Out, schema: Schema, late: LateCalls[int]) -> None:
+    def fill(
+        self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
+    ) -> None:
         """Put what the function makes of each row into ``out``."""
 
-        def work(worker: _Worker, chunk: _Chunk) -> Work:
+        def work(worker: _Worker, chunk: _Chunk) -> TransformWork:
             wire, reached = worker.child.wire, dict[str, Any]()
             for name, values in out.items():
                 place = values[chunk.start : chunk.stop]
                 there = isinstance(place, np.ndarray) and self._arena.reaches(wire, place)
                 reached[name] = place if there else None
-            return Work(rows.part(chunk.start, chunk.stop), schema, reached)
+            return TransformWork(rows.part(chunk.start, chunk.stop), schema, reached)
 
         def take(chunk: _Chunk, values: Any) -> None:
             for name, value in values.items():
@@ -152,27 +167,29 @@ class Workers:
     def _run(
         self,
         rows: int,
-        work: Callable[[_Worker, _Chunk], Work],
+        work: Callable[[_Worker, _Chunk], TransformWork],
         take: Callable[[_Chunk, Any], None],
-        late: LateCalls[int],
+        late: SlowCallWatch[int],
     ) -> None:
         """Have all rows transformed, chunk by chunk, by whoever is free."""
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
         left = deque(_Chunk(a, min(a + step, rows)) for a in range(0, rows, step))
         while left or any(worker.chunks for worker in self._workers):
             self._hand_out(left, work)
-            for worker in _speaking(self._workers):
+            for worker in _workers_with_answers(self._workers):
                 self._answer(worker, take, left, late)
 
-    def _hand_out(self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], Work]) -> None:
+    def _hand_out(
+        self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], TransformWork]
+    ) -> None:
         """Give a chunk to each that has none before any gets another."""
-        for held in range(AT_ONCE):
+        for held in range(CHUNKS_IN_FLIGHT):
             for worker in self._workers:
                 if left and len(worker.chunks) <= held:
                     worker.chunks.append(chunk := left.popleft())
                     self._send(worker, work(worker, chunk))
 
-    def _send(self, worker: _Worker, work: Work) -> None:
+    def _send(self, worker: _Worker, work: TransformWork) -> None:
         try:
             self._arena.send(worker.child.wire, work, lend=False)
         except OSError:
@@ -184,7 +201,7 @@ class Workers:
         worker: _Worker,
         take: Callable[[_Chunk, Any], None],
         left: deque[_Chunk],
-        late: LateCalls[int],
+        late: SlowCallWatch[int],
     ) -> None:
         try:
             answer = worker.child.wire.receive().head
@@ -193,11 +210,11 @@ class Workers:
             left.extendleft(reversed(worker.chunks))
             self._replace(worker, end)
             return
-        if isinstance(answer, Late):
+        if isinstance(answer, SlowCall):
             late.tell(worker.chunks[0].start + answer.row, answer.seconds)
             return
         chunk = worker.chunks.popleft()
-        if isinstance(answer, Raised):
+        if isinstance(answer, WorkFailed):
             raise answer.error
         take(chunk, answer.values)
 
@@ -207,9 +224,9 @@ class Workers:
         worker.child.close()
         worker.chunks.clear()
         chunks[0].tries += 1
-        if chunks[0].tries >= MOST_TRIES:
+        if chunks[0].tries >= MAX_TRIES:
             raise CacheError(
-                f"a process of num_workers {why}, {MOST_TRIES} times on the same samples; look for "
+                f"a process of num_workers {why}, {MAX_TRIES} times on the same samples; look for "
                 "what in transform ends it, or use num_workers=0"
             )
         _log.warning("a process of num_workers %s; another one takes its place", why)
@@ -222,7 +239,7 @@ class Workers:
 
     def _started(self) -> _Worker:
         # At exit who uses them closes them; they end with this process in any case.
-        child = Child("transform", at_exit=False)
+        child = ChildProcess("transform", at_exit=False)
         child.send(self._setup)
         return _Worker(child)
 
@@ -239,10 +256,113 @@ class Workers:
             worker.child.close()
 
 
-def _speaking(workers: Iterable[_Worker]) -> list[_Worker]:
+def _workers_with_answers(workers: Iterable[_Worker]) -> list[_Worker]:
     """Return whose answers can be received; waits for one."""
     waiting = {worker.child.wire.fileno(): worker for worker in workers if worker.chunks}
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
     return [waiting[descriptor] for descriptor, _ in poll.poll()]
+
+
+WORKER_NAME = "a process of num_workers"
+
+
+def main(wire: MessageSocket) -> None:
+    """Serve who started this, until the connection ends."""
+    try:
+        setup = wire.receive().head
+    except EOFError:
+        return
+    works: queue.SimpleQueue[TransformWork] = queue.SimpleQueue()
+    listen(wire, functools.partial(_receive_work, wire, works))
+    sys.argv = setup.argv
+    call, turn = _load_call(setup), threading.Lock()
+    if isinstance(call, TransformCall):
+        watch = threading.Thread(
+            target=_watch_slow_calls, args=(wire, turn, call, setup), daemon=True
+        )
+        watch.start()
+    while True:
+        work = works.get()
+        answer = call if isinstance(call, WorkFailed) else _do_work(call, work)
+        del work  # its memory may be wanted for another block
+        _send_answer(wire, turn, answer)
+
+
+def _send_answer(
+    wire: MessageSocket, turn: threading.Lock, answer: WorkDone | WorkFailed | SlowCall
+) -> None:
+    try:
+        with turn:
+            wire.send(Message(answer))
+    except OSError:
+        os._exit(0)
+
+
+def _watch_slow_calls(
+    wire: MessageSocket, turn: threading.Lock, call: TransformCall, setup: WorkerSetup
+) -> None:
+    """Tell of calls that take long; the one that makes them is in the user's code."""
+
+    def tell(row: int, seconds: float) -> None:
+        if any(row == other for other, _ in call.running.values()):  # else it has just ended
+            _send_answer(wire, turn, SlowCall(row, seconds))
+
+    late = SlowCallWatch(setup.timeout_seconds, tell)
+    while True:
+        time.sleep(late.pause_seconds)
+        late.look(dict(call.running), time.monotonic())
+
+
+def _receive_work(wire: MessageSocket, works: queue.SimpleQueue[TransformWork]) -> None:
+    borrowed = SharedReceiver()
+    while True:
+        works.put(borrowed.receive(wire))
+
+
+def _load_call(setup: WorkerSetup) -> TransformCall | WorkFailed:
+    try:
+        return TransformCall(setup.function.load(), setup.seed)
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+        error.add_note("while the transform was loaded in a process of num_workers")
+        return WorkFailed(portable_error(error, WORKER_NAME))
+
+
+def _do_work(call: TransformCall, work: TransformWork) -> WorkDone | WorkFailed:
+    try:
+        return WorkDone(_transform_rows(call, work))
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+        return WorkFailed(portable_error(error, WORKER_NAME))
+    finally:
+        call.running.clear()
+
+
+def _private_rows(rows: TransformRows) -> TransformRows:
+    """Return the rows in memory of this process: the user's code may keep samples.
+
+    What is shared is filled again, and nobody here tells what still refers to it.
+    """
+    columns: dict[str, Column] = {
+        name: replace(column, values=column.values.copy())
+        if isinstance(column, Ragged)
+        else column.copy()
+        for name, column in rows.columns.items()
+    }
+    return replace(rows, columns=columns)
+
+
+def _transform_rows(call: TransformCall, work: TransformWork) -> Any:
+    rows, n, schema = _private_rows(work.rows), len(work.rows), work.schema
+    if schema is None:
+        return [call.plain(rows, i) for i in range(n)]
+    out: dict[str, Any] = dict(work.out)
+    returned = {
+        f.name: [None] * n if f.is_ragged else np.empty((n, *f.fixed_shape), f.item)
+        for f in schema.fields
+        if work.out[f.name] is None
+    }
+    out |= returned
+    for i in range(n):
+        store_result(schema, call(rows, i), out, i)
+    return returned

@@ -1,14 +1,13 @@
-"""Pickled bytes of strangers, read without running anything of theirs.
+"""Read pickles of arrays from untrusted sources without running their code.
 
-`steps` follow a pickle's instructions on objects of their own making, `makers` is the whole
-list of what a pickle may ask for by name. Python's own unpickler is not used: it gives arrays
-and dtypes their state by code of NumPy's that trusts it, lets a pickle of 20 bytes claim
-gigabytes, and hashes whatever it is told to.
+`opcodes` interprets a pickle on a machine of its own, and `makers` lists everything that a
+pickle may name. Python's unpickler is not used because it gives arrays and dtypes their state
+by NumPy code that trusts the pickle, lets 20 bytes claim gigabytes, and hashes any object.
 """
 
 from __future__ import annotations
 
-from growcache.pickles.follow import follow
+from growcache.pickles.opcodes import interpret
 
 __all__ = ["unpickle_arrays"]
 
@@ -32,4 +31,4 @@ def unpickle_arrays(data: bytes | bytearray | memoryview) -> object:
     >>> unpickle_arrays(pickle.dumps({"x": [1, 2.5, None]}))
     {'x': [1, 2.5, None]}
     """
-    return follow(bytes(data))
+    return interpret(bytes(data))

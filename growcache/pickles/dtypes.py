@@ -1,4 +1,4 @@
-"""NumPy's dtypes out of the state that pickles have of them, which NumPy itself would believe."""
+"""Build NumPy dtypes from their pickled state, with checks that NumPy does not make."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from growcache.errors import FormatError
 
 MOST_FIELDS = 1024  # of a record
-OBJECTS = (
+OBJECT_ARRAY_MESSAGE = (
     "a pickle has an array of Python objects, and only arrays of numbers, dates and text are "
     "read from pickles; store one array per value, or a list of arrays"
 )
@@ -23,7 +23,7 @@ _ALIGNED = 0x80  # of the flags
 _MOST_COUNT = 1 << 31  # of units that one step of a date spans
 
 
-def finished(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[Any]:
+def dtype_from_state(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[Any]:
     """Return the dtype.
 
     Args:
@@ -38,7 +38,7 @@ def finished(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[An
     if version not in (3, 4) or order not in ("<", ">", "|", "="):
         raise ValueError
     if name.startswith("O"):
-        raise FormatError(OBJECTS)
+        raise FormatError(OBJECT_ARRAY_MESSAGE)
     if _DATE.fullmatch(name):
         return np.dtype(f"{order}{name}{_unit(more)}")
     if not _PLAIN.fullmatch(name):
@@ -51,7 +51,7 @@ def finished(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[An
     else:
         return _plain(name, order)
     if found.hasobject:
-        raise FormatError(OBJECTS)
+        raise FormatError(OBJECT_ARRAY_MESSAGE)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the instructions of a pickle work on; one `Machine` for one pickle."""
+"""The state of one pickle's interpretation: position, stack, memo and limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections import OrderedDict, defaultdict
 from typing import Any
 
 from growcache.errors import FormatError
-from growcache.pickles.keys import SHORT, Keys
-from growcache.pickles.makers import CALLS, Budget, Unfinished, find
+from growcache.pickles.makers import (
+    MAKERS,
+    SHORT_TEXT,
+    CopyBudget,
+    KeyChecker,
+    Unfinished,
+    stand_in_for,
+)
 
 MOST_OBJECTS = 4_000_000  # containers, marks and notes, of 200 bytes at most: 1 to 3 bytes each
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -30,8 +36,8 @@ class Machine:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks beneath each mark
         self.memo: dict[int, Any] = {}
-        self.keys = Keys()
-        self.budget = Budget(len(data))
+        self.keys = KeyChecker()
+        self.budget = CopyBudget(len(data))
         self.left = MOST_OBJECTS
         self.unfinished = 0
 
@@ -83,7 +89,7 @@ class Machine:
     def call(self) -> None:
         """Replace a function and its arguments by its result."""
         arguments = self.stack.pop()
-        maker = CALLS.get(id(self.stack.pop()))
+        maker = MAKERS.get(id(self.stack.pop()))
         if maker is None or type(arguments) is not tuple:
             raise FormatError("a pickle calls what is no function; refused")
         self.spend()
@@ -107,7 +113,7 @@ class Machine:
 
     def name(self, module: str, name: str) -> None:
         """Put what a name stands for on the stack."""
-        self.stack.append(find(module, name))
+        self.stack.append(stand_in_for(module, name))
 
     def put_in(self, items: list[Any]) -> None:
         """Put keys and values, one after the other, into the dict on the stack."""
@@ -116,7 +122,7 @@ class Machine:
             raise TypeError
         check, keys = self.keys.check, items[::2]
         for key in keys:
-            if type(key) is not str or len(key) > SHORT:
+            if type(key) is not str or len(key) > SHORT_TEXT:
                 check(key)
         into.update(zip(keys, items[1::2], strict=True))
 

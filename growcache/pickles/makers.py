@@ -1,4 +1,9 @@
-"""Everything that a pickle may ask for by name, and what is made of it here instead."""
+"""Everything that a pickle may name, what is made for it, and which keys it may hash.
+
+Python hashes text with a secret, but numbers and tuples by public rules. So keys are checked: a
+pickle could otherwise contain a million keys that collide, or nested tuples that take for ever
+to hash.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,63 @@ import numpy as np
 
 from growcache.errors import FormatError
 from growcache.pickles import dtypes
-from growcache.pickles.keys import Keys
+
+MOST_TEXT = 4096  # characters of a key: long ones that are equal are compared again and again
+SHORT_TEXT = 256  # characters; such text needs no further look
+MOST_TUPLES = 4096  # as keys, whose collisions cannot be told beforehand
+MOST_ITEMS = 64  # of a tuple as a key
+_MOST_INTEGER = 1 << 63  # numbers beyond would have the remainders of others as hashes
+_HARMLESS_KINDS = (bool, float, type(None))
+
+
+class KeyChecker:
+    """Counts what one pickle hashes."""
+
+    __slots__ = ("_tuples",)
+
+    def __init__(self) -> None:
+        self._tuples = 0
+
+    def check(self, key: object) -> None:
+        """Refuse what may take long to hash or to compare.
+
+        Raises:
+            FormatError: not text, bytes, a number or None, or a short tuple of these.
+        """
+        kind = type(key)
+        if (kind is str or kind is bytes) and len(key) <= MOST_TEXT:  # type: ignore[arg-type]
+            return
+        if not _is_plain(key) and not (kind is tuple and self._is_short(key)):
+            raise FormatError(
+                f"a pickle has a {kind.__name__} as key of a dict or in a set, or a very long "
+                "one; expected text, numbers, or short tuples of them"
+            )
+
+    def _is_short(self, key: object) -> bool:
+        self._tuples += 1
+        return self._tuples <= MOST_TUPLES and _is_plain_tuple(key, 2)
+
+
+def _is_plain_tuple(key: object, depth: int) -> bool:
+    return (
+        type(key) is tuple
+        and len(key) <= MOST_ITEMS
+        and all(
+            _is_plain(item) or (depth > 1 and _is_plain_tuple(item, depth - 1)) for item in key
+        )
+    )
+
+
+def _is_plain(key: object) -> bool:
+    kind = type(key)
+    if kind is int:
+        return -_MOST_INTEGER <= key < _MOST_INTEGER  # type: ignore[operator]
+    if kind in _HARMLESS_KINDS:
+        return True
+    if isinstance(key, str | bytes):  # NumPy's are Python's as well
+        return len(key) <= MOST_TEXT
+    return isinstance(key, np.bool_ | np.integer | np.float16 | np.float32 | np.float64)
+
 
 MOST_DIMENSIONS = 32
 MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
@@ -21,7 +82,7 @@ _SLACK = 4096
 _SHOWN = 100  # characters of a name
 
 
-class Budget:
+class CopyBudget:
     """Bytes and items that calls may copy: each byte of a sound pickle is so twice at most.
 
     What was noted once can be used again by two bytes; so without a bound a pickle could ask
@@ -53,18 +114,18 @@ class Unfinished:
         places: where it is noted.
     """
 
-    finish: Callable[[Any, Budget], object]
+    finish: Callable[[Any, CopyBudget], object]
     places: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class NamedFunction:
     """Stands for a function that is never called."""
 
     name: str
 
 
-def find(module: str, name: str) -> object:
+def stand_in_for(module: str, name: str) -> object:
     """Return what stands for a class or function.
 
     Raises:
@@ -75,11 +136,11 @@ def find(module: str, name: str) -> object:
         home = f"numpy._core.{home.removeprefix('numpy.core.')}"
     found = _NAMES.get((home, name))
     if found is None:
-        raise FormatError(_refusal(module, name))
+        raise FormatError(_refusal_message(module, name))
     return found
 
 
-def _refusal(module: str, name: str) -> str:
+def _refusal_message(module: str, name: str) -> str:
     shown = f"{module}.{name}".encode("unicode_escape").decode()[:_SHOWN]
     top = module.partition(".")[0]
     advice = "store dicts of arrays instead, made once from what was pickled"
@@ -100,7 +161,7 @@ def _arguments(arguments: tuple[Any, ...], *kinds: Any) -> tuple[Any, ...]:
     return arguments
 
 
-def _items(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> list[Any]:
+def _items(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> list[Any]:
     if not arguments:
         return []
     (items,) = _arguments(arguments, list | tuple)
@@ -110,15 +171,15 @@ def _items(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> list[Any]:
     return list(items)
 
 
-def _set(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _set(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     return set(_items(arguments, budget, keys))
 
 
-def _frozenset(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _frozenset(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     return frozenset(_items(arguments, budget, keys))
 
 
-def _ordered(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _ordered(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     if not arguments:
         return OrderedDict()
     (pairs,) = _arguments(arguments, list)  # Python 2's way
@@ -130,7 +191,7 @@ def _ordered(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
     return OrderedDict(pairs)
 
 
-def _defaultdict(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _defaultdict(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     if not arguments or arguments == (None,):
         return defaultdict(None)
     (factory,) = arguments
@@ -139,12 +200,12 @@ def _defaultdict(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> obje
     return defaultdict(factory)
 
 
-def _complex(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _complex(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     real, imaginary = _arguments(arguments, int | float, int | float)
     return complex(real, imaginary)
 
 
-def _encode(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _encode(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     text, encoding = _arguments(arguments, str, str)
     if encoding not in ("latin1", "latin-1"):
         raise ValueError
@@ -152,11 +213,11 @@ def _encode(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
     return text.encode("latin-1")
 
 
-def _bytes(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _bytes(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     return b"" if not arguments else _encode(arguments, budget, keys)
 
 
-def _bytearray(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _bytearray(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     if len(arguments) == 1:
         (data,) = _arguments(arguments, bytes)
         budget.spend(len(data))
@@ -164,40 +225,42 @@ def _bytearray(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object
     return bytearray(_bytes(arguments, budget, keys))  # type: ignore[call-overload]
 
 
-def _no_object(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _refuse_object(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     raise FormatError("a pickle makes an object of a class; refused")
 
 
-def _dtype(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> Unfinished:
+def _dtype(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> Unfinished:
     name = arguments[0]
     if type(name) is not str:
         raise TypeError
-    return Unfinished(lambda state, budget: dtypes.finished(name, state, budget.spend))
+    return Unfinished(lambda state, budget: dtypes.dtype_from_state(name, state, budget.spend))
 
 
-def _scalar(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _scalar(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     dtype, raw = arguments
     values = _array((), dtype, raw, "C")
     budget.spend(values.nbytes)
     return values[()].copy()
 
 
-def _reconstruct(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> Unfinished:
+def _reconstruct(
+    arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker
+) -> Unfinished:
     if arguments[0] is not np.ndarray:
         raise TypeError
-    return Unfinished(_finished)
+    return Unfinished(_finish_array)
 
 
-def _finished(state: Any, budget: Budget) -> object:
+def _finish_array(state: Any, budget: CopyBudget) -> object:
     shape, dtype, fortran, raw = state[-4:]
     if type(raw) is list:
-        raise FormatError(dtypes.OBJECTS)
+        raise FormatError(dtypes.OBJECT_ARRAY_MESSAGE)
     values = _array(shape, dtype, raw, "F" if fortran else "C")
     budget.spend(values.nbytes)
     return values.copy(order="K")  # its own memory, to be written on
 
 
-def _frombuffer(arguments: tuple[Any, ...], budget: Budget, keys: Keys) -> object:
+def _frombuffer(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
     raw, dtype, shape, order, *axes = arguments
     if order == "K" and axes:
         return _array(shape, dtype, raw, "C").transpose(axes[0])
@@ -229,8 +292,8 @@ def _array(shape: Any, dtype: Any, raw: Any, order: Any) -> np.ndarray[Any, np.d
 
 
 _FACTORIES = (list, dict, set, int, float, str)
-_Call = Callable[[tuple[Any, ...], Budget, Keys], object]
-_KNOWN: tuple[tuple[str, str, object, _Call | None], ...] = (
+_Maker = Callable[[tuple[Any, ...], CopyBudget, KeyChecker], object]
+_KNOWN: tuple[tuple[str, str, object, _Maker | None], ...] = (
     ("builtins", "set", set, _set),
     ("builtins", "frozenset", frozenset, _frozenset),
     ("builtins", "complex", complex, _complex),
@@ -239,16 +302,18 @@ _KNOWN: tuple[tuple[str, str, object, _Call | None], ...] = (
     *(("builtins", kind.__name__, kind, None) for kind in _FACTORIES if kind is not set),
     ("collections", "OrderedDict", OrderedDict, _ordered),
     ("collections", "defaultdict", defaultdict, _defaultdict),
-    ("_codecs", "encode", Function("_codecs.encode"), _encode),
+    ("_codecs", "encode", NamedFunction("_codecs.encode"), _encode),
     # Of old protocols: the class, which is refused by its own name, comes next.
-    ("copyreg", "_reconstructor", Function("copyreg._reconstructor"), _no_object),
-    ("copy_reg", "_reconstructor", Function("copyreg._reconstructor"), _no_object),
+    ("copyreg", "_reconstructor", NamedFunction("copyreg._reconstructor"), _refuse_object),
+    ("copy_reg", "_reconstructor", NamedFunction("copyreg._reconstructor"), _refuse_object),
     ("numpy", "ndarray", np.ndarray, None),
     ("numpy", "dtype", np.dtype, _dtype),
-    ("numpy._core.multiarray", "_reconstruct", Function("_reconstruct"), _reconstruct),
-    ("numpy._core.multiarray", "scalar", Function("scalar"), _scalar),
-    ("numpy._core.numeric", "_frombuffer", Function("_frombuffer"), _frombuffer),
+    ("numpy._core.multiarray", "_reconstruct", NamedFunction("_reconstruct"), _reconstruct),
+    ("numpy._core.multiarray", "scalar", NamedFunction("scalar"), _scalar),
+    ("numpy._core.numeric", "_frombuffer", NamedFunction("_frombuffer"), _frombuffer),
 )
 _NAMES = {(module, name): stands for module, name, stands, _ in _KNOWN}
 # By identity, for a pickle may try to call what cannot be hashed.
-CALLS: dict[int, _Call] = {id(stands): call for *_, stands, call in _KNOWN if call is not None}
+MAKERS: dict[int, _Maker] = {
+    id(stands): call for *_, stands, call in _KNOWN if call is not None
+}

@@ -1,1 +1,1 @@
-"""From a permit to a shard on disk: drawing, filling, supervising."""
+"""From a permit to a shard on disk: draw, fill, supervise."""

@@ -1,7 +1,7 @@
-"""Permits out, reports in: who fills which group, and which shards make room for it.
+"""Permits out, reports in: which sampler fills which group.
 
-The decisions are pure functions elsewhere (`permits.decide`, `eviction.choose`); this is
-the thin shell that gathers what they need and does what they say.
+The decisions are pure functions elsewhere (`rate_limiter.decide`, `eviction.choose`). This module gathers what they
+need and does what they say.
 """
 
 from __future__ import annotations
@@ -13,37 +13,53 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from growcache.cache.cache import Cache
-from growcache.cache.identity import Identity
+from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import SetAsideStatus
 from growcache.config import Config
 from growcache.errors import CacheFullError, SamplingError
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
-from growcache.sampling.book import Book
-from growcache.sampling.drawing import Drawing
-from growcache.sampling.draws import RAMP_END, Draw, Sizing
-from growcache.sampling.forecast import Forecast
-from growcache.sampling.halt import Halt
-from growcache.sampling.holes import Skipped, retry_holes, rewritten
-from growcache.sampling.landlord import Landlord
-from growcache.sampling.makeups import Makeups, name_of
-from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.draw_sequence import DrawSequence
+from growcache.sampling.draws import GroupDraw
+from growcache.sampling.evictor import SpaceAllocator
+from growcache.sampling.failed_visits import (
+    HoleCounter,
+    Makeups,
+    has_new_version,
+    object_name,
+    retry_holes,
+)
+from growcache.sampling.group_queue import NO_ROOM, GroupQueue, Refetch, RefetchQueue
+from growcache.sampling.messages import PartVisit, Permit
 from growcache.sampling.objects import Objects
-from growcache.sampling.permits import LISTING_FIRST, Outlook, Verdict, decide
 from growcache.sampling.population import Population
-from growcache.sampling.reasons import suspects
-from growcache.sampling.roster import MOST_SUSPICION, Death
-from growcache.sampling.sizing import LIMIT_OF_EXPECTED, check_bound, takes
-from growcache.sampling.wished import NO_ROOM, Task, Wished
-from growcache.usercode import printable, short
+from growcache.sampling.rate_limiter import (
+    LISTING_FIRST,
+    CircuitBreaker,
+    LimiterInputs,
+    Verdict,
+    decide,
+)
+from growcache.sampling.sizing import (
+    LIMIT_OF_EXPECTED,
+    RAMP_END,
+    SizeEstimate,
+    Sizing,
+    check_bound,
+    takes_some_samples,
+)
+from growcache.sampling.worker_pool import MOST_SUSPICION, SamplerDeath, crash_suspects
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+from growcache.usercode import printable, short_key
 
-FULL = "the cache is full, and with cache.eviction none no shard makes room for another"
+FULL_FOR_GOOD = (
+    "the cache is full, and with cache.eviction none no shard makes room for another"
+)
 IN_TURN_SECONDS = 5.0  # that a finished group waits for an earlier one
 
 
 @dataclass(slots=True)
-class Flight:
+class IssuedPermit:
     """A permit that is out.
 
     Attributes:
@@ -111,12 +127,14 @@ class Dispatcher:
         self._sizing = sizing
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
-        self.landlord = Landlord(config.cache, cache, evicts=not limits.until_full)
-        self._drawing = Drawing(config, cache, catalog, objects, sizing)
+        self.landlord = SpaceAllocator(config.cache, cache, evicts=not limits.until_full)
+        self._drawing = DrawSequence(config, cache, catalog, objects, sizing)
         next_new = cache.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
-        self._book = Book(next_new, unfinished)
-        self._wished = Wished(cache, catalog, self._drawing, self._book, sizing.group_shards)
+        self._book = GroupQueue(next_new, unfinished)
+        self._wished = RefetchQueue(
+            cache, catalog, self._drawing, self._book, sizing.group_shards
+        )
         self._makeups = Makeups(
             cache, self._drawing, sizing, unfinished, config.sampling.timeout_seconds
         )
@@ -125,10 +143,10 @@ class Dispatcher:
         last = self._drawing.again(last_drawn) if last_drawn >= 0 else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
-        self._forecast = Forecast(sizing, identity.sizes["record_bytes"])
-        self._skipped = Skipped()
-        self._halt = Halt()
-        self.flights: dict[str, Flight] = {}
+        self._forecast = SizeEstimate(sizing, identity.sizes["record_bytes"])
+        self._skipped = HoleCounter()
+        self._halt = CircuitBreaker()
+        self.flights: dict[str, IssuedPermit] = {}
         self.failures = 0
         self.last_error = self._retry_event = ""
         self.egress_bytes = 0
@@ -154,19 +172,19 @@ class Dispatcher:
             fresh = tuple(self._cache.never_committed(fresh))
         return self._take_off(draw, self._book.start(draw.group), fresh, fresh)
 
-    def _grant_wish(self, wish: Task) -> Permit | None:
+    def _grant_wish(self, wish: Refetch) -> Permit | None:
         draw, share = wish.draw, len(wish.write) / wish.shards
         outlook = self._outlook(draw, share=share, wished=True)
         self.verdict = decide(outlook)
         if outlook.group_bytes > outlook.room_bytes and not self.landlord.evicts_for_wishes:
-            self._wished.refuse(draw.group, FULL)
+            self._wished.refuse(draw.group, FULL_FOR_GOOD)
             return None
         if not self.verdict.granted or not self._issue(draw):
             return None
         tries = self._book.start(draw.group, again=wish.again)
         return self._take_off(draw, tries, wish.write, wish.missing)
 
-    def _issue(self, draw: Draw) -> bool:
+    def _issue(self, draw: GroupDraw) -> bool:
         """Note that the group is issued, unless it was before; False where that cannot be."""
         if draw.group < self._book.next_new:
             return True
@@ -185,7 +203,7 @@ class Dispatcher:
         return tuple(range(first, first + self._sizing.group_shards))
 
     def _take_off(
-        self, draw: Draw, tries: int, write: tuple[int, ...], fresh: tuple[int, ...]
+        self, draw: GroupDraw, tries: int, write: tuple[int, ...], fresh: tuple[int, ...]
     ) -> Permit:
         record = self._cache.deferrals
         made_up = record.makeups.get(draw.group) or ()
@@ -204,7 +222,9 @@ class Dispatcher:
             round=draw.round,
             shards=self._shards_of(draw.group),
             stops=stops,
-            take=self._sizing.samples_per_object if takes(self._config.sampling) else None,
+            take=self._sizing.samples_per_object
+            if takes_some_samples(self._config.sampling)
+            else None,
             editions=tuple(
                 (edition.objects, edition.digest, edition.first_group)
                 for edition in self._cache.editions[: draw.edition + 1]
@@ -217,7 +237,7 @@ class Dispatcher:
             others=self._others(stops, left_out) if defers else (),
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
-        self.flights[permit.id] = Flight(permit, estimate, fresh=fresh)
+        self.flights[permit.id] = IssuedPermit(permit, estimate, fresh=fresh)
         self._halt.took_off(permit.id)
         return permit
 
@@ -225,17 +245,17 @@ class Dispatcher:
         """Whether visits of a group, of which nothing was ever committed, may be set aside."""
         return self._makeups.may_defer or group in self._cache.deferrals.makeups
 
-    def _others(self, stops: Sequence[Stop], left_out: Sequence[int]) -> tuple[Entry, ...]:
+    def _others(self, stops: Sequence[PartVisit], left_out: Sequence[int]) -> tuple[Entry, ...]:
         """Return a few objects of the source, where all visits are to one of them."""
         skipped = set(left_out)
-        visited = {name_of(s) for place, s in enumerate(stops) if place not in skipped}
+        visited = {object_name(s) for place, s in enumerate(stops) if place not in skipped}
         if len(visited) != 1:
             return ()
         sources = range(len(self._config.sources))
         near = [self._objects.stops(self._objects.numbers(n, 0, 2)) for n in sources]
-        return tuple(s.entry for some in near for s in some if name_of(s) not in visited)
+        return tuple(s.entry for some in near for s in some if object_name(s) not in visited)
 
-    def _next_group(self) -> Draw | None:
+    def _next_group(self) -> GroupDraw | None:
         group = self._book.next_new
         return (
             self._makeups.next(group)
@@ -243,11 +263,11 @@ class Dispatcher:
             or self._makeups.next(group, idle=True)
         )
 
-    def _next_draw(self) -> Draw | None:
+    def _next_draw(self) -> GroupDraw | None:
         draw = self._drawing.next(self._book.next_new, self._round)
         return draw if draw is not None and self._may_begin(draw) else None
 
-    def _may_begin(self, draw: Draw) -> bool:
+    def _may_begin(self, draw: GroupDraw) -> bool:
         """Whether the draw's round may begin: not while the last one may still grow."""
         if self._drawing.replacement or draw.round == self._round:
             return True
@@ -311,12 +331,12 @@ class Dispatcher:
         """Whether a wish waits for a sampler."""
         return self._book.due_wish(time.monotonic()) is not None
 
-    def _is_wished(self, flight: Flight) -> bool:
+    def _is_wished(self, flight: IssuedPermit) -> bool:
         return bool(self._wished.of(flight.permit.written))
 
     def _outlook(
-        self, draw: Draw | None, *, share: float = 1.0, wished: bool = False
-    ) -> Outlook:
+        self, draw: GroupDraw | None, *, share: float = 1.0, wished: bool = False
+    ) -> LimiterInputs:
         sampling, cache = self._config.sampling, self._cache
         group_bytes = int(share * self._estimate(len(draw.parts))) if draw is not None else 0
         promised = sum(f.estimate_bytes for f in self.flights.values() if not f.granted)
@@ -331,7 +351,7 @@ class Dispatcher:
             if f.fresh
         )
         now = time.monotonic()
-        return Outlook(
+        return LimiterInputs(
             refused=self._halt.waiting_for if self._halt.holds_back(now) else "",
             parts_known=draw is not None,
             listing_complete=self._catalog.complete,
@@ -449,13 +469,13 @@ class Dispatcher:
             self.blocked = self._obstacle(flight.permit.id, flight.need_bytes, wished=wished)
             if self.blocked:
                 if not (flight.fresh or self.short_of_disk or self.landlord.evicts_for_wishes):
-                    self._wished.refuse(flight.permit.group, FULL)
+                    self._wished.refuse(flight.permit.group, FULL_FOR_GOOD)
                 break  # first come, first served: else a large group would wait for ever
             flight.granted = True
             granted.append(flight.permit.id)
         return granted
 
-    def _leaves_the_first_place(self, flight: Flight) -> bool:
+    def _leaves_the_first_place(self, flight: IssuedPermit) -> bool:
         """Whether a finished group of the ramp waits for earlier ones to be written first.
 
         A group is done sooner where none of its objects is slow, and a small cache of such
@@ -521,7 +541,7 @@ class Dispatcher:
         if self.verdict.mood == "complete":
             return "all that is to be cached is cached"
         spent = self.verdict.final and self.verdict.mood == "waiting"
-        return (self.verdict.waiting_for or "") if spent else FULL
+        return (self.verdict.waiting_for or "") if spent else FULL_FOR_GOOD
 
     # ----------------------------------------------------------------- reports
 
@@ -612,7 +632,7 @@ class Dispatcher:
             self._drawing,
             self._makeups,
             self._sizing.group_shards,
-            rewritten(relisted),
+            has_new_version(relisted),
         )
 
     def set_back(self, permit: str, place: int, error: str) -> None:
@@ -632,7 +652,7 @@ class Dispatcher:
         self.last_error = printable(error)
         self._book.failed(group, time.monotonic(), disk=disk)
 
-    def abandoned(self, permit: str, death: Death) -> None:
+    def abandoned(self, permit: str, death: SamplerDeath) -> None:
         """Note that the sampler of a group died: the group is filled again at once.
 
         Args:
@@ -648,11 +668,11 @@ class Dispatcher:
                 if not flight.fresh:
                     self._wished.refuse(group, f"sampler after sampler died on it: {death}")
                     return
-                first = short(flight.permit.stops[0].entry.key)
+                first = short_key(flight.permit.stops[0].entry.key)
                 raise SamplingError(
                     f"sampler after sampler died on group {group} (its first object is "
                     f"{first}), the last {death}"
-                    + ("" if death.stalled else suspects(self._config))
+                    + ("" if death.stalled else crash_suspects(self._config))
                 )
 
     def ground(self) -> None:
@@ -660,7 +680,7 @@ class Dispatcher:
         for permit in list(self.flights):
             self._land(permit)
 
-    def _land(self, permit: str) -> Flight | None:
+    def _land(self, permit: str) -> IssuedPermit | None:
         flight = self.flights.pop(permit, None)
         if flight is not None:
             self._cache.discard(permit, flight.permit.shards)

@@ -1,168 +1,32 @@
 """Which parts a group of shards holds: a pure function of (seed, editions, group number).
 
-The order is a keyed permutation that is computed, never stored: a Feistel network over
-the next power of four, walked until it lands inside the population (Black & Rogaway,
-"Ciphers with Arbitrary Finite Domains", CT-RSA 2002). A later edition permutes all parts
-anew and leaves out those that the earlier editions of the same round already drew, which
-the inverse permutation tells without any record of them.
+A later edition permutes all parts anew and skips those that earlier editions drew in the same round. The inverse
+permutation tells which those are, so no record of them is kept.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from growcache.sampling.cuts import Cut
-from growcache.seeding import GOLDEN, derive, finalize64, generator
+from growcache.sampling.orders import Floats, Ints, PartOrder, Permutation, TurnOrders
+from growcache.sampling.sizing import RAMP_END, Sizing
+from growcache.seeding import derive_seed, generator_at, stream64
 
-Ints = npt.NDArray[np.int64]
-DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
-TURNS_VERSION = 2  # of draws by `turns`; what they replace was of version 1
-RAMP_GROUPS = 4  # groups of each size before the size doubles
-RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
-RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
 _CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
-_ROUNDS = 6
+
+
 _MARKS = 512  # places in the order that are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
-    """How objects are cut into parts and shards; measured once, then kept for good.
-
-    Attributes:
-        samples_per_object: about how many samples one visit yields.
-        stride_bytes: bytes that an object advances per sample.
-        overhead_bytes: bytes of an object that hold no sample.
-        whole: each object is one part (it is read whole, or drawn at random and independently).
-        shard_samples: samples in a full shard.
-        group_shards: shards filled together.
-        max_parts: parts of the fixed set; None where the set is not fixed.
-        doublings: how often the size of groups doubles until they are full.
-        cuts: where several sources are mixed, how the objects of each are cut. Then
-            ``samples_per_object`` is the mean over visits, and the three after it mean nothing.
-    """
-
-    samples_per_object: int
-    stride_bytes: float
-    overhead_bytes: int
-    whole: bool
-    shard_samples: int
-    group_shards: int = 1
-    max_parts: int | None = None
-    doublings: int = RAMP_DOUBLINGS
-    cuts: tuple[Cut, ...] = ()
-
-    def cut(self, source: int = 0, samples_per_whole: float = 1.0) -> Cut:
-        """Return how the objects of a source are cut.
-
-        Args:
-            source: its number.
-            samples_per_whole: of an object that is one part, where there is one source.
-        """
-        if self.cuts:
-            return self.cuts[source]
-        return Cut(
-            self.samples_per_object,
-            self.stride_bytes,
-            self.overhead_bytes,
-            self.whole,
-            samples_per_whole=samples_per_whole,
-        )
-
-    def group_parts(self, group: int) -> int:
-        """Return how many parts a group holds: the first groups are small (protocol 7)."""
-        ahead = max(0, self.doublings - group // RAMP_GROUPS)
-        samples = (self.shard_samples * self.group_shards) >> ahead
-        return max(1, -(-samples // self.samples_per_object))
-
-    def parts_before(self, group: int) -> int:
-        """Return how many parts all groups before this one were given."""
-        ramp = min(group, RAMP_GROUPS * RAMP_DOUBLINGS)
-        full = group - ramp
-        head = sum(self.group_parts(number) for number in range(ramp))
-        return head + full * self.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS)
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """A keyed bijection of 0 … size-1."""
-
-    size: int
-    key: int
-    _keys: tuple[np.uint64, ...] = field(init=False, repr=False)
-    _half: int = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        keys = tuple(
-            np.uint64(derive(self.key, i) & 0xFFFFFFFFFFFFFFFF) for i in range(_ROUNDS)
-        )
-        object.__setattr__(self, "_keys", keys)
-        object.__setattr__(self, "_half", max(1, (max(2, self.size) - 1).bit_length() + 1 >> 1))
-
-    def forward(self, positions: Ints) -> Ints:
-        """Return the elements at these positions of the order."""
-        return self._walk(positions, self._encrypt)
-
-    def inverse(self, elements: Ints) -> Ints:
-        """Return the positions at which these elements stand."""
-        return self._walk(elements, self._decrypt)
-
-    def _walk(self, values: Ints, step: Callable[[Ints], Ints]) -> Ints:
-        values = step(values)
-        outside = np.flatnonzero(values >= self.size)
-        while len(outside):
-            values[outside] = step(values[outside])
-            outside = outside[values[outside] >= self.size]
-        return values
-
-    def _split(self, values: Ints) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        word = values.astype(np.uint64)
-        return word >> np.uint64(self._half), word & self._mask
-
-    @property
-    def _mask(self) -> np.uint64:
-        return np.uint64((1 << self._half) - 1)
-
-    def _encrypt(self, values: Ints) -> Ints:
-        left, right = self._split(values)
-        for key in self._keys:
-            left, right = right, left ^ (_mix(right, key) & self._mask)
-        return (left << np.uint64(self._half) | right).astype(np.int64)
-
-    def _decrypt(self, values: Ints) -> Ints:
-        left, right = self._split(values)
-        for key in reversed(self._keys):
-            left, right = right ^ (_mix(left, key) & self._mask), left
-        return (left << np.uint64(self._half) | right).astype(np.int64)
-
-
-def _mix(word: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """The round function: SplitMix64's finalizer over word and key."""
-    return finalize64((word + GOLDEN) ^ key)
-
-
-class Order(Protocol):
-    """A bijection of 0 … size-1: which parts come one after the other."""
-
-    @property
-    def size(self) -> int:
-        """Of how many parts it is."""
-
-    def forward(self, positions: Ints) -> Ints:
-        """Return the parts at these positions of the order."""
-
-    def inverse(self, elements: Ints) -> Ints:
-        """Return the positions at which these parts stand."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
+class DrawnEdition:
     """From which group on how many parts are known: an edition, seen by the draws."""
 
     edition: int
@@ -173,20 +37,22 @@ class Span:
 
 # Returns the order of an edition in a round, and where the round began with an earlier edition,
 # is told the order of that, and how many positions of it were passed.
-MakeOrder: TypeAlias = Callable[[Span, int, tuple[Order, int] | None], Order]
+MakeOrder: TypeAlias = Callable[[DrawnEdition, int, tuple[PartOrder, int] | None], PartOrder]
 
 
 def permuted(seed: int) -> MakeOrder:
     """Return what makes the orders in which every part is as likely to be next."""
 
-    def make(span: Span, round_: int, before: tuple[Order, int] | None) -> Order:
-        return Permutation(span.parts, derive(seed, "order", span.edition, round_))
+    def make(
+        span: DrawnEdition, round_: int, before: tuple[PartOrder, int] | None
+    ) -> PartOrder:
+        return Permutation(span.parts, derive_seed(seed, "order", span.edition, round_))
 
     return make
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class GroupDraw:
     """The parts of one group, by their number in the edition.
 
     Attributes:
@@ -210,10 +76,10 @@ class Draw:
 class _Segment:
     """A stretch of groups that follow one order."""
 
-    span: Span
+    span: DrawnEdition
     round: int
-    order: Order
-    earlier: tuple[tuple[Order, int], ...]  # of this round: order, positions consumed
+    order: PartOrder
+    earlier: tuple[tuple[PartOrder, int], ...]  # of this round: order, positions consumed
     parts: int  # that it yields in all
 
 
@@ -253,23 +119,23 @@ class Draws:
         self._sizing = sizing
         self._mine = mine
         self._replacement = replacement
-        self._spans: list[Span] = []
-        self._totals: dict[Span, int] = {}
+        self._spans: list[DrawnEdition] = []
+        self._totals: dict[DrawnEdition, int] = {}
         # Ascending. Each stands in front of its group before that is settled: an edition may
         # still be added for it.
         self._marks: list[_Cursor] = []
 
     @property
-    def spans(self) -> Sequence[Span]:
+    def spans(self) -> Sequence[DrawnEdition]:
         """The editions that were added, in order."""
         return self._spans
 
-    def add(self, span: Span) -> None:
+    def add(self, span: DrawnEdition) -> None:
         """Let groups from ``span.first_group`` on draw from a larger edition."""
         self._spans.append(span)
         self._marks = [mark for mark in self._marks if mark.group <= span.first_group]
 
-    def group(self, number: int) -> Draw | None:
+    def group(self, number: int) -> GroupDraw | None:
         """Return what group ``number`` holds; None past the end of a fixed set.
 
         Raises:
@@ -284,7 +150,7 @@ class Draws:
         parts, position = self._take(cursor.segment, cursor.position, count)
         left = cursor.left - len(parts)
         self._mark(_Cursor(number + 1, cursor.segment, position, left))
-        return Draw(number, cursor.segment.span.edition, cursor.segment.round, parts)
+        return GroupDraw(number, cursor.segment.span.edition, cursor.segment.round, parts)
 
     def round_of(self, number: int) -> int:
         """Return the round that group ``number`` would draw from."""
@@ -296,9 +162,9 @@ class Draws:
             count = min(count, self._sizing.max_parts - self._sizing.parts_before(number))
         return max(0, count)
 
-    def _independent(self, number: int, count: int) -> Draw:
+    def _independent(self, number: int, count: int) -> GroupDraw:
         span = self._span(number)
-        rng = generator(self._seed, "replacement", number)
+        rng = generator_at(self._seed, "replacement", number)
         kept: list[Ints] = []
         missing, tries = count, 0
         while missing and tries < 1000:
@@ -309,9 +175,9 @@ class Draws:
             tries += 1
         if missing == count:
             raise LookupError(f"edition {span.edition} has no part for this node")
-        return Draw(number, span.edition, number, np.concatenate(kept))
+        return GroupDraw(number, span.edition, number, np.concatenate(kept))
 
-    def _span(self, number: int) -> Span:
+    def _span(self, number: int) -> DrawnEdition:
         known = [span for span in self._spans if span.first_group <= number]
         if not known:
             raise LookupError(f"no edition covers group {number}")
@@ -390,14 +256,14 @@ class Draws:
             return cursor
         return self._begin(cursor.group, span, segment.round + 1)
 
-    def _begin(self, group: int, span: Span, round_: int) -> _Cursor:
+    def _begin(self, group: int, span: DrawnEdition, round_: int) -> _Cursor:
         """Return the cursor in front of a group that begins a round."""
         parts = self._total(span)
         if not parts:
             raise LookupError(f"edition {span.edition} has no part for this node")
         return _Cursor(group, self._segment(span, round_, (), parts), 0, parts)
 
-    def _total(self, span: Span) -> int:
+    def _total(self, span: DrawnEdition) -> int:
         """Return how many parts of an edition are ours."""
         if self._mine is None:
             return span.parts
@@ -408,7 +274,11 @@ class Draws:
         return self._totals[span]
 
     def _segment(
-        self, span: Span, round_: int, earlier: tuple[tuple[Order, int], ...], parts: int
+        self,
+        span: DrawnEdition,
+        round_: int,
+        earlier: tuple[tuple[PartOrder, int], ...],
+        parts: int,
     ) -> _Segment:
         order = self._order(span, round_, earlier[-1] if earlier else None)
         return _Segment(span, round_, order, earlier, parts)
@@ -448,12 +318,440 @@ class Draws:
         return mask
 
 
-def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
-    """Return (object ordinal, part within the object) of each part.
+_STRATUM_CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
+
+
+@dataclass(frozen=True, slots=True)
+class _OrderedDraws:
+    """Draws that follow one permutation.
+
+    Attributes:
+        first: number of its first draw.
+        draws: that it yields.
+        edition: that was drawn from.
+        round: that they belong to.
+        order: of all parts that were known.
+        earlier: orders of the same round, each with the positions that it yielded.
+    """
+
+    first: int
+    draws: int
+    edition: int
+    round: int
+    order: PartOrder
+    earlier: tuple[tuple[PartOrder, int], ...] = ()
+
+
+# As `draws.MakeOrder`, of an edition and the parts that the stratum has in it.
+OrderOf: TypeAlias = Callable[[int, int, int, tuple[PartOrder, int] | None], PartOrder]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Consecutive draws.
+
+    Attributes:
+        parts: by their number in the stratum.
+        rounds: that each is of.
+    """
+
+    parts: Ints
+    rounds: Ints
+
+
+class Cycle:
+    """No part comes twice before all came once, however the stratum grows meanwhile.
 
     Args:
-        starts: first part of every object, and the total; int64 [objects + 1].
-        parts: parts by their number in the edition.
+        where: what the orders depend on, beside edition and round.
+        order: makes the orders; by default parts are permuted.
     """
-    ordinals = np.searchsorted(starts, parts, side="right") - 1
-    return ordinals, parts - starts[ordinals]
+
+    def __init__(self, *where: int | str, order: OrderOf | None = None) -> None:
+        self._where = where
+        self._order = order or self._permuted
+        # Ascending; the last goes on for ever, with full rounds of its edition behind it.
+        self._stretches: list[_OrderedDraws] = []
+        self._walked: tuple[_OrderedDraws, int, int] | None = None  # draws and positions passed
+
+    def grow(self, edition: int, parts: int, drawn: int) -> None:
+        """Let draws from number ``drawn`` on choose among ``parts`` parts, the old ones included."""
+        if not parts:
+            return
+        if not self._stretches:
+            self._stretches = [self._full(drawn, parts, edition, 0)]
+            return
+        last = self._stretch(drawn)
+        if parts == last.order.size:
+            return
+        yielded = drawn - last.first
+        self._stretches = [s for s in self._stretches if s.first < last.first]
+        if not yielded and not last.earlier:  # a round that did not begin yet
+            self._stretches.append(self._full(drawn, parts, edition, last.round))
+            return
+        earlier = (*last.earlier, (last.order, self._position(last, yielded)))
+        left = last.draws - yielded + parts - last.order.size
+        order = self._order(edition, parts, last.round, earlier[-1])
+        self._stretches += [
+            last,
+            _OrderedDraws(drawn, left, edition, last.round, order, earlier),
+        ]
+
+    def draw(self, start: int, stop: int) -> Drawn:
+        """Return the draws [start, stop).
+
+        Raises:
+            LookupError: the stratum has no part yet.
+        """
+        parts: list[Ints] = [np.zeros(0, np.int64)]
+        rounds: list[Ints] = [np.zeros(0, np.int64)]
+        while start < stop:
+            stretch = self._stretch(start)
+            count = min(stop, self._end(stretch)) - start
+            parts.append(self._parts(stretch, start - stretch.first, count))
+            rounds.append(np.full(count, stretch.round, np.int64))
+            start += count
+        return Drawn(np.concatenate(parts), np.concatenate(rounds))
+
+    def round_of(self, number: int) -> int:
+        """Return the round that a draw is of."""
+        return self._stretch(number).round
+
+    def _stretch(self, number: int) -> _OrderedDraws:
+        known = [s for s in self._stretches if s.first <= number]
+        if not known:
+            raise LookupError("the stratum has no part yet")
+        last = known[-1]
+        if number < last.first + last.draws:
+            return last
+        # Rounds behind the last known stretch are all alike.
+        size, ended = last.order.size, last.first + last.draws
+        rounds = (number - ended) // size
+        return self._full(ended + rounds * size, size, last.edition, last.round + 1 + rounds)
+
+    def _end(self, stretch: _OrderedDraws) -> int:
+        """Return where the next stretch begins; an edition may begin within this one."""
+        following = [s.first for s in self._stretches if s.first > stretch.first]
+        return min([stretch.first + stretch.draws, *following])
+
+    def _full(self, first: int, parts: int, edition: int, round_: int) -> _OrderedDraws:
+        order = self._order(edition, parts, round_, None)
+        return _OrderedDraws(first, parts, edition, round_, order)
+
+    def _permuted(
+        self, edition: int, parts: int, round_: int, before: tuple[PartOrder, int] | None
+    ) -> PartOrder:
+        return Permutation(parts, derive_seed(*self._where, "order", edition, round_))
+
+    def _parts(self, stretch: _OrderedDraws, skip: int, count: int) -> Ints:
+        if not stretch.earlier:
+            return stretch.order.forward(np.arange(skip, skip + count))
+        position = self._position(stretch, skip)
+        kept: list[Ints] = []
+        for start, fresh, offsets in self._walk(stretch, position):
+            kept.append(fresh[:count])
+            if len(fresh) >= count:
+                self._walked = (stretch, skip + count, start + int(offsets[count - 1]) + 1)
+                break
+            count -= len(fresh)
+            skip += len(fresh)
+        return np.concatenate(kept)
+
+    def _position(self, stretch: _OrderedDraws, draws: int) -> int:
+        """Return the position in the order behind so many draws of the stretch."""
+        if not stretch.earlier:
+            return draws
+        passed, position = 0, 0
+        if self._walked is not None and self._walked[0] == stretch and self._walked[1] <= draws:
+            _, passed, position = self._walked
+        if passed == draws:
+            return position
+        for start, fresh, offsets in self._walk(stretch, position):
+            if passed + len(fresh) >= draws:
+                return start + int(offsets[draws - passed - 1]) + 1
+            passed += len(fresh)
+        return stretch.order.size
+
+    def _walk(self, stretch: _OrderedDraws, position: int) -> Iterator[tuple[int, Ints, Ints]]:
+        """Yield from a position on: where a chunk starts, its parts, and their offsets in it."""
+        for start in range(position, stretch.order.size, _STRATUM_CHUNK):
+            stop = min(stretch.order.size, start + _STRATUM_CHUNK)
+            parts = stretch.order.forward(np.arange(start, stop))
+            fresh = np.ones(len(parts), np.bool_)
+            for order, yielded in stretch.earlier:
+                known = np.flatnonzero(fresh & (parts < order.size))
+                fresh[known] = order.inverse(parts[known]) >= yielded
+            offsets = np.flatnonzero(fresh)
+            yield start, parts[offsets], offsets
+
+
+class Independent:
+    """Draws that know nothing of one another; each is a round of its own.
+
+    Args:
+        where: what they depend on.
+    """
+
+    def __init__(self, *where: int | str) -> None:
+        self._key = np.uint64(derive_seed(*where, "independent") & 0xFFFFFFFFFFFFFFFF)
+        self._eras: list[tuple[int, int]] = []  # first draw, parts
+
+    def grow(self, edition: int, parts: int, drawn: int) -> None:
+        """Let draws from number ``drawn`` on choose among ``parts`` parts."""
+        if parts:
+            self._eras.append((drawn, parts))
+
+    def draw(self, start: int, stop: int) -> Drawn:
+        """Return the draws [start, stop).
+
+        Raises:
+            LookupError: the stratum has no part yet.
+        """
+        known = [parts for first, parts in self._eras if first <= start]
+        if not known:
+            raise LookupError("the stratum has no part yet")
+        numbers = np.arange(start, stop)
+        words = stream64(np.full(len(numbers), self._key), numbers.astype(np.uint64))
+        # 64 bits over at most 2^40 parts: none is likelier than another by more than 2^-24.
+        return Drawn((words % np.uint64(known[-1])).astype(np.int64), numbers)
+
+    def round_of(self, number: int) -> int:
+        """Return the round that a draw is of."""
+        return number
+
+
+@dataclass(frozen=True)
+class EditionStrata:
+    """The parts of an edition by their strata.
+
+    Attributes:
+        names: of the strata; the same number means the same stratum in every edition.
+        parts: of each.
+        place: returns parts by their number in the edition, for parts by their numbers in a
+            stratum.
+        starts: returns the first part of every object of a stratum, and the total, by their
+            numbers in the stratum.
+        natural: how often each is drawn where none is favoured.
+    """
+
+    names: Sequence[str]
+    parts: Ints
+    place: Callable[[int, Ints], Ints]
+    starts: Callable[[int], Ints]
+    natural: Ints
+
+
+# Says how many draws of a block each stratum of an edition has.
+BlockQuotas: TypeAlias = Callable[[DrawnEdition, EditionStrata], Ints]
+
+
+@dataclass(frozen=True)
+class _Era:
+    """The groups that one edition is drawn for.
+
+    Attributes:
+        span: of the edition.
+        strata: its parts.
+        slots: whose turn each draw is.
+        passed: draws in front of the era, and
+        drawn: how many of these each stratum had.
+        weights: of the parts of each stratum.
+    """
+
+    span: DrawnEdition
+    strata: EditionStrata
+    slots: StratumBlocks
+    passed: int
+    drawn: Ints
+    weights: Floats
+
+    def before(self, number: int) -> Ints:
+        """Return how many of the draws before this one each stratum had."""
+        found = self.slots.before(number - self.passed)
+        found[: len(self.drawn)] += self.drawn
+        return found
+
+
+class StratifiedDraws:
+    """As `draws.Draws`, group after group, in any order, by shares of the strata.
+
+    Args:
+        seed: of the order.
+        sizing: how many parts a group has.
+        deal: says how many draws each stratum has.
+        strata: returns the parts of so many listed objects, by their strata.
+        replacement: independent draws within a stratum instead of permutations.
+        turns: the objects of a stratum take turns.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        sizing: Sizing,
+        deal: BlockQuotas,
+        strata: Callable[[int], EditionStrata],
+        *,
+        replacement: bool = False,
+        turns: bool = False,
+    ) -> None:
+        self._seed = seed
+        self._sizing = sizing
+        self._deal = deal
+        self._strata = strata
+        self._replacement = replacement
+        self._turns = turns
+        self._eras: list[_Era] = []
+        self._cycles: list[Cycle | Independent] = []
+
+    def add(self, span: DrawnEdition) -> None:
+        """Let groups from ``span.first_group`` on draw from a larger edition.
+
+        Raises:
+            ConfigError: the weights name a stratum that it does not have.
+        """
+        strata = self._strata(span.objects)
+        slots = StratumBlocks(self._deal(span, strata), self._seed, span.edition)
+        passed, drawn = 0, np.zeros(0, np.int64)
+        if self._eras:
+            passed = self._draws_before(span.first_group)
+            drawn = self._eras[-1].before(passed)
+        natural = strata.natural / strata.natural.sum()
+        given = slots.counts / slots.counts.sum()
+        weights = np.divide(natural, given, out=np.zeros(len(given)), where=given > 0)
+        self._eras.append(_Era(span, strata, slots, passed, drawn, weights))
+        self._grow(span.edition, strata.parts, drawn)
+
+    def _grow(self, edition: int, parts: Ints, drawn: Ints) -> None:
+        for stratum in range(len(self._cycles), len(parts)):
+            self._cycles.append(self._cycle(stratum))
+        for stratum, cycle in enumerate(self._cycles):
+            passed = int(drawn[stratum]) if stratum < len(drawn) else 0
+            cycle.grow(edition, int(parts[stratum]), passed)
+
+    def _cycle(self, stratum: int) -> Cycle | Independent:
+        where = (self._seed, "stratum", stratum)
+        if self._replacement:
+            return Independent(*where)
+        return Cycle(*where, order=self._by_turns(stratum) if self._turns else None)
+
+    def _by_turns(self, stratum: int) -> OrderOf:
+        orders = TurnOrders(self._seed, "stratum", stratum)
+
+        def make(
+            edition: int, parts: int, round_: int, before: tuple[PartOrder, int] | None
+        ) -> PartOrder:
+            era = next(era for era in self._eras if era.span.edition == edition)
+            return orders.make(edition, era.strata.starts(stratum), round_, before)
+
+        return make
+
+    def group(self, number: int) -> GroupDraw | None:
+        """Return what group ``number`` holds; None past the end of a fixed set.
+
+        Raises:
+            LookupError: no edition covers the group yet.
+        """
+        start, stop = self._draws_before(number), self._draws_before(number + 1)
+        era = self._era(number)
+        if start == stop:
+            return None
+        strata = era.slots.run(start - era.passed, stop - era.passed)
+        parts, rounds = np.zeros(len(strata), np.int64), np.zeros(len(strata), np.int64)
+        before = era.before(start)
+        for stratum in np.unique(strata).tolist():
+            mine = np.flatnonzero(strata == stratum)
+            first = int(before[stratum])
+            drawn = self._cycles[stratum].draw(first, first + len(mine))
+            parts[mine] = era.strata.place(stratum, drawn.parts)
+            rounds[mine] = drawn.rounds
+        weights = era.weights[strata].astype(np.float32)
+        edition = era.span.edition
+        return GroupDraw(number, edition, self._round(era, before), parts, rounds, weights)
+
+    def round_of(self, number: int) -> int:
+        """Return the earliest round that a stratum is in before group ``number``."""
+        era = self._era(number)
+        return self._round(era, era.before(self._draws_before(number)))
+
+    def beginning(self, number: int) -> Ints:
+        """Return the strata that another round of begins in a group."""
+        era = self._era(number)
+        before = era.before(self._draws_before(number))
+        after = era.before(self._draws_before(number + 1))
+        begun = np.flatnonzero((before > 0) & (after > before))
+        rounds = (
+            [self._cycles[s].round_of(int(draws[s]) - 1) for draws in (before, after)]
+            for s in begun
+        )
+        mask = np.array([first != last for first, last in rounds], np.bool_)
+        return begun[mask]
+
+    def rounds(self, number: int) -> Floats:
+        """Return how often each stratum was drawn before a group; float64 [strata]."""
+        era = self._era(number)
+        drawn = era.before(self._draws_before(number))
+        found: Floats = drawn / np.maximum(era.strata.parts, 1)
+        return found
+
+    def distinct(self, number: int) -> int:
+        """Return how many different parts the groups before this one hold."""
+        if not self._eras:
+            return 0
+        era = self._era(number)
+        before = era.before(self._draws_before(number))
+        return int(np.minimum(before, era.strata.parts).sum())
+
+    def _round(self, era: _Era, before: Ints) -> int:
+        drawn = np.flatnonzero(era.slots.counts)
+        return min(self._cycles[stratum].round_of(int(before[stratum])) for stratum in drawn)
+
+    def _draws_before(self, group: int) -> int:
+        draws = self._sizing.parts_before(group)
+        limit = self._sizing.max_parts
+        return draws if limit is None else min(draws, limit)
+
+    def _era(self, number: int) -> _Era:
+        known = [era for era in self._eras if era.span.first_group <= number]
+        if not known:
+            raise LookupError(f"no edition covers group {number}")
+        return known[-1]
+
+
+_BLOCKS_IN_MEMORY = 4
+
+
+class StratumBlocks:
+    """Which stratum each draw is of, by its number.
+
+    Args:
+        counts: draws of each stratum in a block.
+        where: what the order within blocks depends on, beside the block's number.
+    """
+
+    def __init__(self, counts: Ints, *where: int | str) -> None:
+        self.counts = counts
+        self._where = where
+        self._size = int(counts.sum())
+        self._blocks: OrderedDict[int, Ints] = OrderedDict()
+
+    def run(self, start: int, stop: int) -> Ints:
+        """Return the strata of the draws [start, stop)."""
+        first, last = start // self._size, -(-stop // self._size)
+        blocks = [self._block(number) for number in range(first, last)]
+        whole = np.concatenate([*blocks, np.zeros(0, np.int64)])
+        return whole[start - first * self._size : stop - first * self._size]
+
+    def before(self, number: int) -> Ints:
+        """Return how many of the draws before this one each stratum has."""
+        whole, within = divmod(number, self._size)
+        head = self._block(whole)[:within] if within else np.zeros(0, np.int64)
+        return whole * self.counts + np.bincount(head, minlength=len(self.counts))
+
+    def _block(self, number: int) -> Ints:
+        if number not in self._blocks:
+            strata = np.repeat(np.arange(len(self.counts)), self.counts)
+            rng = generator_at("strata", *self._where, number)
+            self._blocks[number] = rng.permutation(strata)
+            if len(self._blocks) > _BLOCKS_IN_MEMORY:
+                self._blocks.popitem(last=False)
+        return self._blocks[number]

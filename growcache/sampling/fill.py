@@ -1,41 +1,124 @@
-"""Filling one group of shards: visit the parts, transform, deal, encode. No state.
+"""Fill one group of shards: visit its parts, transform the samples, deal them over the shards, encode. No state.
 
-What limits it: the store's latency over the reads in flight, then the client's CPU per
-byte. So many visits run at once, large arrays are never copied on their way from the
-client's buffer to the file, and everything is encoded before any room is asked for.
+The limits are the store's latency over the reads in flight, then the client's CPU per byte. So many visits run at
+once, large arrays are not copied between the client's buffer and the file, and everything is encoded before room is
+asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from growcache.cache.formats.values import EncodedFile
-from growcache.cache.incoming import needed_bytes
-from growcache.cache.packing import pack
-from growcache.cache.sidecar import EMPTY, DrawnFrom, Hole, Origins, Sidecar, version_of
-from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
-from growcache.remote.formats import Visit, read_found
-from growcache.remote.formats.decoding import Gate
-from growcache.remote.sources import Sources
-from growcache.remote.store import MOST_ASKED, Entry
-from growcache.sampling.allowance import Allowance, Limits, Visited, Yields
-from growcache.sampling.messages import Joined, Permit, Stop
-from growcache.sampling.pace import Pace
-from growcache.sampling.reasons import reason
-from growcache.sampling.transforms import Transform
-from growcache.schema import Origin, Sample, Schema, Value
-from growcache.usercode import short
+from growcache.cache.formats.encoding import EncodedFile
+from growcache.cache.incoming import bytes_to_reserve, encode_shard
+from growcache.cache.sidecar import EMPTY, Hole, Origins, SampleOrigin, Sidecar, version_of
+from growcache.errors import (
+    ConfigError,
+    FormatError,
+    StoreError,
+    StoreRefusedError,
+    TransientStoreError,
+)
+from growcache.formats.base import Visit, read_partly
+from growcache.formats.memory import DecodeGate
+from growcache.sampling.messages import LabelValues, PartVisit, Permit, hole_reason
+from growcache.sampling.sampler_limits import (
+    ByteRateLimit,
+    GroupLimits,
+    MemoryBudget,
+    VisitResult,
+    YieldEstimate,
+)
+from growcache.sampling.sources import Sources
+from growcache.schema import Array, Origin, Sample, Schema, Value
+from growcache.seeding import derive_seed, generator_at
+from growcache.store.contract import Entry
+from growcache.store.store import MOST_ASKED_OBJECTS
+from growcache.usercode import UserCode, load_code, short_key
+
+PARAMETERS = ("sample", "rng", "origin")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTransform:
+    """A user's function over samples.
+
+    Attributes:
+        code: the function, its options bound.
+        seed: of its random generator.
+    """
+
+    code: UserCode
+    seed: int
+
+    @property
+    def digest(self) -> str:
+        """Of its module's source, a part of the cache's fingerprint."""
+        return self.code.digest
+
+    def __call__(
+        self, sample: Sample, origin: Origin, where: tuple[int | str, ...]
+    ) -> Sample | None:
+        """Return the transformed sample; None where the function returned None: skip it.
+
+        Args:
+            sample: arrays of the object's bytes, read-only; the function gets copies.
+            origin: where it came from.
+            where: round, key, part and index of the sample; they seed the generator.
+
+        Raises:
+            FormatError: the function raised, or returned no sample.
+        """
+        copies = {name: _copy(value) for name, value in sample.items()}
+        rng = generator_at(self.seed, "transform", *where)
+        bits = derive_seed(self.seed, "global", *where)
+        np.random.seed(bits & 0xFFFFFFFF)  # for code that uses NumPy's and Python's own ones
+        random.seed(bits)
+        values = {"sample": copies, "rng": rng, "origin": origin}
+        given = list(copies.values())
+        result = self.code(origin.key, values)
+        return None if result is None else self.code.sample(origin.key, result, given)
+
+
+def load_transform(
+    name: str | None, options: Mapping[str, Any], seed: int
+) -> SampleTransform | None:
+    """Return the transform called ``package.module:function``; None for no name.
+
+    A class is made once, with ``options`` as its arguments; a function gets them as keyword
+    arguments beside ``sample``, ``rng`` and ``origin``, of which it takes what it names.
+
+    Raises:
+        ConfigError: it cannot be imported, called or does not take ``sample``.
+    """
+    if name is None:
+        return None
+    where = ("sampling.transform", "sampling.transform_options")
+    code = load_code(name, options, PARAMETERS, where)
+    if "sample" not in code.parameters:
+        raise ConfigError(
+            f"sampling.transform: {name} must take sample, and may take rng and origin, "
+            f"found ({', '.join(code.parameters)})"
+        )
+    return SampleTransform(code, seed)
+
+
+def _copy(value: Any) -> Array | Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
 
 WEIGHT = "_weight"  # field: by which a sample counts to undo what sampling.strata favours
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class EncodedShard:
     """A shard that is ready to be written."""
 
     sidecar: Sidecar
@@ -44,10 +127,10 @@ class Filled:
     @property
     def needed_bytes(self) -> int:
         """Bytes on disk to reserve for it."""
-        return needed_bytes(self.sidecar)
+        return bytes_to_reserve(self.sidecar)
 
 
-class Filler:
+class GroupFiller:
     """Fills groups; everything it needs to know travels in the permit.
 
     Args:
@@ -65,10 +148,10 @@ class Filler:
     def __init__(
         self,
         sources: Sources,
-        transform: Transform | None,
+        transform: SampleTransform | None,
         seed: int,
         concurrency: int,
-        pace: Pace,
+        pace: ByteRateLimit,
         *,
         weighted: bool = False,
     ) -> None:
@@ -79,17 +162,17 @@ class Filler:
         self._pace = pace
         self._weighted = weighted
         self._turns = asyncio.Lock()
-        self.gate = Gate()
-        self._yields = Yields()
+        self.gate = DecodeGate()
+        self._yields = YieldEstimate()
 
     async def visit_all(
         self,
         permit: Permit,
         schema: Schema | None,
         on_visit: Callable[[], None],
-        limits: Limits | None = None,
+        limits: GroupLimits | None = None,
         on_setback: Callable[[int, str], None] = lambda place, error: None,
-    ) -> Sequence[Visited]:
+    ) -> Sequence[VisitResult]:
         """Return what each stop of the permit brought, in their order.
 
         Groups begin their visits one after the other. Side by side they would end together, and
@@ -107,7 +190,7 @@ class Filler:
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.
         """
-        allowance = Allowance(
+        allowance = MemoryBudget(
             len(permit.stops), limits, defers=permit.defers, yields=self._yields
         )
         stops = iter(enumerate(permit.stops))
@@ -122,7 +205,7 @@ class Filler:
                     if place == len(permit.stops) - 1:
                         begun.set()
                     if place in left_out:
-                        allowance.put(place, Visited(left_out=True))
+                        allowance.put(place, VisitResult(left_out=True))
                         on_visit()
                         continue
                     if not await allowance.begin(place, _stored_bytes(stop)):
@@ -136,7 +219,7 @@ class Filler:
                             if not await self._is_set_aside(permit, stop, error, began):
                                 raise
                             on_setback(place, str(error))
-                            visited = Visited(left_out=True)
+                            visited = VisitResult(left_out=True)
                         allowance.put(place, visited)
                     on_visit()
             finally:
@@ -156,19 +239,19 @@ class Filler:
         return allowance.results()
 
     async def _visited(
-        self, permit: Permit, stop: Stop, schema: Schema | None, began: float
-    ) -> Visited:
+        self, permit: Permit, stop: PartVisit, schema: Schema | None, began: float
+    ) -> VisitResult:
         """Return what one stop brought; nothing where its object is known to fail.
 
         Makeup groups find that out anew.
         """
         since = began if permit.made_up else 0.0
         if permit.defers and self._sources.given_up(stop.entry, since):
-            return Visited(left_out=True)
+            return VisitResult(left_out=True)
         return await self.visit(permit, stop, schema)
 
     async def _is_set_aside(
-        self, permit: Permit, stop: Stop, error: TransientStoreError, began: float
+        self, permit: Permit, stop: PartVisit, error: TransientStoreError, began: float
     ) -> bool:
         """Whether a visit that failed is set aside, for others of its store are answered."""
         if not permit.defers or isinstance(error, StoreRefusedError):
@@ -176,10 +259,12 @@ class Filler:
         since = began if error.since is None else error.since
         others = [one.entry for one in permit.stops if one.entry.key != stop.entry.key]
         return await self._sources.fails_alone(
-            stop.entry, since, [*others[:MOST_ASKED], *permit.others]
+            stop.entry, since, [*others[:MOST_ASKED_OBJECTS], *permit.others]
         )
 
-    async def visit(self, permit: Permit, stop: Stop, schema: Schema | None) -> Visited:
+    async def visit(
+        self, permit: Permit, stop: PartVisit, schema: Schema | None
+    ) -> VisitResult:
         """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
@@ -189,18 +274,20 @@ class Filler:
                 stop = await self._renewed(stop)
                 now = stop.entry
             reader = self._sources.reader(stop.entry, stop.partners)
-            found, unread = await read_found(self._sources.format_of(stop.entry), reader, visit)
+            found, unread = await read_partly(
+                self._sources.format_of(stop.entry), reader, visit
+            )
             visited = self.prepared(permit, stop, found, schema)
             if unread is not None:
-                visited.hole = reason(stop.entry.key, unread)
+                visited.hole = hole_reason(stop.entry.key, unread)
             visited.entry = now
             return visited
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
-            return Visited(hole=reason(stop.entry.key, error), entry=now)
+            return VisitResult(hole=hole_reason(stop.entry.key, error), entry=now)
 
-    async def _renewed(self, stop: Stop) -> Stop:
+    async def _renewed(self, stop: PartVisit) -> PartVisit:
         """Return a stop with the versions of its objects that are there now."""
         entry, *partners = [
             await self._sources.renewed(one) for one in (stop.entry, *stop.partners)
@@ -210,10 +297,10 @@ class Filler:
     def prepared(
         self,
         permit: Permit,
-        stop: Stop,
+        stop: PartVisit,
         found: list[tuple[Sample, int, int]],
         schema: Schema | None,
-    ) -> Visited:
+    ) -> VisitResult:
         """Return decoded samples as they will be cached: transformed, and of the schema.
 
         Those of which that cannot be said are a hole beside the others.
@@ -221,13 +308,13 @@ class Filler:
         Raises:
             FormatError: that is all of them: the transform failed, or they are not of the schema.
         """
-        visited = Visited()
+        visited = VisitResult()
         odd: FormatError | None = None
         for index, (sample, start, end) in enumerate(found):
             try:
                 made = self._transformed(permit, stop, (sample, start, end), index)
                 if made is not None and self._weighted:
-                    made = _weighted(made, 1.0 if stop.weight is None else stop.weight)
+                    made = _with_weight(made, 1.0 if stop.weight is None else stop.weight)
                 if made is not None and schema is not None:
                     made = self._conformed(made, schema, stop.entry.key)
             except FormatError as error:
@@ -239,15 +326,15 @@ class Filler:
         if odd is not None:
             if not visited.samples:
                 raise odd
-            visited.hole = reason(stop.entry.key, odd)
+            visited.hole = hole_reason(stop.entry.key, odd)
         return visited
 
     def _transformed(
-        self, permit: Permit, stop: Stop, found: tuple[Sample, int, int], index: int
+        self, permit: Permit, stop: PartVisit, found: tuple[Sample, int, int], index: int
     ) -> Sample | None:
         """Return what the user's function makes of a sample; None where it passes over it."""
         bare, start, end = found
-        sample = join(bare, stop.joined, stop.entry.key)
+        sample = with_labels(bare, stop.joined, stop.entry.key)
         if self._transform is None:
             return sample
         origin = Origin(stop.entry.key, stop.entry.etag, start, end)
@@ -258,21 +345,21 @@ class Filler:
             return schema.conform(sample)
         except FormatError as error:
             maker = f"{self._transform.code.name} on " if self._transform else ""
-            raise FormatError(f"{maker}{short(key)}: {error}") from None
+            raise FormatError(f"{maker}{short_key(key)}: {error}") from None
 
 
-def _stored_bytes(stop: Stop) -> float:
+def _stored_bytes(stop: PartVisit) -> float:
     """Return about how many bytes in the store a visit is about."""
     return (stop.entry.size + sum(partner.size for partner in stop.partners)) / stop.parts
 
 
-def _weighted(sample: Sample, weight: float) -> Sample:
+def _with_weight(sample: Sample, weight: float) -> Sample:
     if WEIGHT in sample:
         raise FormatError(f"a sample has a field {WEIGHT} already; sampling.strata adds one")
     return {**sample, WEIGHT: np.asarray(weight, np.float32)}
 
 
-def join(sample: Sample, values: Joined, key: str) -> Sample:
+def with_labels(sample: Sample, values: LabelValues, key: str) -> Sample:
     """Return a sample with more fields.
 
     Raises:
@@ -282,19 +369,19 @@ def join(sample: Sample, values: Joined, key: str) -> Sample:
         return sample
     if taken := sample.keys() & values.keys():
         raise FormatError(
-            f"{short(key)}: its samples have a field {min(taken)!r} of their own, and "
+            f"{short_key(key)}: its samples have a field {min(taken)!r} of their own, and "
             "source.labels.columns names another; call the table's column something else"
         )
-    return sample | {name: _value(value) for name, value in values.items()}
+    return sample | {name: _label_value(value) for name, value in values.items()}
 
 
-def _value(value: float | str) -> Value:
+def _label_value(value: float | str) -> Value:
     if isinstance(value, str):
         return value
     return np.asarray(value, np.int64 if isinstance(value, int) else np.float64)
 
 
-def none_came(permit: Permit, visited: Sequence[Visited]) -> bool:
+def none_came(permit: Permit, visited: Sequence[VisitResult]) -> bool:
     """Whether every visit that was tried is set aside; what was not even tried says nothing.
 
     A group of which nothing is tried is empty, as it was when it was filled first.
@@ -305,13 +392,13 @@ def none_came(permit: Permit, visited: Sequence[Visited]) -> bool:
 
 def encode_group(
     permit: Permit,
-    visited: Sequence[Visited],
+    visited: Sequence[VisitResult],
     schema: Schema,
     fingerprint: str,
     cache_format: str,
-) -> list[Filled]:
+) -> list[EncodedShard]:
     """Return the shards to be written: samples of visits are dealt round-robin over a group."""
-    hands: list[list[tuple[Sample, DrawnFrom]]] = [[] for _ in permit.shards]
+    hands: list[list[tuple[Sample, SampleOrigin]]] = [[] for _ in permit.shards]
     holes: list[list[Hole]] = [[] for _ in permit.shards]
     empty = [0 for _ in permit.shards]
     left_out: list[list[int]] = [[] for _ in permit.shards]
@@ -332,7 +419,7 @@ def encode_group(
             permit,
             place,
             hand,
-            _Yield(holes[place], empty[place], left_out[place]),
+            _EmptyVisits(holes[place], empty[place], left_out[place]),
             schema,
             fingerprint,
             cache_format,
@@ -347,7 +434,7 @@ def _version(entry: Entry | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Yield:
+class _EmptyVisits:
     """The visits counted to a shard that brought nothing."""
 
     holes: list[Hole]
@@ -355,21 +442,21 @@ class _Yield:
     left_out: list[int]
 
 
-def _drawn_from(stop: Stop, e: Entry, start: int, end: int) -> DrawnFrom:
+def _drawn_from(stop: PartVisit, e: Entry, start: int, end: int) -> SampleOrigin:
     place = (stop.part, stop.parts, start, end)
-    return DrawnFrom(e.key, e.etag, e.size, e.mtime, *place, stop.round, e.store)
+    return SampleOrigin(e.key, e.etag, e.size, e.mtime, *place, stop.round, e.store)
 
 
 def _encode(
     permit: Permit,
     place: int,
-    hand: list[tuple[Sample, DrawnFrom]],
-    without: _Yield,
+    hand: list[tuple[Sample, SampleOrigin]],
+    without: _EmptyVisits,
     schema: Schema,
     fingerprint: str,
     cache_format: str,
-) -> Filled:
-    packed = pack(cache_format, schema, [sample for sample, _ in hand])
+) -> EncodedShard:
+    packed = encode_shard(cache_format, schema, [sample for sample, _ in hand])
     visits = len(range(place, len(permit.stops), len(permit.shards)))
     sidecar = Sidecar(
         fingerprint=fingerprint,
@@ -387,4 +474,4 @@ def _encode(
         made_up=permit.made_up,
         **packed.facts,
     )
-    return Filled(sidecar, packed.files)
+    return EncodedShard(sidecar, packed.files)

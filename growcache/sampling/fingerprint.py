@@ -1,4 +1,4 @@
-"""What can change a byte of a shard, as values to compare and a hash to compare quickly."""
+"""What can change a byte of a shard: as values to compare, and as one hash."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import orjson
 
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.identity import Identity
+from growcache.cache.side_files import Identity
 from growcache.config import Config, SourceConfig
-from growcache.plain import to_plain
-from growcache.sampling.draws import DRAW_VERSION, TURNS_VERSION, Sizing
-from growcache.sampling.sizing import by_turns, sizing_values
+from growcache.config_text import to_json_value
+from growcache.sampling.messages import FORMAT, LABELS, TRANSFORM
+from growcache.sampling.sizing import Sizing, objects_take_turns, sizing_values
 from growcache.schema import Schema
-from growcache.secrecy import public, public_url
+from growcache.secrecy import hash_secrets, url_without_secrets
 
-TRANSFORM = "the transform's source"
-FORMAT = "the format's source"
-LABELS = "the rows of source.labels"
+DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
+TURNS_VERSION = 2  # of draws by `turns`; what they replace was of version 1
+
 
 # What storage_options say about which server it is, and not about who asks or how.
 SERVER_OPTIONS = frozenset(
@@ -48,7 +48,9 @@ def identify(
             table of labels; by `TRANSFORM`, `FORMAT` and `LABELS`.
         sizes: what else was measured, kept but not hashed.
     """
-    parts = wishes(config) | {name: digests.get(name) for name in (TRANSFORM, FORMAT)}
+    parts = configured_values(config) | {
+        name: digests.get(name) for name in (TRANSFORM, FORMAT)
+    }
     if any(source.labels is not None for source in config.sources):
         parts[LABELS] = digests.get(LABELS)
     parts["schema"] = str(schema)
@@ -59,26 +61,26 @@ def identify(
     return Identity(fingerprint, orjson.loads(canonical), schema, {**measured, **sizes})
 
 
-def wishes(config: Config) -> dict[str, Any]:
+def configured_values(config: Config) -> dict[str, Any]:
     """Return the parts that the configuration alone gives, before anything is measured.
 
     They are JSON values, as those are that a cache has kept, so that the two can be compared.
     """
     sampling = config.sampling
-    parts: dict[str, Any] = to_plain(
+    parts: dict[str, Any] = to_json_value(
         {
             "sampling.seed": sampling.seed,
             "sampling.order": sampling.order,
             "sampling.weight_by": sampling.weight_by,
             "sampling.schema": sampling.schema,
             "sampling.transform": sampling.transform,
-            "sampling.transform_options": public(sampling.transform_options),
+            "sampling.transform_options": hash_secrets(sampling.transform_options),
             "sampling.node": sampling.node,
             "sampling.nodes": sampling.nodes,
             "cache.format": config.cache.format,
             "layout version": CACHE_FORMATS[config.cache.format].LAYOUT_VERSION,
             "cache.max_samples": config.cache.max_samples,
-            "draw version": TURNS_VERSION if by_turns(sampling) else DRAW_VERSION,
+            "draw version": TURNS_VERSION if objects_take_turns(sampling) else DRAW_VERSION,
         }
         | _sources(config)
         | _chosen(config)
@@ -104,19 +106,19 @@ def _sources(config: Config) -> dict[str, Any]:
 def _source(source: SourceConfig) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "format": source.format,
-        "options": public(source.options),
-        "storage_options": server(source.storage_options),
+        "options": hash_secrets(source.options),
+        "storage_options": server_options(source.storage_options),
     }
     if source.fields:
         # As a list, for their order counts, and mappings are compared without it.
         parts["fields"] = [
-            [name, public_url(field.url), field.format, public(field.options)]
+            [name, url_without_secrets(field.url), field.format, hash_secrets(field.options)]
             for name, field in source.fields.items()
         ]
     else:
-        parts["url"] = [public_url(url) for url in source.url]
+        parts["url"] = [url_without_secrets(url) for url in source.url]
     if source.labels is not None:
-        url = public_url(source.labels.url)
+        url = url_without_secrets(source.labels.url)
         parts["labels"] = source.labels.model_dump(mode="json") | {"url": url}
     return parts
 
@@ -132,13 +134,13 @@ def _chosen(config: Config) -> dict[str, Any]:
     }
 
 
-def server(options: Mapping[str, Any]) -> dict[str, Any]:
+def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that choose the server: buckets of one name may be on several."""
     found: dict[str, Any] = {}
     for name in sorted(SERVER_OPTIONS & options.keys()):
         value = options[name]
         if isinstance(value, Mapping):  # fsspec hands client_kwargs on
-            found |= server(value)
+            found |= server_options(value)
         elif isinstance(value, str):
             address = re.split(r"[?#]", value)[0]  # a query may be a signature
             found[name] = re.sub(r"^([^/]*//)?[^/]*@", r"\1", address).rstrip("/")

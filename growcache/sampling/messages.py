@@ -1,30 +1,37 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
-    supervisor → sampler   setup · probe · permit · grant · revoke · storage
-    sampler → supervisor   ready · refused · probed · progress · called · setback · need · written
-                           failed
+    supervisor -> sampler   setup, probe, permit, grant, revoke, storage
+    sampler -> supervisor   ready, refused, probed, progress, called, setback, need, written, failed
 
-The end of the pipe is a message too: whoever reads it stops.
+The end of the pipe is a message too: its reader stops.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import orjson
 
-from growcache.remote.store import Entry
+from growcache.errors import StoreRefusedError
+from growcache.store.contract import Entry
+from growcache.usercode import printable, short_key
+
+TRANSFORM = "the transform's source"
+FORMAT = "the format's source"
+LABELS = "the rows of source.labels"
+
 
 Message = dict[str, Any]
-Joined: TypeAlias = Mapping[str, int | float | str]
+LabelValues: TypeAlias = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class PartVisit:
     """One visit of a permit: part ``part`` of ``parts`` of an object.
 
     Attributes:
@@ -43,7 +50,7 @@ class Stop:
     parts: int = 1
     round: int | None = None
     weight: float | None = None
-    joined: Joined = field(default_factory=dict)
+    joined: LabelValues = field(default_factory=dict)
     partners: tuple[Entry, ...] = ()
     renewed: bool = False
 
@@ -53,7 +60,7 @@ class Stop:
         if self.round is not None:
             more |= {"round": self.round, "weight": self.weight}
         if self.joined:
-            more["joined"] = {name: _packed(value) for name, value in self.joined.items()}
+            more["joined"] = {name: _json_value(value) for name, value in self.joined.items()}
         if self.partners:
             more["partners"] = [entry_values(entry) for entry in self.partners]
         if self.renewed:
@@ -68,7 +75,7 @@ class Stop:
         more = dict(values[7]) if len(values) > 7 else {}
         if "joined" in more:
             joined = more["joined"].items()
-            more["joined"] = {name: _unpacked(value) for name, value in joined}
+            more["joined"] = {name: _from_json_value(value) for name, value in joined}
         if "partners" in more:
             more["partners"] = tuple(Entry(*partner) for partner in more["partners"])
         return cls(Entry(*entry), part, parts, **more)
@@ -79,13 +86,13 @@ def entry_values(entry: Entry) -> list[Any]:
     return [entry.key, entry.size, entry.etag, entry.mtime, entry.store]
 
 
-def _packed(value: float | str) -> Any:
+def _json_value(value: float | str) -> Any:
     """Return a value as JSON has it, which has no word for what is no number."""
     plain = not isinstance(value, float) or math.isfinite(value)
     return value if plain else [repr(value)]
 
 
-def _unpacked(value: Any) -> int | float | str:
+def _from_json_value(value: Any) -> int | float | str:
     found: int | float | str = float(value[0]) if isinstance(value, list) else value
     return found
 
@@ -116,7 +123,7 @@ class Permit:
     edition: int
     round: int
     shards: tuple[int, ...]
-    stops: tuple[Stop, ...]
+    stops: tuple[PartVisit, ...]
     take: int | None = None
     editions: tuple[tuple[int, str, int], ...] = ()
     write: tuple[int, ...] | None = None
@@ -158,7 +165,7 @@ class Permit:
             message["edition"],
             message["round"],
             tuple(message["shards"]),
-            tuple(map(Stop.from_values, message["stops"])),
+            tuple(map(PartVisit.from_values, message["stops"])),
             message["take"],
             tuple((objects, digest, first) for objects, digest, first in message["editions"]),
             None if message["write"] is None else tuple(message["write"]),
@@ -185,3 +192,36 @@ def unpack(line: bytes) -> Message:
     except orjson.JSONDecodeError:
         found = json.loads(line)
     return found
+
+
+MAX_REASON = 300  # characters; a hole's reason is kept in the index
+
+
+def hole_reason(key: str, why: object) -> str:
+    """Return the line: it names the object once, a long key by its end.
+
+    What raises mostly names the object itself, formats by its key, stores by its URL.
+
+    >>> hole_reason("a.npy", "a.npy: expected an .npy file")
+    'a.npy: expected an .npy file'
+    >>> hole_reason("a.npy", "it holds no sample")
+    'a.npy: it holds no sample'
+    """
+    name = short_key(key)
+    text = printable(str(why) if name == key else str(why).replace(key, name))
+    if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+        text = f"{name}: {text}"
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
+
+
+def awaited_event(error: BaseException) -> str:
+    """Return what has to happen before a request can succeed, in words.
+
+    >>> from growcache.errors import CredentialsError, TransientStoreError
+    >>> awaited_event(CredentialsError("s3://b: the credentials have expired; renew them"))
+    'credentials (s3://b: the credentials have expired; renew them)'
+    >>> awaited_event(TransientStoreError("s3://b/x: connection refused by 127.0.0.1:9"))
+    'the store to answer (s3://b/x: connection refused by 127.0.0.1:9)'
+    """
+    wanted = error.wanted if isinstance(error, StoreRefusedError) else "the store to answer"
+    return f"{wanted} ({error})"

@@ -1,25 +1,230 @@
-"""The objects that samples are drawn from: all that are listed, or those of one subset."""
+"""The objects that samples are drawn from: which listed keys are one object, and of which subset.
+
+An object of several fields is complete when the last of its members is listed. A split assigns objects to subsets by
+a hash of their group, so that no group is in two subsets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress
-from typing import TypeAlias
+from itertools import chain, compress, islice
+from operator import itemgetter
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from growcache.config import FieldConfig, LabelGroup, SourceConfig, SplitConfig
 from growcache.errors import ConfigError
-from growcache.remote.catalog import Catalog
-from growcache.remote.tables import NONE as NO_ROW
-from growcache.sampling.draws import Ints
-from growcache.sampling.growing import Growing
-from growcache.sampling.messages import Stop
-from growcache.sampling.mixed import AnyLabels, AnyPairs
-from growcache.sampling.pairs import Complete
-from growcache.sampling.subsets import NONE, Subsets
-from growcache.seeding import hash64
+from growcache.sampling.labels import AnyLabels
+from growcache.sampling.messages import PartVisit
+from growcache.sampling.orders import Ints
+from growcache.sampling.sources import first_urls, name_source, source_of_url
+from growcache.seeding import derive_seed, hash64
+from growcache.store.catalog import Catalog
+from growcache.store.tables import NO_ROW
+from growcache.store.urls import UrlTemplate
+from growcache.usercode import short_key
+
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+class GrowingArray(Generic[Kind]):
+    """Values of one dtype; views that were handed out before stay as they were.
+
+    >>> numbers = GrowingArray(np.dtype(np.int64))
+    >>> for n in range(3):
+    ...     numbers.extend(np.array([n, n]))
+    >>> numbers.values.tolist()
+    [0, 0, 1, 1, 2, 2]
+    """
+
+    def __init__(self, dtype: np.dtype[Kind]) -> None:
+        self._room = np.zeros(64, dtype)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def values(self) -> npt.NDArray[Kind]:
+        """The values of this moment, as a view."""
+        return self._room[: self._count]
+
+    def extend(self, values: npt.NDArray[Kind]) -> None:
+        """Add values at the end."""
+        count = self._count + len(values)
+        if count > len(self._room):
+            grown = np.zeros(max(count, 2 * len(self._room)), self._room.dtype)
+            grown[: self._count] = self.values
+            self._room = grown
+        self._room[self._count : count] = values
+        self._count = count
+
+
+NO_SUBSET = -1  # of an object that belongs to no subset
+
+
+class Split:
+    """Assigns groups to the subsets of a split; the same group always to the same one.
+
+    Args:
+        split: of the configuration.
+
+    Attributes:
+        names: of the subsets.
+        used: the number of the one that is drawn from.
+        label: by which objects are grouped; None: by their keys.
+    """
+
+    def __init__(self, split: SplitConfig) -> None:
+        self.names = tuple(split.fractions)
+        self.used = self.names.index(split.use)
+        self._seed = split.seed
+        self.label = split.group.label if isinstance(split.group, LabelGroup) else None
+        self._group = re.compile(split.group) if isinstance(split.group, str) else None
+        # The last bound is 1 where nothing shall be left out, whatever the rounding.
+        bounds = np.cumsum(list(split.fractions.values()))
+        self._bounds = [1.0 if bound > 1 - 1e-9 else float(bound) for bound in bounds]
+        self._last: tuple[str, int] = ("", NO_SUBSET)
+
+    def groups(self, keys: Sequence[str]) -> list[str]:
+        """Return the group of each key; without ``split.group`` each is one by itself.
+
+        Raises:
+            ConfigError: ``split.group`` does not match a key.
+        """
+        return [self._group_of(key) for key in keys] if self._group else list(keys)
+
+    def places(self, groups: Sequence[str]) -> npt.NDArray[np.int8]:
+        """Return the number of each group's subset in `names`, `NO_ROW` for none."""
+        return np.fromiter(map(self._place, groups), np.int8, len(groups))
+
+    def _group_of(self, key: str) -> str:
+        assert self._group is not None
+        match = self._group.search(key)
+        if match is None or not match["group"]:
+            raise ConfigError(
+                f"split.group: expected {self._group.pattern} to match every key, found "
+                f"{short_key(key)}; mend it, or narrow source.url"
+            )
+        return match["group"]
+
+    def _place(self, group: str) -> int:
+        if group != self._last[0]:  # keys of one group mostly follow one another
+            # 53 bits, as many as a float holds: uniform over [0, 1).
+            share = (derive_seed("split", self._seed, group) >> 75) / (1 << 53)
+            found = (n for n, bound in enumerate(self._bounds) if share < bound)
+            self._last = (group, next(found, NO_SUBSET))
+        return self._last[1]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteObjects:
+    """What became whole: an object has a member of each field.
+
+    Attributes:
+        members: their ordinals in the catalog; int64 [objects, fields].
+        keys: of the first fields' members, and
+        stores: theirs.
+    """
+
+    members: Ints
+    keys: list[str]
+    stores: list[int]
+
+    @property
+    def lasts(self) -> Ints:
+        """The ordinal that made each of them whole; ascending."""
+        lasts: Ints = self.members.max(axis=1, initial=-1)
+        return lasts
+
+
+@dataclass(slots=True)
+class _PartialObject:
+    members: list[int]  # -1 where none was listed yet
+    key: str  # of the first field; of another one until that was listed
+
+
+class FieldJoin:
+    """The members of objects that are not whole yet, and how they find each other.
+
+    Numbers follow from the catalog alone: an object is whole with its last member.
+
+    Args:
+        fields: of the source; a store of the catalog is the place of a field.
+
+    Attributes:
+        width: how many fields there are.
+        unmatched: listed members that lack a partner.
+    """
+
+    def __init__(self, fields: Mapping[str, FieldConfig]) -> None:
+        self._names = list(fields)
+        self.width = len(self._names)
+        self.unmatched = 0
+        self._templates = [UrlTemplate.of(field.url) for field in fields.values()]
+        self._rivals = [self._rivals_of(n) for n in range(len(self._templates))]
+        self._partial: dict[tuple[str, ...], _PartialObject] = {}
+
+    def _rivals_of(self, number: int) -> list[UrlTemplate]:
+        """Return the templates that fix more of a key, and so have it where they match it."""
+        own = self._templates[number]
+        ranked = [(template.literal, -n) for n, template in enumerate(self._templates)]
+        return [
+            template
+            for n, template in enumerate(self._templates)
+            if template.folder == own.folder and ranked[n] > ranked[number]
+        ]
+
+    def take(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
+        """Return the objects that become whole with entries of the catalog.
+
+        Args:
+            first: ordinal of the first entry.
+            stores: of the entries.
+            keys: of the entries.
+        """
+        members: list[list[int]] = []
+        names: list[str] = []
+        for ordinal, (store, key) in enumerate(zip(stores, keys, strict=True), first):
+            values = self._templates[store].values(key)
+            if values is None or any(rival.values(key) for rival in self._rivals[store]):
+                continue
+            found = self._partial.get(values)
+            if found is None:
+                found = self._partial[values] = _PartialObject([-1] * self.width, key)
+            found.members[store] = ordinal
+            self.unmatched += 1
+            if store == 0:
+                found.key = key
+            if -1 not in found.members:
+                members.append(found.members)
+                names.append(found.key)
+                del self._partial[values]
+                self.unmatched -= len(found.members)
+        rows = np.array(members, np.int64).reshape(-1, self.width)
+        return CompleteObjects(rows, names, [0] * len(names))
+
+    def complaint(self, shown: int) -> str:
+        """Say which objects are not whole.
+
+        Args:
+            shown: so many of them are named.
+        """
+        some = ", ".join(map(self._described, islice(self._partial.values(), shown)))
+        return (
+            f"source.fields: {len(self._partial):,} of the objects lack a field: {some}. Add what is "
+            "missing, narrow the URLs, or leave these out with source.on_missing: skip"
+        )
+
+    def _described(self, one: _PartialObject) -> str:
+        members = zip(self._names, one.members, strict=True)
+        lacking = [name for name, ordinal in members if ordinal == -1]
+        return f"{short_key(one.key)} (no {', '.join(lacking)})"
+
 
 SHOWN = 10  # objects without labels that a message names
 
@@ -67,8 +272,8 @@ class Objects:
     def __init__(
         self,
         catalog: Catalog,
-        subsets: Subsets | None = None,
-        pairs: AnyPairs | None = None,
+        subsets: Split | None = None,
+        pairs: AnyFieldJoin | None = None,
         *,
         skips: bool = False,
         firsts: Sequence[int] = (0,),
@@ -83,16 +288,16 @@ class Objects:
         self._finished = False
         self._missing: list[tuple[int, str]] = []  # the first of these
         # In the catalog, of those drawn from; of pairs of the last members, and of all:
-        self._ordinals = Growing(np.dtype(np.int64))
-        self._members = Growing(np.dtype(np.int64))
+        self._ordinals = GrowingArray(np.dtype(np.int64))
+        self._members = GrowingArray(np.dtype(np.int64))
         self._looked = 0  # entries of the catalog that are sorted out
-        self._found = Growing(np.dtype(np.int64))  # pairs: their first members' ordinals
+        self._found = GrowingArray(np.dtype(np.int64))  # pairs: their first members' ordinals
         # Where there are several: of those drawn from, and of all.
-        self._sources = Growing(np.dtype(np.int64))
-        self._found_sources = Growing(np.dtype(np.int64))
-        # Of each object, where there is a split; `NONE` where it has no labels:
-        self._places = Growing(np.dtype(np.int8))
-        self._groups = Growing(np.dtype(np.uint64))
+        self._sources = GrowingArray(np.dtype(np.int64))
+        self._found_sources = GrowingArray(np.dtype(np.int64))
+        # Of each object, where there is a split; `NO_ROW` where it has no labels:
+        self._places = GrowingArray(np.dtype(np.int8))
+        self._groups = GrowingArray(np.dtype(np.uint64))
 
     @property
     def _all(self) -> bool:
@@ -146,7 +351,7 @@ class Objects:
             return len(self._catalog)
         return len(self._found) + self._pairs.unmatched
 
-    def _pair_up(self, whole: Complete) -> None:
+    def _pair_up(self, whole: CompleteObjects) -> None:
         drawn = self._sorted_out(whole.stores, whole.keys)
         self._found.extend(whole.members[:, 0])
         self._ordinals.extend(whole.lasts[drawn])
@@ -181,7 +386,7 @@ class Objects:
             assert rows is not None
             groups = self.labels.texts(label, rows)
         places = self._subsets.places(groups)
-        self._places.extend(np.where(labelled, places, NONE))
+        self._places.extend(np.where(labelled, places, NO_SUBSET))
         self._groups.extend(np.fromiter(map(hash64, groups), np.uint64, len(groups)))
         wanted: Mask = places == self._subsets.used
         return wanted if label is None else wanted | ~labelled
@@ -201,7 +406,7 @@ class Objects:
         self.look(listed)
         return int(np.searchsorted(self._ordinals.values, listed))
 
-    def stops(self, numbers: Ints) -> list[Stop]:
+    def stops(self, numbers: Ints) -> list[PartVisit]:
         """Return visits to objects by their numbers, as if each were one part."""
         stops = self._bare_stops(numbers)
         if self.labels is None:
@@ -210,14 +415,14 @@ class Objects:
         joined = self.labels.joined(stores, keys)
         return [replace(one, joined=more) for one, more in zip(stops, joined, strict=True)]
 
-    def _bare_stops(self, numbers: Ints) -> list[Stop]:
+    def _bare_stops(self, numbers: Ints) -> list[PartVisit]:
         if self._pairs is None:
             ordinals = numbers if self._all else self._ordinals.values[numbers]
-            return [Stop(entry) for entry in self._catalog.entries(ordinals)]
+            return [PartVisit(entry) for entry in self._catalog.entries(ordinals)]
         rows = [[int(n) for n in row if n >= 0] for row in self._rows[numbers]]
         entries = iter(self._catalog.entries(list(chain.from_iterable(rows))))
         members = ([next(entries) for _ in row] for row in rows)
-        return [Stop(first, partners=tuple(others)) for first, *others in members]
+        return [PartVisit(first, partners=tuple(others)) for first, *others in members]
 
     @property
     def _rows(self) -> Ints:
@@ -288,3 +493,59 @@ class Objects:
             used = n == self._subsets.used
             found.append(Subset(name, int(mine.sum()), groups, sizes[mine], of, used))
         return found
+
+
+AnyFieldJoin: TypeAlias = "FieldJoin | SourcesFieldJoin"
+
+
+class SourcesFieldJoin:
+    """As `FieldJoin`, of sources of which some have fields; other entries are whole by themselves.
+
+    Args:
+        sources: in their order.
+
+    Attributes:
+        width: members of the objects that have the most.
+    """
+
+    def __init__(self, sources: Sequence[SourceConfig]) -> None:
+        self._firsts = first_urls(sources)
+        self._pairs = [FieldJoin(one.fields) if one.fields else None for one in sources]
+        self.width = max(max(1, len(one.fields)) for one in sources)
+
+    @property
+    def unmatched(self) -> int:
+        """Listed members that lack a partner."""
+        return sum(one.unmatched for one in self._pairs if one is not None)
+
+    def take(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
+        """See `FieldJoin.take`; where an object has fewer members than others, -1 follows them."""
+        rows: list[tuple[list[int], int, str]] = []
+        for ordinal, (store, key) in enumerate(zip(stores, keys, strict=True), first):
+            source = source_of_url(self._firsts, store)
+            pairs, base = self._pairs[source], self._firsts[source]
+            if pairs is None:
+                rows.append(([ordinal], store, key))
+                continue
+            whole = pairs.take(ordinal, [store - base], [key])
+            members = whole.members.tolist()
+            rows += [(some, base, name) for some, name in zip(members, whole.keys, strict=True)]
+        padded = [some + [-1] * (self.width - len(some)) for some, _, _ in rows]
+        members_of_all = np.array(padded, np.int64).reshape(-1, self.width)
+        return CompleteObjects(
+            members_of_all, list(map(itemgetter(2), rows)), list(map(itemgetter(1), rows))
+        )
+
+    def complaint(self, shown: int) -> str:
+        """See `FieldJoin.complaint`; it is about the first source that lacks some."""
+        for number, pairs in enumerate(self._pairs):
+            if pairs is not None and pairs.unmatched:
+                return name_source(pairs.complaint(shown), number, len(self._pairs))
+        return ""
+
+
+def field_join(sources: Sequence[SourceConfig]) -> AnyFieldJoin | None:
+    """Return what makes objects of members; None where each entry is one."""
+    if not any(source.fields for source in sources):
+        return None
+    return FieldJoin(sources[0].fields) if len(sources) == 1 else SourcesFieldJoin(sources)

@@ -1,4 +1,4 @@
-"""The parts of the source: the catalog, cut as the sizing says, in editions."""
+"""The parts of the source: the objects of an edition, cut into parts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
-from growcache.cache.index.rows import Edition
+from growcache.cache.side_files import Edition
 from growcache.errors import CacheError
-from growcache.remote.catalog import Catalog
-from growcache.sampling.draws import Draw, Ints, Sizing, Span, locate
-from growcache.sampling.messages import Stop
+from growcache.sampling.draws import DrawnEdition, GroupDraw
+from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import Objects, Subset
-from growcache.sampling.strata import Floats
-from growcache.seeding import Words, hash64, stream64
+from growcache.sampling.orders import Floats, Ints, locate
+from growcache.sampling.sizing import Sizing
+from growcache.seeding import Uint64Array, hash64, stream64
+from growcache.store.catalog import Catalog
 
 LEAST_PER_VISIT = 0.01  # samples; visits that bring less than this are no source
-GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
 
 
 class Population:
@@ -46,14 +46,16 @@ class Population:
         self._node = node
         self._nodes = nodes
         self._starts: Ints = np.zeros(1, np.int64)
-        self._hashes: Words = np.zeros(0, np.uint64)  # of the keys; only with several nodes
+        self._hashes: Uint64Array = np.zeros(
+            0, np.uint64
+        )  # of the keys; only with several nodes
 
     @property
     def mine(self) -> Callable[[Ints], npt.NDArray[np.bool_]] | None:
         """The mask of parts that this node draws; None where it draws all."""
         return self._mine if self._nodes > 1 else None
 
-    def span(self, edition: Edition) -> Span:
+    def span(self, edition: Edition) -> DrawnEdition:
         """Return the edition as the draws see it.
 
         Raises:
@@ -68,7 +70,7 @@ class Population:
                 f"that this cache was drawn from; empty it with: growcache clear {cache}"
             )
         parts = self.parts(edition.objects)
-        return Span(edition.edition, parts, edition.first_group, edition.objects)
+        return DrawnEdition(edition.edition, parts, edition.first_group, edition.objects)
 
     def parts(self, listed: int) -> int:
         """Return how many parts the objects among the first ``listed`` of the catalog have."""
@@ -91,7 +93,7 @@ class Population:
         )
         return mask
 
-    def stops(self, draw: Draw) -> tuple[Stop, ...]:
+    def stops(self, draw: GroupDraw) -> tuple[PartVisit, ...]:
         """Return where the parts of a draw lie, as visits of a permit."""
         ordinals, within = locate(self._starts, draw.parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
@@ -185,24 +187,3 @@ class Population:
         words = stream64(self._hashes[ordinals], within.astype(np.uint64))
         mask: npt.NDArray[np.bool_] = words % np.uint64(self._nodes) == np.uint64(self._node)
         return mask
-
-
-def wants_edition(
-    objects: int, editions: list[Edition], *, complete: bool, drawn: bool
-) -> bool:
-    """Whether the listing has grown enough for a new edition.
-
-    Args:
-        objects: listed so far.
-        editions: made so far.
-        complete: whether the listing is at its end.
-        drawn: whether all parts of the last edition are drawn.
-    """
-    known = editions[-1].objects if editions else 0
-    return objects > known and (complete or drawn or objects >= GROWTH * known)
-
-
-def next_edition(catalog: Catalog, editions: list[Edition], number: int) -> Edition:
-    """Return the edition of all that is listed, from the group of this draw number on."""
-    objects = len(catalog)
-    return Edition(len(editions), objects, catalog.digest(objects), number)

@@ -1,7 +1,7 @@
-"""The service as a child of the trainer: started with it, gone when it is gone.
+"""The service as a child of the trainer: started with it, ended with it.
 
-The child is the same supervisor as ``growcache run``. It has its standard input from the
-trainer, whose death therefore ends it, and a session of its own.
+The child is the same supervisor as ``growcache run``. Its standard input comes from the trainer, whose death
+therefore ends it, and it has its own session.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from growcache.cache import services
-from growcache.cache.files import Layout
-from growcache.cache.identity import read_identity
-from growcache.cache.locks import is_held
-from growcache.children import python_path
-from growcache.config import Config, load_config
+from growcache.cache import system
+from growcache.cache.files import CacheLayout
+from growcache.cache.locks import is_locked
+from growcache.cache.side_files import read_identity
+from growcache.config import Config
+from growcache.config_text import from_json_value, load_config, to_json_value
 from growcache.errors import (
     CacheBusyError,
     ConfigError,
@@ -30,11 +30,11 @@ from growcache.errors import (
     GrowcacheError,
     SamplingError,
 )
-from growcache.plain import from_plain, to_plain
-from growcache.sampling.fingerprint import FORMAT, LABELS, TRANSFORM, identify
-from growcache.sampling.following import ConfigFile
-from growcache.sampling.messages import Message, pack, unpack
-from growcache.sampling.sizing import stored_sizing, with_wishes
+from growcache.sampling.config_reload import ConfigFile
+from growcache.sampling.fingerprint import identify
+from growcache.sampling.messages import FORMAT, LABELS, TRANSFORM, Message, pack, unpack
+from growcache.sampling.sizing import stored_sizing, with_configured_sizes
+from growcache.usercode import child_environment
 
 STOP_SECONDS = 20.0
 
@@ -65,7 +65,7 @@ def serve(source: _Source) -> Iterator[Config]:
         yield config
         return
     process = _start(config, source)
-    services.begun(config.cache.path)
+    system.service_started(config.cache.path)
     relay = threading.Thread(target=_relay, args=(process, config.cache.path), daemon=True)
     relay.start()
     try:
@@ -81,14 +81,14 @@ def _joins(config: Config) -> bool:
     Raises:
         FingerprintError: one with another fingerprint does.
     """
-    layout = Layout(config.cache.path)
-    if not is_held(layout.supervisor_lock):
+    layout = CacheLayout(config.cache.path)
+    if not is_locked(layout.supervisor_lock):
         return False
     running = read_identity(config.cache.path)
     if running is None:
         return True  # it has not measured its first object; what it draws will show
     ranged = bool(running.sizes["ranged"])
-    sizing = with_wishes(config, stored_sizing(running.sizes), ranged=ranged)
+    sizing = with_configured_sizes(config, stored_sizing(running.sizes), ranged=ranged)
     # Known to the service only, and to its samplers, who have imported the user's code.
     digests = {name: running.parts.get(name) for name in (TRANSFORM, FORMAT, LABELS)}
     ours = identify(config, running.schema, sizing, digests, running.sizes)
@@ -103,13 +103,13 @@ def _joins(config: Config) -> bool:
 def _start(config: Config, source: _Source) -> subprocess.Popen[bytes]:
     # A file is followed; by its whole path, for the trainer may go elsewhere.
     file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
-    setup = {"config": to_plain(config.model_dump()), "file": file}
+    setup = {"config": to_json_value(config.model_dump()), "file": file}
     process = subprocess.Popen(
         [sys.executable, "-m", "growcache", "serve"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=python_path(),
+        env=child_environment(),
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -144,7 +144,7 @@ def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
     with process.stdout as messages:
         for line in messages:
             log.error("the sampling service stopped: %s", error := unpack(line)["error"])
-            services.failed(path, error)
+            system.service_failed(path, error)
             told = True
     if process.wait() and not told:
         how = f"the sampling service ended ({_how_it_ended(process)}) and did not say why"
@@ -153,7 +153,7 @@ def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
             "if memory ran out, lower sampling.workers",
             how,
         )
-        services.failed(path, how)
+        system.service_failed(path, how)
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
@@ -178,7 +178,7 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
     setup = unpack(sys.stdin.buffer.readline())
-    config = Config.model_validate(from_plain(setup["config"]))
+    config = Config.model_validate(from_json_value(setup["config"]))
     file = ConfigFile(Path(setup["file"]), (), os.environ) if setup["file"] else None
     say = sys.stdout.buffer
     messages = os.fdopen(os.dup(say.fileno()), "wb", buffering=0)

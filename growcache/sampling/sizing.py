@@ -1,4 +1,7 @@
-"""How objects are cut into parts and shards: from one measured object and the bounds."""
+"""How objects are cut into parts, and groups into shards; what a group takes on disk.
+
+Sizes follow from one measured object per source and from the bounds. They are stored with the cache and never change.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,118 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from growcache.cache import budget
+from growcache.cache import space
 from growcache.cache.files import BLOCK_BYTES
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.config import Config, SamplingConfig
 from growcache.errors import ConfigError
-from growcache.remote.formats import Measure
-from growcache.sampling.cuts import Cut
-from growcache.sampling.draws import RAMP_DOUBLINGS, Sizing
+from growcache.formats.base import Measure
+from growcache.sampling.messages import Permit
 from growcache.schema import Schema
+
+RAMP_GROUPS = 4  # groups of each size before the size doubles
+RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
+RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How objects are cut into parts and shards; measured once, then kept for good.
+
+    Attributes:
+        samples_per_object: about how many samples one visit yields.
+        stride_bytes: bytes that an object advances per sample.
+        overhead_bytes: bytes of an object that hold no sample.
+        whole: each object is one part (it is read whole, or drawn at random and independently).
+        shard_samples: samples in a full shard.
+        shards_per_group: shards filled together.
+        max_parts: parts of the fixed set; None where the set is not fixed.
+        doublings: how often the size of groups doubles until they are full.
+        cuts: where several sources are mixed, how the objects of each are cut. Then
+            ``samples_per_object`` is the mean over visits, and the three after it mean nothing.
+    """
+
+    samples_per_object: int
+    stride_bytes: float
+    overhead_bytes: int
+    whole: bool
+    shard_samples: int
+    group_shards: int = 1
+    max_parts: int | None = None
+    doublings: int = RAMP_DOUBLINGS
+    cuts: tuple[Partitioning, ...] = ()
+
+    def cut(self, source: int = 0, samples_per_whole: float = 1.0) -> Partitioning:
+        """Return how the objects of a source are cut.
+
+        Args:
+            source: its number.
+            samples_per_whole: of an object that is one part, where there is one source.
+        """
+        if self.cuts:
+            return self.cuts[source]
+        return Partitioning(
+            self.samples_per_object,
+            self.stride_bytes,
+            self.overhead_bytes,
+            self.whole,
+            samples_per_whole=samples_per_whole,
+        )
+
+    def group_parts(self, group: int) -> int:
+        """Return how many parts a group holds: the first groups are small (protocol 7)."""
+        ahead = max(0, self.doublings - group // RAMP_GROUPS)
+        samples = (self.shard_samples * self.group_shards) >> ahead
+        return max(1, -(-samples // self.samples_per_object))
+
+    def parts_before(self, group: int) -> int:
+        """Return how many parts all groups before this one were given."""
+        ramp = min(group, RAMP_GROUPS * RAMP_DOUBLINGS)
+        full = group - ramp
+        head = sum(self.group_parts(number) for number in range(ramp))
+        return head + full * self.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS)
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """How the objects of one source are cut.
+
+    Attributes:
+        samples_per_object: about how many samples one visit yields.
+        stride_bytes: bytes that an object advances per sample.
+        overhead_bytes: bytes of an object that hold no sample.
+        whole: each object is one part (it is read whole, or drawn at random and independently).
+        ranged: whether its format reads parts of objects by byte range.
+        samples_per_whole: about how many samples an object yields that is one part.
+    """
+
+    samples_per_object: int
+    stride_bytes: float
+    overhead_bytes: int
+    whole: bool
+    ranged: bool = True
+    samples_per_whole: float = 1.0
+
+    def parts(self, sizes: Ints) -> Ints:
+        """Return how many parts objects of these sizes (in bytes) have, at least one each."""
+        if self.whole:
+            return np.ones(len(sizes), np.int64)
+        samples = np.floor((sizes - self.overhead_bytes) / self.stride_bytes + 1e-9)
+        parts: Ints = np.maximum(1, -(-samples // self.samples_per_object)).astype(np.int64)
+        return parts
+
+    def samples(self, sizes: Ints) -> float:
+        """Estimate the samples of objects of these sizes (in bytes)."""
+        if self.whole:
+            return len(sizes) * self.samples_per_whole
+        samples = (sizes - self.overhead_bytes) / self.stride_bytes
+        return float(np.maximum(0, np.floor(samples + 1e-9)).sum())
+
 
 SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough to evict finely
 SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
@@ -36,7 +141,7 @@ _LATER = ("cuts", "doublings")  # fields of sizes that stored ones may lack
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredSource:
     """What the first objects of a source showed.
 
     Attributes:
@@ -50,12 +155,12 @@ class Measured:
     ranged: bool
 
 
-def by_turns(sampling: SamplingConfig) -> bool:
+def objects_take_turns(sampling: SamplingConfig) -> bool:
     """Whether objects take turns, until all of each was drawn; see `turns`."""
     return sampling.weight_by == "objects" and sampling.order == "permutation"
 
 
-def takes(sampling: SamplingConfig) -> bool:
+def takes_some_samples(sampling: SamplingConfig) -> bool:
     """Whether a visit takes some samples of a whole object, however many it has.
 
     Draws that know nothing of one another exhaust nothing: objects are alike if each visit to
@@ -68,7 +173,7 @@ def takes(sampling: SamplingConfig) -> bool:
 
 def mixed_sizing(
     config: Config,
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredSource],
     schema: Schema,
     weights: Sequence[float],
     sample_bytes: float | None = None,
@@ -80,8 +185,8 @@ def mixed_sizing(
         )
         for n, one in enumerate(measured)
     ]
-    cuts = [_cut(sizing, one) for sizing, one in zip(ones, measured, strict=True)]
-    if takes(config.sampling):  # each visit takes as many samples
+    cuts = [_partitioning_of(sizing, one) for sizing, one in zip(ones, measured, strict=True)]
+    if takes_some_samples(config.sampling):  # each visit takes as many samples
         least = min(cut.samples_per_object for cut in cuts)
         cuts = [replace(c, samples_per_object=least, samples_per_whole=least) for c in cuts]
     visits = np.array([c.samples_per_whole if c.whole else c.samples_per_object for c in cuts])
@@ -96,7 +201,7 @@ def mixed_sizing(
     )
 
 
-def _cut(sizing: Sizing, measured: Measured) -> Cut:
+def _partitioning_of(sizing: Sizing, measured: MeasuredSource) -> Partitioning:
     whole = measured.samples_per_object
     if measured.ranged:
         whole = sizing.samples_per_object
@@ -127,9 +232,9 @@ def measure_sizing(
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
     if not ranged:
-        _refuse_wish(config, measure, config.sources[source].format)
+        _refuse_samples_per_object(config, measure, config.sources[source].format)
     visit = _samples_per_visit(config, measure, record_bytes, ranged=ranged)
-    group = group_shards(visit, int(config.cache.max_bytes))
+    group = shards_per_group(visit, int(config.cache.max_bytes))
     limit = config.cache.max_samples
     if limit is not None and limit < visit:
         raise ConfigError(
@@ -140,7 +245,7 @@ def measure_sizing(
         samples_per_object=visit,
         stride_bytes=float(measure.stride_bytes),
         overhead_bytes=measure.overhead_bytes,
-        whole=takes(config.sampling) or not ranged,
+        whole=takes_some_samples(config.sampling) or not ranged,
         shard_samples=_samples_per_shard(config, record_bytes, group),
         group_shards=group,
         max_parts=None if limit is None else limit // visit,
@@ -160,7 +265,7 @@ def _doublings(config: Config, record_bytes: int, group: int) -> int:
     return min(RAMP_DOUBLINGS, max(0, (full // KEPT_BYTES).bit_length() - 1))
 
 
-def group_shards(visit: int, max_bytes: int) -> int:
+def shards_per_group(visit: int, max_bytes: int) -> int:
     """Return over how many shards the samples of a visit are dealt.
 
     Samples of one object are alike, and a shard is worth the less the more of them it has. So
@@ -171,9 +276,9 @@ def group_shards(visit: int, max_bytes: int) -> int:
         max_bytes: of the cache. A very large one would have more shards than can be mapped, of
             a very small one the last blocks of their files would take too much.
 
-    >>> [group_shards(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
+    >>> [shards_per_group(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
     [1, 3, 4, 25, 32]
-    >>> group_shards(10_000, 10**12), group_shards(10_000, 3 * 10**6)
+    >>> shards_per_group(10_000, 10**12), shards_per_group(10_000, 3 * 10**6)
     (4, 11)
     """
     mapped = GROUP_BYTES * MOST_SHARDS // max_bytes
@@ -200,7 +305,7 @@ def group_limits(
     samples = max(sizing.shard_samples * sizing.group_shards, sizing.samples_per_object)
     overhead = sizing.group_shards * ROUNDING_BYTES + samples * SIDECAR_BYTES
     max_bytes = int(config.cache.max_bytes)
-    room = (max_bytes - budget.fixed_budget(max_bytes).total) * 7 // 8
+    room = (max_bytes - space.fixed_budget(max_bytes).total) * 7 // 8
     share = room // (config.sampling.workers + 2) - overhead
     expected = int(samples * max(sample_bytes, 1))
     memory = max(GROUP_BYTES, min(LIMIT_OF_EXPECTED * expected, MOST_GROUP_BYTES))
@@ -247,14 +352,14 @@ def _affordable(config: Config, record_bytes: int, visit: int) -> int:
 
 def _fits(config: Config, record_bytes: int, visit: int) -> bool:
     limit = int(config.cache.max_bytes)
-    group = group_shards(visit, limit)
+    group = shards_per_group(visit, limit)
     samples = group * _samples_per_shard(config, record_bytes, group)
     nbytes = samples * (record_bytes + SIDECAR_BYTES) + group * ROUNDING_BYTES
-    needed = budget.minimum_bytes(config.sampling.workers, nbytes + nbytes // 4)
+    needed = space.minimum_bytes(config.sampling.workers, nbytes + nbytes // 4)
     return nbytes <= MOST_GROUP_BYTES and needed <= limit
 
 
-def _refuse_wish(config: Config, measure: Measure, form: str) -> None:
+def _refuse_samples_per_object(config: Config, measure: Measure, form: str) -> None:
     if config.sampling.samples_per_object not in ("auto", measure.samples):
         raise ConfigError(
             f"sampling.samples_per_object: source.format {form} reads "
@@ -264,7 +369,7 @@ def _refuse_wish(config: Config, measure: Measure, form: str) -> None:
 
 def stored_sizing(sizes: dict[str, Any]) -> Sizing:
     """Return the sizing that a cache's identity holds."""
-    cuts = tuple(Cut(**cut) for cut in sizes.get("cuts", ()))
+    cuts = tuple(Partitioning(**cut) for cut in sizes.get("cuts", ()))
     names = [field.name for field in fields(Sizing) if field.name not in _LATER]
     doublings = sizes.get("doublings", RAMP_DOUBLINGS)
     return Sizing(**{name: sizes[name] for name in names}, doublings=doublings, cuts=cuts)
@@ -281,7 +386,7 @@ def sizing_values(sizing: Sizing) -> dict[str, Any]:
     return values | usual | ({"cuts": cuts} if cuts else {})
 
 
-def with_wishes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
+def with_configured_sizes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
     """Return a stored sizing with what the configuration asks for explicitly.
 
     So that a changed wish shows as a difference between fingerprints, while ``auto`` means
@@ -324,8 +429,8 @@ def check_bound(
             "choose fewer samples per shard"
         )
     least = max(
-        budget.minimum_bytes(config.sampling.workers, group_bytes, catalog_bytes),
-        budget.minimum_bytes(-1, largest_bytes, catalog_bytes),
+        space.minimum_bytes(config.sampling.workers, group_bytes, catalog_bytes),
+        space.minimum_bytes(-1, largest_bytes, catalog_bytes),
     )
     if int(config.cache.max_bytes) < least:
         raise ConfigError(
@@ -334,3 +439,51 @@ def check_bound(
             f"index; give at least {least:,}, fewer sampling.workers, or a smaller "
             "sampling.shard_samples"
         )
+
+
+class SizeEstimate:
+    """Expects of the next group what the last one took.
+
+    Args:
+        sizing: how objects are cut.
+        record_bytes: of a sample.
+    """
+
+    def __init__(self, sizing: Sizing, record_bytes: int) -> None:
+        self._sizing = sizing
+        self._part_bytes_measured = sizing.samples_per_object * (record_bytes + SIDECAR_BYTES)
+        self._part_bytes = 0.0  # of the last group, once one was encoded
+
+    def learn(self, permit: Permit, nbytes: int) -> None:
+        """Note what the shards take that a permit is about."""
+        share = len(permit.written) / len(permit.shards)
+        beyond = max(0, nbytes / share - self._rounding_bytes)
+        if visits := len(permit.stops) - len(permit.left_out):
+            self._part_bytes = beyond / visits
+
+    def group_bytes(self, parts: int) -> int:
+        """Return what a group of so many parts takes."""
+        return self._bytes(parts, self._part_bytes or self._part_bytes_measured)
+
+    def full_group_bytes(self) -> int:
+        """Return what a group of full shards takes, by what was measured at the beginning."""
+        return self._bytes(self._sizing.group_parts(RAMP_END), self._part_bytes_measured)
+
+    def shard_bytes(self, number: int, capacity: int) -> int:
+        """Return what a shard of which nothing is known takes, rather too little.
+
+        Args:
+            number: of the shard.
+            capacity: more than this no group takes.
+        """
+        shards = self._sizing.group_shards
+        group = self.group_bytes(self._sizing.group_parts(number // shards))
+        return 3 * (min(capacity, group) // shards) // 4
+
+    def _bytes(self, parts: int, part_bytes: float) -> int:
+        return int(parts * part_bytes) + self._rounding_bytes
+
+    @property
+    def _rounding_bytes(self) -> int:
+        """What the files of a group take however little is in them."""
+        return self._sizing.group_shards * ROUNDING_BYTES

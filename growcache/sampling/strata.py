@@ -1,38 +1,46 @@
-"""How often each stratum is drawn: shares of the draws, and which draw is whose.
+"""Which stratum an object belongs to, and how often each stratum is drawn.
 
-Draws are dealt in blocks. Each block has the same number of draws of every stratum, in a
-random order of its own ("permuted blocks", as trials are randomised: Matts & Lachin, Controlled
-Clinical Trials 9, 1988). So the shares are exact from block to block, no stratum is drawn by
-turns, and where a draw stands follows from its number alone.
+Draws are dealt in blocks. Each block has the same number of draws of every stratum, in a random order of its own
+("permuted blocks": Matts & Lachin, Controlled Clinical Trials 9, 1988). So shares are exact from block to block, and
+the stratum of a draw follows from its number alone.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from growcache.config import Config
 from growcache.errors import ConfigError
-from growcache.sampling.draws import Ints
-from growcache.seeding import generator
+from growcache.sampling.draws import BlockQuotas, EditionStrata
+from growcache.sampling.objects import GrowingArray, Objects
+from growcache.sampling.orders import Floats, Ints, locate
+from growcache.sampling.population import Population
+from growcache.usercode import short_key
 
-Floats = npt.NDArray[np.float64]
+
+def weighted_quotas(weights: Weights) -> BlockQuotas:
+    """Return what deals by weights; see `strata.shares`."""
+    return lambda _, strata: block_quotas(stratum_shares(strata.names, strata.natural, weights))
+
 
 BLOCK_DRAWS = 1024  # of a block, or
 DRAWS_PER_STRATUM = 32  # on average, where that is more: it bounds the error of a share
 DRAWS_OF_THE_LEAST = 128  # of a source; it bounds the error of its share to 0.4 %
 MOST_BLOCK_DRAWS = 1 << 18  # which takes milliseconds to permute
 MOST_STRATA = 100_000
-_BLOCKS_IN_MEMORY = 4
+
+
 _SHOWN = 5
 _POWERS = {"balanced": 0.0, "natural": 1.0, "sqrt": 0.5}  # of the number of parts
 
 Weights = str | Mapping[str, float]
 
 
-def shares(names: Sequence[str], parts: Ints, weights: Weights) -> Floats:
+def stratum_shares(names: Sequence[str], parts: Ints, weights: Weights) -> Floats:
     """Return the share of the draws that each stratum shall have; they add up to 1.
 
     Args:
@@ -44,7 +52,7 @@ def shares(names: Sequence[str], parts: Ints, weights: Weights) -> Floats:
     Raises:
         ConfigError: a stratum is named that does not exist, or nothing is left to draw.
 
-    >>> shares(["a", "b"], np.array([100, 900]), "sqrt").round(2).tolist()
+    >>> stratum_shares(["a", "b"], np.array([100, 900]), "sqrt").round(2).tolist()
     [0.25, 0.75]
     """
     if isinstance(weights, str):
@@ -75,7 +83,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def mixture(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
+def source_shares(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
     """Return the share of the draws that each source shall have; they add up to 1.
 
     Args:
@@ -83,7 +91,7 @@ def mixture(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
         parts: that each source has.
         per_visit: samples that a visit yields: the more, the fewer visits.
 
-    >>> mixture([1.0, 1.0], np.array([9, 9]), np.array([1.0, 3.0])).tolist()
+    >>> source_shares([1.0, 1.0], np.array([9, 9]), np.array([1.0, 3.0])).tolist()
     [0.75, 0.25]
     """
     wanted = np.asarray(weights) / per_visit * (parts > 0)
@@ -91,24 +99,24 @@ def mixture(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
     return found
 
 
-def block_of(wanted: Floats) -> int:
+def block_draws(wanted: Floats) -> int:
     """Return of how many draws a block must be for the smallest share to come out.
 
-    >>> block_of(np.array([0.5, 0.5])), block_of(np.array([0.999, 0.001]))
+    >>> block_draws(np.array([0.5, 0.5])), block_draws(np.array([0.999, 0.001]))
     (1024, 128000)
     """
     least = float(wanted[wanted > 0].min())
     return min(MOST_BLOCK_DRAWS, max(BLOCK_DRAWS, round(DRAWS_OF_THE_LEAST / least)))
 
 
-def quotas(wanted: Floats, block: int | None = None) -> Ints:
+def block_quotas(wanted: Floats, block: int | None = None) -> Ints:
     """Return how many draws of a block each stratum has: at least one, unless it has no share.
 
     Args:
         wanted: shares that add up to 1.
         block: draws in all; None: enough for so many strata.
 
-    >>> quotas(np.array([0.5, 0.4999, 0.0001, 0.0])).tolist()
+    >>> block_quotas(np.array([0.5, 0.4999, 0.0001, 0.0])).tolist()
     [512, 511, 1, 0]
     """
     drawn = np.flatnonzero(wanted)
@@ -129,38 +137,149 @@ def quotas(wanted: Floats, block: int | None = None) -> Ints:
     return found
 
 
-class Slots:
-    """Which stratum each draw is of, by its number.
+# The names of the strata of the objects from one number to another.
+StratumNames: TypeAlias = Callable[[Objects, int, int], Iterable[str]]
+_AT_ONCE = 4096  # objects whose labels are looked up together
+
+
+def stratum_names(config: Config) -> StratumNames:
+    """Return what tells the strata of objects.
+
+    Raises:
+        ConfigError: ``sampling.strata.by`` is nothing that is known before objects are read.
+    """
+    assert config.sampling.strata is not None
+    by = config.sampling.strata.by
+    (source,) = config.sources
+    labels = source.labels
+    if labels is not None and by in labels.columns:
+        return _labelled(by)
+    if "(?P<stratum>" in by:
+        return _by_key(_matching(by))
+    form, options = source.formats[0]  # keys are those of the first field
+    if by == "label" and form == "image" and options.get("label", "folder") == "folder":
+        return _by_key(_folder)
+    raise ConfigError(
+        "sampling.strata.by: expected one of source.labels.columns, a regular expression with "
+        f"(?P<stratum>…) for the keys, or label with source.format image, found {by!r}"
+    )
+
+
+def source_names(objects: Objects, start: int, stop: int) -> Iterable[str]:
+    """Yield the numbers of the objects' sources, as names: what is mixed."""
+    return map(str, objects.sources(start, stop).tolist())
+
+
+def _labelled(column: str) -> StratumNames:
+    def names(objects: Objects, start: int, stop: int) -> Iterator[str]:
+        for at in range(start, stop, _AT_ONCE):
+            for found in objects.stops(np.arange(at, min(stop, at + _AT_ONCE))):
+                yield str(found.joined[column])
+
+    return names
+
+
+def _by_key(name: Callable[[str], str]) -> StratumNames:
+    return lambda objects, start, stop: map(name, objects.keys(start, stop))
+
+
+def _matching(by: str) -> Callable[[str], str]:
+    pattern = re.compile(by)
+
+    def name(key: str) -> str:
+        match = pattern.search(key)
+        if match is None or match["stratum"] is None:
+            raise ConfigError(
+                f"sampling.strata.by: expected {by} to match every key, found {short_key(key)}; mend "
+                "it, or narrow source.url"
+            )
+        return match["stratum"]
+
+    return name
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0].rpartition("/")[2]
+
+
+class ObjectStrata:
+    """The strata of the objects that are drawn from, as far as they are listed.
+
+    EditionStrata are numbered as they first appear in the listing, so that numbers never change.
 
     Args:
-        counts: draws of each stratum in a block.
-        where: what the order within blocks depends on, beside the block's number.
+        objects: that are drawn from.
+        population: their parts.
+        names: tells the strata of objects.
+        node: this machine's number among ``nodes``.
+        nodes: machines that draw disjoint objects. By object and not by part as elsewhere:
+            then each stratum's parts can be numbered without a look at every one of them.
+        known: strata that come first, whether there is an object of theirs by now or not.
+        by_objects: all objects are weighted alike.
     """
 
-    def __init__(self, counts: Ints, *where: int | str) -> None:
-        self.counts = counts
-        self._where = where
-        self._size = int(counts.sum())
-        self._blocks: OrderedDict[int, Ints] = OrderedDict()
+    def __init__(
+        self,
+        objects: Objects,
+        population: Population,
+        names: StratumNames,
+        node: int,
+        nodes: int,
+        known: Sequence[str] = (),
+        *,
+        by_objects: bool = False,
+    ) -> None:
+        self._by_objects = by_objects
+        self._objects = objects
+        self._population = population
+        self._names = names
+        self._node = node
+        self._nodes = nodes
+        self._numbers = {name: number for number, name in enumerate(known)}
+        self._strata = GrowingArray(np.dtype(np.int32))  # of the objects, by their number
 
-    def run(self, start: int, stop: int) -> Ints:
-        """Return the strata of the draws [start, stop)."""
-        first, last = start // self._size, -(-stop // self._size)
-        blocks = [self._block(number) for number in range(first, last)]
-        whole = np.concatenate([*blocks, np.zeros(0, np.int64)])
-        return whole[start - first * self._size : stop - first * self._size]
+    def strata(self, listed: int) -> EditionStrata:
+        """Return the strata of the objects among the first ``listed`` of the catalog.
 
-    def before(self, number: int) -> Ints:
-        """Return how many of the draws before this one each stratum has."""
-        whole, within = divmod(number, self._size)
-        head = self._block(whole)[:within] if within else np.zeros(0, np.int64)
-        return whole * self.counts + np.bincount(head, minlength=len(self.counts))
+        Raises:
+            ConfigError: an object is of no stratum, or there are too many.
+        """
+        objects = self._objects.among(listed)
+        self._look(objects)
+        starts = self._population.starts(listed)
+        parts = np.diff(starts) * self._population.own(objects, self._node, self._nodes)
+        strata = self._strata.values[:objects]
+        order = np.argsort(strata, kind="stable")
+        ends = np.cumsum(parts[order])
+        sorted_starts = np.concatenate([np.zeros(1, np.int64), ends])
+        firsts = np.searchsorted(strata[order], np.arange(len(self._numbers) + 1))
+        bounds = sorted_starts[firsts]
 
-    def _block(self, number: int) -> Ints:
-        if number not in self._blocks:
-            strata = np.repeat(np.arange(len(self.counts)), self.counts)
-            rng = generator("strata", *self._where, number)
-            self._blocks[number] = rng.permutation(strata)
-            if len(self._blocks) > _BLOCKS_IN_MEMORY:
-                self._blocks.popitem(last=False)
-        return self._blocks[number]
+        def place(stratum: int, local: Ints) -> Ints:
+            places, within = locate(sorted_starts, bounds[stratum] + local)
+            found: Ints = starts[order[places]] + within
+            return found
+
+        def starts_of(stratum: int) -> Ints:
+            first, stop = firsts[stratum], firsts[stratum + 1]
+            found: Ints = sorted_starts[first : stop + 1] - bounds[stratum]
+            return found
+
+        natural = counts = np.diff(bounds)
+        if self._by_objects:
+            natural = np.bincount(strata[parts > 0], minlength=len(self._numbers))
+        return EditionStrata(tuple(self._numbers), counts, place, starts_of, natural)
+
+    def _look(self, objects: int) -> None:
+        known = len(self._strata)
+        if objects <= known:
+            return
+        numbers = self._numbers
+        names = self._names(self._objects, known, objects)
+        found = (numbers.setdefault(name, len(numbers)) for name in names)
+        self._strata.extend(np.fromiter(found, np.int32, objects - known))
+        if len(numbers) > MOST_STRATA:
+            raise ConfigError(
+                f"sampling.strata.by: expected at most {MOST_STRATA:,} strata, found "
+                f"{len(numbers):,}; choose something that more objects have in common"
+            )

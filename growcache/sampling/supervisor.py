@@ -1,7 +1,7 @@
-"""The one process that owns a cache: lists, hands out permits, commits, evicts, reports.
+"""The process that owns a cache: it lists, grants permits, commits, evicts and reports.
 
-Everything happens on one event loop, between two turns of which nothing else touches the
-cache. Samplers are child processes; the listing is a thread that only delivers pages.
+Everything happens on one event loop, and nothing else touches the cache between two turns of it. Samplers are child
+processes; the listing is a thread that only delivers pages.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from growcache.cache.ballast import is_full_disk
 from growcache.cache.cache import Cache
-from growcache.cache.identity import Identity
+from growcache.cache.files import is_full_disk
+from growcache.cache.side_files import Identity
 from growcache.cache.status import Status, write_status
 from growcache.config import Config, SourceConfig
+from growcache.config_text import to_json_value
 from growcache.errors import (
     CacheError,
     CacheFullError,
@@ -34,24 +35,22 @@ from growcache.errors import (
     StoreRefusedError,
     TransientStoreError,
 )
-from growcache.plain import to_plain
-from growcache.remote.catalog import Catalog
-from growcache.remote.formats import check_source
-from growcache.remote.sources import each, firsts
-from growcache.remote.store import open_store
-from growcache.remote.table_files import require_reader
+from growcache.formats import check_source
+from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher, RunLimits
-from growcache.sampling.fingerprint import wishes
-from growcache.sampling.following import ConfigFile, Following
-from growcache.sampling.halt import Notice, Silence, awaited
-from growcache.sampling.identification import Found, Identification
-from growcache.sampling.intake import Intake, runs_user_format
-from growcache.sampling.messages import Message
-from growcache.sampling.mixed import AnyLabels, Reading, pairs_of
-from growcache.sampling.objects import Objects
-from growcache.sampling.overview import Overview
-from growcache.sampling.roster import Death, Roster, Slot, Work
-from growcache.sampling.subsets import Subsets
+from growcache.sampling.fingerprint import configured_values
+from growcache.sampling.labels import AnyLabels, LabelsReader
+from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
+from growcache.sampling.messages import Message, awaited_event
+from growcache.sampling.objects import Objects, Split, field_join
+from growcache.sampling.rate_limiter import OutageNotice, StoreSilence
+from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
+from growcache.sampling.service_status import StatusBuilder
+from growcache.sampling.sources import first_urls, make_each
+from growcache.sampling.worker_pool import AssignedPermit, SamplerDeath, WorkerPool, WorkerSlot
+from growcache.store.catalog import Catalog
+from growcache.store.store import open_store
+from growcache.store.tables import require_table_library
 from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
@@ -107,7 +106,7 @@ def run(
     Raises:
         GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
     """
-    each(config.sources, _check)
+    make_each(config.sources, _check)
     cache = Cache.open(config.cache.path, config.cache)
     try:
         limits = RunLimits(until_full, duration, samples)
@@ -130,7 +129,7 @@ def _check(source: SourceConfig) -> None:
     """Refuse what can be seen to be wrong: a typing error costs no process."""
     check_source(source)
     if source.labels is not None:
-        require_reader(source.labels.url)
+        require_table_library(source.labels.url)
 
 
 class Supervisor:
@@ -153,23 +152,23 @@ class Supervisor:
         self._on_status = on_status
         self._refresh = refresh
         self._retry_holes = retry_holes
-        cache.claim(wishes(config))  # first: the catalog must not mix two sources
+        cache.claim(configured_values(config))  # first: the catalog must not mix two sources
         self._catalog = Catalog.open(cache.layout.catalog)
-        subsets = Subsets(config.split) if config.split is not None else None
+        subsets = Split(config.split) if config.split is not None else None
         self._objects = Objects(
             self._catalog,
             subsets,
-            pairs_of(config.sources),
+            field_join(config.sources),
             skips=config.sources[0].on_missing == "skip",
-            firsts=firsts(config.sources),
+            firsts=first_urls(config.sources),
         )
-        self._overview = Overview(config, cache, self._catalog)
+        self._overview = StatusBuilder(config, cache, self._catalog)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
         self._introduction: Message | None = None
-        self._identification = Identification(config, cache, self._catalog, self._objects)
-        self._silences = {who: Silence() for who in (LISTING, TABLES, SAMPLERS)}
-        self._intake = Intake(
+        self._identification = SchemaSearch(config, cache, self._catalog, self._objects)
+        self._silences = {who: StoreSilence() for who in (LISTING, TABLES, SAMPLERS)}
+        self._intake = ListingIngest(
             config,
             cache,
             self._catalog,
@@ -178,11 +177,11 @@ class Supervisor:
             self._listing_retried,
             self._silences[LISTING].answered,
         )
-        self._reading: Reading | None = None
-        self._notice = Notice()
+        self._reading: LabelsReader | None = None
+        self._notice = OutageNotice()
         self._file = file
-        self._following: Following | None = None
-        self._found: Found | None = None
+        self._following: ConfigReload | None = None
+        self._found: FoundIdentity | None = None
         self._full_at = -math.inf  # when the disk was full last, monotonic seconds
         self._error: Exception | None = None
         self._ended = False
@@ -199,9 +198,11 @@ class Supervisor:
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
         setup = _setup_message(self._config)
-        self._roster = Roster(sampling.workers, setup, self._heard, self._died, self._fail)
+        self._roster = WorkerPool(sampling.workers, setup, self._heard, self._died, self._fail)
         if self._file is not None:
-            self._following = Following(self._file, self._config, self._adopt, self._wake_soon)
+            self._following = ConfigReload(
+                self._file, self._config, self._adopt, self._wake_soon
+            )
         try:
             self._guard(self._start_listing)
             self._guard(self._start_labels)
@@ -258,7 +259,7 @@ class Supervisor:
 
     def _start_labels(self) -> None:
         if self._unlabelled:
-            self._reading = Reading(
+            self._reading = LabelsReader(
                 self._config.sources,
                 self._config.sampling,
                 self._fetched,
@@ -268,7 +269,7 @@ class Supervisor:
             )
 
     def _are_labels_waited_for(self, error: TransientStoreError) -> bool:
-        """Whether tables are asked for again; see `Intake`, of whose listing the same holds."""
+        """Whether tables are asked for again; see `ListingIngest`, of whose listing the same holds."""
         return len(self._catalog) > 0 or not isinstance(error, StoreRefusedError)
 
     def _labels_retried(self, error: BaseException) -> None:
@@ -300,7 +301,7 @@ class Supervisor:
 
     def _note_failure(self, who: str, error: BaseException) -> None:
         refused = isinstance(error, StoreRefusedError)
-        self._silences[who].failed(awaited(error), time.monotonic(), refused=refused)
+        self._silences[who].failed(awaited_event(error), time.monotonic(), refused=refused)
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
@@ -349,11 +350,11 @@ class Supervisor:
 
     # ------------------------------------------------------------ the samplers
 
-    def _heard(self, slot: Slot, message: Message) -> None:
+    def _heard(self, slot: WorkerSlot, message: Message) -> None:
         self._guard(lambda: self._react(slot, message))
         self._wake()
 
-    def _react(self, slot: Slot, message: Message) -> None:
+    def _react(self, slot: WorkerSlot, message: Message) -> None:
         match message["type"]:
             case "progress":
                 self._progressed(slot, message)
@@ -390,11 +391,11 @@ class Supervisor:
             case "setback" if dispatcher and permit in slot.permits:
                 dispatcher.set_back(permit, message["place"], message["error"])
 
-    def _landed(self, slot: Slot, permit: str) -> None:
+    def _landed(self, slot: WorkerSlot, permit: str) -> None:
         slot.permits.pop(permit, None)
         slot.paused.discard(permit)
 
-    def _progressed(self, slot: Slot, message: Message) -> None:
+    def _progressed(self, slot: WorkerSlot, message: Message) -> None:
         if message["nbytes"] or message["retries"] or message["paced"]:
             slot.moved()
         for permit, done in message["parts"].items():
@@ -439,16 +440,16 @@ class Supervisor:
     def _adopt_options(self, options: list[dict[str, Any]]) -> None:
         """Let everybody who asks a store do so with other options."""
         self._roster.adopt(_setup_message(self._config))
-        self._roster.broadcast({"type": "storage", "options": to_plain(options)})
+        self._roster.broadcast({"type": "storage", "options": to_json_value(options)})
         self._intake.adopt(options)
         if self._reading is not None:
             self._reading.sources = self._config.sources
 
-    def _introduce(self, slot: Slot, message: Message) -> None:
+    def _introduce(self, slot: WorkerSlot, message: Message) -> None:
         slot.ready = True
         options = [source.storage_options for source in self._config.sources]
         slot.send(
-            {"type": "storage", "options": to_plain(options)}
+            {"type": "storage", "options": to_json_value(options)}
         )  # it may have changed since
         first, self._introduction = self._introduction is None, message
         if first and runs_user_format(self._config):
@@ -456,7 +457,7 @@ class Supervisor:
         if self._identity is not None:
             slot.send(_identity_message(self._identity))
 
-    def _probed(self, slot: Slot, message: Message) -> None:
+    def _probed(self, slot: WorkerSlot, message: Message) -> None:
         assert self._introduction is not None
         self._last_errors.extend(message.get("errors", [])[-3:])
         found = self._identification.answered(
@@ -465,13 +466,13 @@ class Supervisor:
         if found is not None and self._dispatcher is None:
             self._found = found
 
-    def _died(self, slot: Slot, permits: list[str], death: Death) -> None:
+    def _died(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
         if death.stalled is None:  # else that was said when it was killed
             self._last_errors.append(f"sampler {slot.id} ended {death}")
         self._guard(lambda: self._bury(slot, permits, death))
         self._wake()
 
-    def _bury(self, slot: Slot, permits: list[str], death: Death) -> None:
+    def _bury(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
         self._identification.lost(slot, death)
         for permit in permits:
             if self._dispatcher is not None:
@@ -498,7 +499,7 @@ class Supervisor:
             ready = [slot for slot in self._roster.slots if slot.ready]
             self._identification.probe(ready, listed=listed)
 
-    def _establish(self, found: Found) -> None:
+    def _establish(self, found: FoundIdentity) -> None:
         self._cache.set_identity(found.identity)
         if self._identification.lacks_objects(listed=self._intake.listed):
             return  # shards were taken over that were drawn from more of it
@@ -586,7 +587,7 @@ class Supervisor:
             given = dispatcher.next_permit()
             if given is None:
                 break
-            slot.permits[given.id] = Work(len(given.stops))
+            slot.permits[given.id] = AssignedPermit(len(given.stops))
             slot.moved()
             slot.send(given.to_message())
         complete = dispatcher.complete or self._full_for_good(dispatcher)
@@ -594,10 +595,10 @@ class Supervisor:
         still = self._cache.complete and dispatcher.wishes > 0
         self._cache.set_complete(complete or still)
 
-    def _holding(self, permit: str) -> list[Slot]:
+    def _holding(self, permit: str) -> list[WorkerSlot]:
         return [slot for slot in self._roster.slots if permit in slot.permits]
 
-    def _idle_slots(self, dispatcher: Dispatcher) -> list[Slot]:
+    def _idle_slots(self, dispatcher: Dispatcher) -> list[WorkerSlot]:
         slots, reads = self._roster.slots, self._config.sampling.concurrency
         if dispatcher.wish_due:
             return [slot for slot in slots if slot.has_room_for_wishes(reads)]
@@ -710,7 +711,7 @@ class Supervisor:
 
 
 def _setup_message(config: Config) -> Message:
-    return {"type": "setup", "config": to_plain(config.model_dump())}
+    return {"type": "setup", "config": to_json_value(config.model_dump())}
 
 
 def _identity_message(identity: Identity) -> Message:

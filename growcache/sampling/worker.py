@@ -1,8 +1,8 @@
 """A sampler: the child process ``python -m growcache sampler``.
 
-It holds no state: a permit comes in on standard input, shards appear under ``incoming/``,
-a report goes out on standard output. The supervisor alone has the other ends, so the end
-of the input is its death, and the sampler's.
+It holds no state. A permit arrives on standard input, shards appear under ``incoming/``, a report leaves on standard
+output. Only the supervisor has the other ends, so the end of the input means that the supervisor died, and ends the
+sampler.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 import uvloop
 
-from growcache.cache.direct import beyond_memory
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.incoming import discard_incoming, write_incoming
+from growcache.cache.incoming import discard_incoming, exceeds_page_cache, write_incoming
 from growcache.cache.locks import FileLock
-from growcache.cache.memory import memory_bytes
+from growcache.cache.system import memory_bytes
 from growcache.config import Config, SamplingConfig
+from growcache.config_text import from_json_value
 from growcache.errors import (
     ConfigError,
     CredentialsError,
@@ -35,18 +35,30 @@ from growcache.errors import (
     StoreRefusedError,
     TransientStoreError,
 )
-from growcache.plain import from_plain
-from growcache.remote.sources import open_sources
-from growcache.sampling.allowance import Limits
-from growcache.sampling.fill import WEIGHT, Filled, Filler, encode_group, none_came
-from growcache.sampling.fingerprint import FORMAT, TRANSFORM
-from growcache.sampling.halt import awaited
-from growcache.sampling.messages import Message, Permit, Stop, pack, unpack
-from growcache.sampling.pace import Pace
-from growcache.sampling.probing import Prober
-from growcache.sampling.transforms import Transform, load_transform
+from growcache.sampling.fill import (
+    WEIGHT,
+    EncodedShard,
+    GroupFiller,
+    SampleTransform,
+    encode_group,
+    load_transform,
+    none_came,
+)
+from growcache.sampling.messages import (
+    FORMAT,
+    TRANSFORM,
+    Message,
+    PartVisit,
+    Permit,
+    awaited_event,
+    pack,
+    unpack,
+)
+from growcache.sampling.sampler_limits import ByteRateLimit, GroupLimits
+from growcache.sampling.schema_probe import SchemaProbe
+from growcache.sampling.sources import open_sources
 from growcache.schema import Schema
-from growcache.usercode import CALLS
+from growcache.usercode import RUNNING_CALLS
 
 PROGRESS_SECONDS = 0.2
 CALLS_SECONDS = 1.0  # between looks at what the user's code does
@@ -68,7 +80,7 @@ async def _serve(messages: int) -> None:
     first = sys.stdin.buffer.readline()
     if not first:
         return
-    line = Line(messages)
+    line = ReportPipe(messages)
     try:
         sampler = Sampler.from_setup(unpack(first), line)
     except GrowcacheError as error:
@@ -97,7 +109,7 @@ def _listen(
         os._exit(0)  # whatever is under way is worth nothing without its supervisor
 
 
-class Line:
+class ReportPipe:
     """The way back to the supervisor, for all threads."""
 
     def __init__(self, descriptor: int) -> None:
@@ -115,20 +127,20 @@ class Line:
             os._exit(0)
 
 
-def _watch(line: Line) -> None:
+def _watch(line: ReportPipe) -> None:
     """Tell what the user's code does, also while it keeps the event loop."""
     ended = 0
     while True:
         time.sleep(CALLS_SECONDS)
-        longest = CALLS.longest()
+        longest = RUNNING_CALLS.longest()
         call = longest[1] if longest and longest[0] >= CALLS_SECONDS else ""
-        if call or CALLS.ended != ended:
-            ended = CALLS.ended
+        if call or RUNNING_CALLS.ended != ended:
+            ended = RUNNING_CALLS.ended
             line.send({"type": "called", "ended": ended, "call": call})
 
 
 @dataclass(slots=True)
-class _Tally:
+class _ProgressCounts:
     """What happened since the last progress message."""
 
     nbytes: int = 0
@@ -146,17 +158,19 @@ class _Tally:
 class Sampler:
     """One sampler process, after its setup."""
 
-    def __init__(self, config: Config, lock: FileLock, line: Line) -> None:
+    def __init__(self, config: Config, lock: FileLock, line: ReportPipe) -> None:
         sampling = config.sampling
         self._line = line
         self._lock = lock
-        self._layout = Layout(config.cache.path)
+        self._layout = CacheLayout(config.cache.path)
         self._cache_format = config.cache.format
-        self._direct = beyond_memory(int(config.cache.max_bytes), memory_bytes())
+        self._direct = exceeds_page_cache(int(config.cache.max_bytes), memory_bytes())
         self._seed = sampling.seed
-        self._tally = _Tally()
-        self._pace = Pace(_share(sampling.max_bytes_per_second, sampling.workers))
-        self._transform: Transform | None = load_transform(
+        self._tally = _ProgressCounts()
+        self._pace = ByteRateLimit(
+            _rate_per_worker(sampling.max_bytes_per_second, sampling.workers)
+        )
+        self._transform: SampleTransform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
         )
         self._sources = open_sources(
@@ -169,7 +183,7 @@ class Sampler:
         )
         if not self._sources.listed:
             _refuse_choices(config)
-        self._filler = Filler(
+        self._filler = GroupFiller(
             self._sources,
             self._transform,
             sampling.seed,
@@ -177,22 +191,22 @@ class Sampler:
             self._pace,
             weighted=sampling.strata is not None,
         )
-        wish = None if sampling.schema == "auto" else _declared(sampling)
-        self._prober = Prober(self._sources, self._filler, sampling.seed, wish)
+        wish = None if sampling.schema == "auto" else _declared_schema(sampling)
+        self._prober = SchemaProbe(self._sources, self._filler, sampling.seed, wish)
         self._schema: Schema | None = None
         self._fingerprint = ""
-        self._limits: Limits | None = None
+        self._limits: GroupLimits | None = None
         self._grants: dict[str, asyncio.Event] = {}
         self._revoked: set[str] = set()
         self._reporting = threading.Lock()
 
     @classmethod
-    def from_setup(cls, message: Message, line: Line) -> Sampler:
+    def from_setup(cls, message: Message, line: ReportPipe) -> Sampler:
         """Return the sampler that the setup message describes."""
-        config = Config.model_validate(from_plain(message["config"]))
+        config = Config.model_validate(from_json_value(message["config"]))
         # Held while this process lives: a new supervisor sweeps only once all are gone.
         lock = FileLock.acquire(
-            Layout(config.cache.path).samplers_lock, shared=True, seconds=LOCK_SECONDS
+            CacheLayout(config.cache.path).samplers_lock, shared=True, seconds=LOCK_SECONDS
         )
         return cls(config, lock, line)
 
@@ -214,7 +228,7 @@ class Sampler:
                 message = await inbox.get()
                 match message["type"]:
                     case "probe":
-                        stops = [Stop.from_values(values) for values in message["stops"]]
+                        stops = [PartVisit.from_values(values) for values in message["stops"]]
                         tasks.create_task(self._probe(stops))
                     case "identity":
                         self._schema = Schema.from_json(message["schema"])
@@ -235,14 +249,14 @@ class Sampler:
     async def _adopt(self, options: list[dict[str, Any]]) -> None:
         """Go by other options of the stores from now on."""
         with contextlib.suppress(CredentialsError):  # whoever reads is told, and tries again
-            await asyncio.to_thread(self._sources.adopt, from_plain(options))
+            await asyncio.to_thread(self._sources.adopt, from_json_value(options))
 
-    def _limits_of(self, group_bytes: int | None, most_bytes: int | None) -> Limits | None:
+    def _limits_of(self, group_bytes: int | None, most_bytes: int | None) -> GroupLimits | None:
         if group_bytes is None or self._schema is None:
             return None
         largest = CACHE_FORMATS[self._cache_format].largest_sample(self._schema)
         # Caches of before did not make an exception for a large sample.
-        return Limits(group_bytes, largest, most_bytes or group_bytes)
+        return GroupLimits(group_bytes, largest, most_bytes or group_bytes)
 
     async def _fill(self, permit: Permit) -> None:
         self._grants[permit.id] = asyncio.Event()
@@ -269,7 +283,7 @@ class Sampler:
             )
             await self._write(permit, shards)
         except StoreRefusedError as error:
-            self._fail(permit, str(error), refused=awaited(error))
+            self._fail(permit, str(error), refused=awaited_event(error))
         except TransientStoreError as error:
             self._fail(permit, str(error))
         except OSError as error:
@@ -278,7 +292,7 @@ class Sampler:
             del self._grants[permit.id], self._tally.parts[permit.id]
             self._revoked.discard(permit.id)
 
-    async def _write(self, permit: Permit, shards: list[Filled]) -> None:
+    async def _write(self, permit: Permit, shards: list[EncodedShard]) -> None:
         needed = sum(shard.needed_bytes for shard in shards)
         self._line.send({"type": "need", "id": permit.id, "bytes": needed})
         await self._grants[permit.id].wait()
@@ -316,7 +330,7 @@ class Sampler:
     def _set_aside(self, permit: str, place: int, error: str) -> None:
         self._line.send({"type": "setback", "id": permit, "place": place, "error": error})
 
-    async def _probe(self, stops: list[Stop]) -> None:
+    async def _probe(self, stops: list[PartVisit]) -> None:
         found = await self._prober.probe(stops)
         self.report()
         self._line.send(found)
@@ -365,12 +379,12 @@ def _refuse_choices(config: Config) -> None:
             )
 
 
-def _declared(sampling: SamplingConfig) -> Schema:
+def _declared_schema(sampling: SamplingConfig) -> Schema:
     """Return the schema that the user declared, with the field that strata add."""
     assert sampling.schema != "auto"
     added = {} if sampling.strata is None else {WEIGHT: ("<f4",)}
     return Schema.declared({**sampling.schema, **added})
 
 
-def _share(rate: int | None, workers: int) -> float | None:
+def _rate_per_worker(rate: int | None, workers: int) -> float | None:
     return None if rate is None else rate / workers

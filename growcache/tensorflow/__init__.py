@@ -1,9 +1,7 @@
 """TensorFlow's front door: epochs over a cache as a `tf.data.Dataset`."""
 
-from growcache.tensorflow.datasets import EpochDataset, dataset
-from growcache.tensorflow.files import Files, files
-from growcache.tensorflow.native import CYCLE_SHARDS
-from growcache.tensorflow.sizes import SHUFFLE_BYTES, SHUFFLE_SAMPLES
+from growcache.tensorflow.datasets import EpochDataset, Files, dataset, files
+from growcache.tensorflow.native import CYCLE_SHARDS, SHUFFLE_BYTES, SHUFFLE_SAMPLES
 
 __all__ = [
     "CYCLE_SHARDS",

@@ -1,4 +1,4 @@
-"""`growcache.tensorflow.dataset`, and what it returns."""
+"""`growcache.tensorflow.dataset`, and `files` for pipelines of the user's own."""
 
 from __future__ import annotations
 
@@ -6,22 +6,125 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Self, TypeAlias, cast, overload
 
 import tensorflow as tf
 
-from growcache.cache.identity import read_identity
-from growcache.cache.sigterm import release_at_sigterm
+from growcache.cache.side_files import read_identity
+from growcache.cache.system import release_at_sigterm
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
-from growcache.loading.options import LoaderOptions, names_of
+from growcache.loading.options import LoaderOptions, field_names
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.streams import open_stream_pass
 from growcache.loading.waiting import wait_for_samples
 from growcache.schema import Schema
-from growcache.tensorflow.feeds import Dataset, Feed
-from growcache.tensorflow.gathered import GatherFeed
-from growcache.tensorflow.native import NativeFeed
-from growcache.tensorflow.records import records_of
-from growcache.tensorflow.tensors import Form, Spec
+from growcache.tensorflow.gather import GatherPipeline
+from growcache.tensorflow.native import NativePipeline
+from growcache.tensorflow.pipeline import Dataset, Pipeline
+from growcache.tensorflow.records import record_reader
+from growcache.tensorflow.tensors import BatchForm, Spec
+
+
+class Files(Sequence[str]):
+    """The TFRecord files of one snapshot of a cache; none of them is deleted before `close`.
+
+    A context manager, and a sequence of the paths. The lease ends with `close`, with the last
+    reference to this object, and with the process. So keep it for as long as a dataset reads
+    the files.
+
+    Attributes:
+        paths: of the files, in the order of an epoch.
+        samples: in all of them.
+    """
+
+    def __init__(self, snapshot: Snapshot, numbers: Sequence[int]) -> None:
+        self._snapshot = snapshot
+        self.paths = [os.fspath(snapshot.file(number)) for number in numbers]
+        self.samples = len(snapshot)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        return self.paths[i]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def close(self) -> None:
+        """Let go of the files, which may be deleted from now on; twice is harmless."""
+        self._snapshot.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the files may be deleted."""
+        return self._snapshot.closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "held"
+        return f"<Files: {self.samples} samples in {len(self)} files, {state}>"
+
+
+def files(
+    path: str | os.PathLike[str],
+    *,
+    min_samples: int = 1,
+    seed: int = 0,
+    shuffle: bool = True,
+    job: str = "default",
+) -> Files:
+    """Return the TFRecord files of what is cached now, and keep them from being evicted.
+
+    For pipelines written by hand, ``tf.data.TFRecordDataset(held.paths)``, on a cache whose service
+    runs. Without a lease files vanish while they are read. Each call takes a new
+    snapshot, and counts as a use of every sample in it. What is held cannot make room, so close it
+    after each epoch.
+
+    Args:
+        path: of the cache directory, whose format is tfrecord.
+        min_samples: wait until so many are cached, or the whole population is.
+        seed: of the order of the files; another one for each epoch.
+        shuffle: False orders the files by number.
+        job: in whose name uses are counted.
+
+    Raises:
+        ConfigError: the cache is of another format, or arguments that cannot be meant.
+        CacheError: the cache is complete without a sample.
+    """
+    options = LoaderOptions(
+        path=path,
+        batch_size=1,
+        min_samples=min_samples,
+        seed=seed,
+        shuffle=shuffle,
+        job=job,
+    )
+    identity = read_identity(options.root) or wait_for_samples(options.root, 1).identity
+    if identity is not None and identity.cache_format != "tfrecord":
+        raise ConfigError(
+            f"{options.root} is of format {identity.cache_format}, and has no TFRecord files; use "
+            'growcache.tensorflow.dataset(..., reader="gather"), or set cache.format: tfrecord and '
+            "fill another cache"
+        )
+    begun = open_stream_pass(options, 0, min_samples)
+    numbers = [row.number for row in begun.rows]
+    begun.snapshot.mark_read(numbers)  # protected all the same, until it is closed
+    begun.snapshot.lease.count(len(begun.snapshot))  # what is read of the files nobody tells
+    return Files(begun.snapshot, numbers)
+
 
 Reader: TypeAlias = Literal["native", "gather"]
 
@@ -107,7 +210,7 @@ def dataset(
         shuffle=shuffle,
         drop_last=drop_last,
         fixed=fixed,
-        fields=names_of("fields", fields),
+        fields=field_names("fields", fields),
         ragged=ragged,
         job=job,
         verify=verify,
@@ -125,14 +228,14 @@ def dataset(
     if reader not in READERS:
         raise ConfigError(f"reader must be native or gather, found {reader!r}")
     release_at_sigterm()
-    schema = _schema(options, reader)
-    form = Form.of(schema, options, names_of("as_tuple", as_tuple))
+    schema = _wait_for_schema(options, reader)
+    form = BatchForm.of(schema, options, field_names("as_tuple", as_tuple))
     runs_on = endless or samples_per_epoch is not None
-    feed: Feed
+    feed: Pipeline
     if reader == "gather":
-        feed = GatherFeed(options, form, runs_on=runs_on)
+        feed = GatherPipeline(options, form, runs_on=runs_on)
     else:
-        feed = NativeFeed(options, records_of(schema, form), runs_on=runs_on)
+        feed = NativePipeline(options, record_reader(schema, form), runs_on=runs_on)
     made = feed.epochs() if runs_on and not endless else feed.pipeline()
     if endless:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
@@ -145,7 +248,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
     TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
     """
 
-    def __init__(self, made: Dataset, feed: Feed, *, bare: bool) -> None:
+    def __init__(self, made: Dataset, feed: Pipeline, *, bare: bool) -> None:
         """Take the pipeline.
 
         Args:
@@ -155,7 +258,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         self._made = made
         self._feed = feed
-        self._alone = made.with_options(_as_it_is(tunes=not bare))
+        self._alone = made.with_options(_unoptimized(tunes=not bare))
         # TensorFlow keeps the feed for good, and does not say when its dataset goes.
         weakref.finalize(self, feed.close)
         super().__init__(tf.data.experimental.to_variant(made))
@@ -181,7 +284,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         return cast("Iterator[Any]", iterator)
 
 
-def _as_it_is(*, tunes: bool) -> Any:
+def _unoptimized(*, tunes: bool) -> Any:
     """Return the options of a pipeline that is not rewritten, and may be tuned.
 
     TensorFlow would do both for each iterator anew, which takes milliseconds.
@@ -192,7 +295,7 @@ def _as_it_is(*, tunes: bool) -> Any:
     return options
 
 
-def _schema(options: LoaderOptions, reader: Reader) -> Schema:
+def _wait_for_schema(options: LoaderOptions, reader: Reader) -> Schema:
     """Return the schema of the cache's samples, once it is known."""
     identity = read_identity(options.root) or wait_for_samples(options.root, 1).identity
     assert identity is not None  # it is written before the first sample

@@ -1,7 +1,7 @@
-"""The pipeline in which TensorFlow's own code reads, shuffles, batches and parses.
+"""The pipeline in which TensorFlow's own code reads, shuffles, batches and parses (``reader="native"``).
 
-Python says which shards come, once per shard, and counts where samples came from, once per
-block of batches that are decoded at once. Every record goes with a number that tells its shard.
+Python says which shards come, once per shard, and counts where samples came from, once per block of
+batches that are decoded at once. Every record travels with a number that identifies its shard.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,26 +17,87 @@ import tensorflow as tf
 
 from growcache.errors import CacheError
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import NOTHING, Checked, Pass, ShardStream
-from growcache.seeding import derive
-from growcache.tensorflow.feeds import Dataset, Feed
-from growcache.tensorflow.generated import Generated
-from growcache.tensorflow.live import end_with_the_interpreter
-from growcache.tensorflow.memory import keep_freed_memory
-from growcache.tensorflow.records import Records
-from growcache.tensorflow.sizes import Cached
-from growcache.tensorflow.tensors import Tensor, spec
+from growcache.loading.streams import NOTHING_NOW, ShardStream, StreamPass, VerifiedShards
+from growcache.seeding import derive_seed
+from growcache.tensorflow.pipeline import (
+    Dataset,
+    GeneratorDataset,
+    Pipeline,
+    close_at_exit,
+    keep_freed_memory,
+)
+from growcache.tensorflow.records import RecordReader
+from growcache.tensorflow.tensors import Tensor, tensor_spec
+
+SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
+SHUFFLE_SAMPLES = 16_384
+BUFFERS_PER_PASS = 4
+
+# To hand a record from thread to thread takes TensorFlow 15 us, and a core that has to wake up.
+CHUNK_BYTES = 2_000_000
+CHUNK_SAMPLES = 64
+CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
+
+# To have Python count where a batch came from takes 0.14 ms of CPU time.
+BLOCK_BYTES = 2_000_000
+BLOCK_BATCHES = 8
+BLOCKS_PER_PASS = 4
+
+
+@dataclass(frozen=True)
+class PipelineSizes:
+    """What there is when an iteration begins.
+
+    Attributes:
+        samples: their number.
+        sample_bytes: of one, on average.
+        runs_on: whether a pass follows the other, with no end to it.
+    """
+
+    samples: int
+    sample_bytes: int
+    runs_on: bool
+
+    def buffer_samples(self) -> int:
+        """Return the size of the shuffle buffer.
+
+        Where passes run on, it stays well below one: a sample may be left in the buffer for
+        several times its size, and nothing but chance ends that.
+        """
+        wanted = min(SHUFFLE_SAMPLES, self._fit(SHUFFLE_BYTES))
+        most = self.samples // BUFFERS_PER_PASS if self.runs_on else self.samples
+        return max(1, min(wanted, most))
+
+    def chunk_samples(self, shard_samples: int) -> int:
+        """Return how many records of a shard are handed from thread to thread at once."""
+        most = min(CHUNK_SAMPLES, self._fit(CHUNK_BYTES))
+        return max(1, min(most, shard_samples // CHUNKS_PER_SHARD))
+
+    def block_samples(self, batch_size: int) -> int:
+        """Return how many samples are decoded at once, which are whole batches.
+
+        Where passes run on, they are few of one: batches wait for all of a block, which
+        waits for what is not cached yet.
+        """
+        batches = min(BLOCK_BATCHES, self._fit(BLOCK_BYTES) // batch_size)
+        if self.runs_on:
+            batches = min(batches, self.samples // (BLOCKS_PER_PASS * batch_size))
+        return batch_size * max(1, batches)
+
+    def _fit(self, nbytes: int) -> int:
+        return nbytes // max(1, self.sample_bytes)
+
 
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
 # What runs ahead counts as used, so not a block for each of many cores; decoding is copying,
 # and a few threads copy as fast as memory can.
-MOST_DECODED = 4  # blocks of batches, at a time
+MAX_DECODED_BLOCKS = 4  # blocks of batches, at a time
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
-MOST_TURNS = 1 << 62  # of an iteration without end
+ENDLESS_TURNS = 1 << 62  # of an iteration without end
 
 
-class Iteration:
+class NativeIteration:
     """One that is under way.
 
     Args:
@@ -43,7 +105,7 @@ class Iteration:
         cached: when it began.
     """
 
-    def __init__(self, stream: ShardStream, cached: Cached) -> None:
+    def __init__(self, stream: ShardStream, cached: PipelineSizes) -> None:
         self.stream = stream
         self.cached = cached
         self._shards = stream.shards()
@@ -72,7 +134,7 @@ class Iteration:
             raise
 
 
-class NativeFeed(Feed):
+class NativePipeline(Pipeline):
     """Tells TensorFlow which shards to read, and hears what it delivered.
 
     It holds nothing itself: what an iteration holds is in its `ShardStream`, which its
@@ -84,13 +146,13 @@ class NativeFeed(Feed):
         runs_on: whether a pass follows the other.
     """
 
-    def __init__(self, options: LoaderOptions, records: Records, *, runs_on: bool) -> None:
+    def __init__(self, options: LoaderOptions, records: RecordReader, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
         self._records = records
-        self._checked = Checked()
+        self._checked = VerifiedShards()
         self._passes, self._tokens = itertools.count(), itertools.count()
         self._names = itertools.count()
-        self._iterations: dict[int, Iteration] = {}
+        self._iterations: dict[int, NativeIteration] = {}
         self._numbers: frozenset[int] | None = None
 
     def close(self) -> None:
@@ -106,12 +168,12 @@ class NativeFeed(Feed):
         milliseconds, and twice as long where one makes the dataset in which another one is.
         So there are few, as far outside as can be, and Python computes what it can.
         """
-        iterations = Generated(self._iterate, [spec(tf.int64)] * 5).dataset
+        iterations = GeneratorDataset(self._iterate, [tensor_spec(tf.int64)] * 5).dataset
         sizes, full = self._epoch_sizes(), self._full_batches
         made = iterations.flat_map(self._groups)
         if not self._records.cuts:
             made = made if sizes is None else made.rebatch(sizes)
-        made = made.map(self._records.decode, num_parallel_calls=MOST_DECODED)
+        made = made.map(self._records.decode, num_parallel_calls=MAX_DECODED_BLOCKS)
         if self._records.cuts:
             made = made.rebatch(sizes or self._options.batch_size, drop_remainder=full)
         options = tf.data.Options()
@@ -191,7 +253,7 @@ class NativeFeed(Feed):
             endless=self._runs_on,
             tokens=self._tokens,
         )
-        end_with_the_interpreter(stream)
+        close_at_exit(stream)
         name = next(self._names)
         try:
             first = stream.begin(self._least_samples)
@@ -199,14 +261,14 @@ class NativeFeed(Feed):
             if self._options.fixed:
                 self._refuse_change(first)
             # One turn more, in which the stream hears that it is asked no more.
-            turns = MOST_TURNS if self._runs_on else len(first.rows) + 1
+            turns = ENDLESS_TURNS if self._runs_on else len(first.rows) + 1
             samples = sum(row.samples for row in first.rows)
-            cached = Cached(samples, first.snapshot.sample_bytes, self._runs_on)
-            self._iterations[name] = Iteration(stream, cached)
+            cached = PipelineSizes(samples, first.snapshot.sample_bytes, self._runs_on)
+            self._iterations[name] = NativeIteration(stream, cached)
             yield (
                 name,
                 turns,
-                derive(self._options.seed, "tensorflow", first.number) % 2**31,
+                derive_seed(self._options.seed, "tensorflow", first.number) % 2**31,
                 cached.buffer_samples(),
                 cached.block_samples(self._options.batch_size),
             )
@@ -223,7 +285,7 @@ class NativeFeed(Feed):
         found = iteration.shard(int(turn)) if iteration else None
         if iteration is None or iteration.stream.closed:
             raise StopIteration  # which ends the iteration: nobody wants more of it
-        path, token, samples = found or ("", NOTHING, 0)
+        path, token, samples = found or ("", NOTHING_NOW, 0)
         first = token << ROW_BITS
         chunk = iteration.cached.chunk_samples(samples)
         read_bytes = self._records.read_bytes(iteration.cached.sample_bytes)
@@ -240,7 +302,7 @@ class NativeFeed(Feed):
             iteration.stream.delivered(numbers >> ROW_BITS)
         return np.True_
 
-    def _refuse_change(self, first: Pass) -> None:
+    def _refuse_change(self, first: StreamPass) -> None:
         numbers = frozenset(row.number for row in first.rows)
         if self._numbers not in (None, numbers):
             raise CacheError(

@@ -1,4 +1,4 @@
-"""Shards as TensorFlow's own code reads and parses them."""
+"""RecordReader of shards as TensorFlow's own code reads and parses them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from growcache.cache.formats.tfrecord import layout
-from growcache.cache.formats.tfrecord_ragged import SHAPE
+from growcache.cache.formats.ragged import SHAPE_SUFFIX
+from growcache.cache.formats.tfrecord import record_layout
 from growcache.schema import Field, Schema
-from growcache.tensorflow.tensors import Form, Tensor, nested, numbers, rows_of, spec, typed
+from growcache.tensorflow.tensors import (
+    BatchForm,
+    Tensor,
+    decode_numbers,
+    nested_ragged,
+    ragged_rows,
+    tensor_spec,
+    typed_tensor,
+)
 
 Dataset: TypeAlias = Any
 
@@ -19,10 +27,10 @@ Dataset: TypeAlias = Any
 SMALL_RECORD_BYTES = 16 * 1024
 
 READ_BYTES = 256 * 1024  # as TensorFlow does by itself
-RECORD_BY_RECORD = 0  # to where it stays: a copy less
+UNBUFFERED = 0  # to where it stays: a copy less
 
 
-class Records(Protocol):
+class RecordReader(Protocol):
     """How the records of a cache are read.
 
     Attributes:
@@ -44,19 +52,19 @@ class Records(Protocol):
         """Return what records, string [n], are, as one batch."""
 
 
-def records_of(schema: Schema, form: Form) -> Records:
+def record_reader(schema: Schema, form: BatchForm) -> RecordReader:
     """Return the way of reading that suits the cache's schema."""
-    return _Examples(form) if schema.is_ragged else _Rows(schema, form)
+    return _ExampleRecords(form) if schema.is_ragged else _FixedRecords(schema, form)
 
 
-class _Rows:
-    """Records of one length, in which every value has its place, so that nobody parses.
+class _FixedRecords:
+    """RecordReader of one length, in which every value has its place, so that nobody parses.
 
     TFRecord's own checksums are not looked at: each shard's digest was, before it came here.
     """
 
-    def __init__(self, schema: Schema, form: Form) -> None:
-        where = layout(schema)
+    def __init__(self, schema: Schema, form: BatchForm) -> None:
+        where = record_layout(schema)
         offsets = {field.name: offset for field, offset in where.fields}
         self._record_bytes = where.record_bytes
         small = where.record_bytes < SMALL_RECORD_BYTES
@@ -77,19 +85,19 @@ class _Rows:
             buffer_size=read_bytes,
             compression_type="",
         )
-        return tf.data.experimental.from_variant(found, spec(tf.string))
+        return tf.data.experimental.from_variant(found, tensor_spec(tf.string))
 
     def decode(self, records: Tensor) -> Any:
         batch = records.shape[0] if records.shape[0] is not None else tf.shape(records)[0]
         rows = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch, self._record_bytes])
         values = {
-            field.name: _cells(rows[:, offset : offset + field.nbytes], batch, field)
+            field.name: _fixed_tensor(rows[:, offset : offset + field.nbytes], batch, field)
             for field, offset in self._offsets
         }
         return self._form.batch(values)
 
 
-def _cells(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
+def _fixed_tensor(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
     """Return uint8 [batch, nbytes] as tensors [batch, *shape]."""
     dtype, nbytes = tf.as_dtype(field.item), field.nbytes
     if dtype == tf.bool:
@@ -101,10 +109,10 @@ def _cells(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
     return tf.reshape(cells, [batch, *field.fixed_shape])
 
 
-class _Examples:
-    """Records that differ in length: `tf.train.Example`s, parsed a batch at a time."""
+class _ExampleRecords:
+    """RecordReader that differ in length: `tf.train.Example`s, parsed a batch at a time."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: BatchForm) -> None:
         self.threads: int | None = tf.data.AUTOTUNE
         self.cuts = False
         self._form = form
@@ -113,37 +121,37 @@ class _Examples:
             self._features[field.name] = tf.io.FixedLenFeature([], tf.string)
             if field.needs_shape:
                 shape = tf.io.FixedLenFeature([len(field.shape)], tf.int64)
-                self._features[field.name + SHAPE] = shape
+                self._features[field.name + SHAPE_SUFFIX] = shape
 
     def read_bytes(self, sample_bytes: int) -> int:
-        return READ_BYTES if sample_bytes < SMALL_RECORD_BYTES else RECORD_BY_RECORD
+        return READ_BYTES if sample_bytes < SMALL_RECORD_BYTES else UNBUFFERED
 
     def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset:
         found = tf.raw_ops.TFRecordDataset(
             filenames=paths, compression_type="", buffer_size=read_bytes
         )
-        return tf.data.experimental.from_variant(found, spec(tf.string))
+        return tf.data.experimental.from_variant(found, tensor_spec(tf.string))
 
     def decode(self, records: Tensor) -> Any:
         parsed = tf.io.parse_example(records, self._features)
         values: dict[str, Any] = {}
         for field in self._form.fields:
-            values |= _decoded(field, parsed, self._form.style)
+            values |= _decode_field(field, parsed, self._form.style)
         return self._form.batch(values)
 
 
-def _decoded(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, Any]:
+def _decode_field(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, Any]:
     """Return what a batch holds of a field."""
     raw = parsed[field.name]
     if field.is_blob:
         return {field.name: raw}
     if not field.is_ragged:
-        return {field.name: typed(raw, field)}
-    flat = numbers(tf.strings.reduce_join(raw), field)
+        return {field.name: typed_tensor(raw, field)}
+    flat = decode_numbers(tf.strings.reduce_join(raw), field)
     if style == "offsets" and field.ragged_dims == (0,) and not field.needs_shape:
-        return {field.name: rows_of(flat, _lengths(raw, field), field)}
-    shapes = parsed[field.name + SHAPE] if field.needs_shape else _shapes(raw, field)
-    values = nested(flat, shapes, field)
+        return {field.name: ragged_rows(flat, _lengths(raw, field), field)}
+    shapes = parsed[field.name + SHAPE_SUFFIX] if field.needs_shape else _shapes(raw, field)
+    values = nested_ragged(flat, shapes, field)
     if style == "offsets":
         return {field.name: values}
     lengths = tf.gather(shapes, field.ragged_dims, axis=1)

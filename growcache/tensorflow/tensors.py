@@ -1,16 +1,20 @@
-"""What a batch is made of: fields of the cache as tensors of TensorFlow."""
+"""Fields of the cache as tensors of TensorFlow."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from growcache.errors import ConfigError, FormatError
-from growcache.loading.options import LoaderOptions, missing
-from growcache.schema import Field, Schema
+from growcache.loading.gather import RaggedStyle
+from growcache.loading.options import LoaderOptions, unknown_field
+from growcache.schema import Array, Field, Schema
 
 Tensor: TypeAlias = Any  # TensorFlow has no types
 Spec: TypeAlias = Any
@@ -23,13 +27,13 @@ DECODABLE = frozenset(
 )
 
 
-def spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
+def tensor_spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
     """Return what TensorFlow is to expect."""
     return tf.TensorSpec(shape, dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BatchForm:
     """Which fields batches are made of, and how.
 
     Attributes:
@@ -43,7 +47,9 @@ class Form:
     as_tuple: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, schema: Schema, options: LoaderOptions, names: tuple[str, ...] | None) -> Form:
+    def of(
+        cls, schema: Schema, options: LoaderOptions, names: tuple[str, ...] | None
+    ) -> BatchForm:
         """Return the form of the batches of a cache.
 
         Raises:
@@ -51,10 +57,12 @@ class Form:
             FormatError: a field that TensorFlow cannot hold.
         """
         fields = options.chosen(schema).fields
-        made = {name: field for field in fields for name in _made_of(field, options.ragged)}
+        made = {
+            name: field for field in fields for name in _names_in_batch(field, options.ragged)
+        }
         for name in names or ():
             if name not in made:
-                raise ConfigError(f"as_tuple: {missing(name, list(made))}")
+                raise ConfigError(f"as_tuple: {unknown_field(name, list(made))}")
         if names is not None:
             fields = tuple(dict.fromkeys(made[name] for name in names))
         for field in fields:
@@ -68,7 +76,7 @@ class Form:
         return tuple(values[name] for name in self.as_tuple)
 
 
-def _made_of(field: Field, style: str) -> tuple[str, ...]:
+def _names_in_batch(field: Field, style: str) -> tuple[str, ...]:
     """Return the names in a batch that come of a field."""
     padded = style == "pad" and field.is_ragged and not field.is_blob
     return (field.name, f"{field.name}_lengths") if padded else (field.name,)
@@ -83,13 +91,13 @@ def _refuse_unknown(field: Field) -> None:
         )
 
 
-def typed(raw: Tensor, field: Field) -> Tensor:
+def typed_tensor(raw: Tensor, field: Field) -> Tensor:
     """Return strings [batch] as tensors [batch, *shape]."""
     batch = raw.shape[0] if raw.shape[0] is not None else tf.shape(raw)[0]
-    return tf.reshape(numbers(raw, field), [batch, *field.fixed_shape])
+    return tf.reshape(decode_numbers(raw, field), [batch, *field.fixed_shape])
 
 
-def numbers(raw: Tensor, field: Field) -> Tensor:
+def decode_numbers(raw: Tensor, field: Field) -> Tensor:
     """Return strings, all of one length, as numbers of the field's dtype."""
     wanted = field.item.name
     stored = SAME_SIZE.get(wanted, wanted)
@@ -97,7 +105,7 @@ def numbers(raw: Tensor, field: Field) -> Tensor:
     return flat if stored == wanted else tf.bitcast(flat, tf.as_dtype(wanted))
 
 
-def rows_of(flat: Tensor, lengths: Tensor, field: Field) -> Tensor:
+def ragged_rows(flat: Tensor, lengths: Tensor, field: Field) -> Tensor:
     """Return values of which the first dimension alone is ragged: `nested`, in fewer steps.
 
     Args:
@@ -109,7 +117,7 @@ def rows_of(flat: Tensor, lengths: Tensor, field: Field) -> Tensor:
     return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
 
 
-def nested(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
+def nested_ragged(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
     """Return values that lie one behind the other as a ragged tensor.
 
     Args:
@@ -130,3 +138,96 @@ def nested(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
                 values, size, nrows=tf.reduce_sum(rows[level]), validate=False
             )
     return values
+
+
+def loader_style(form: BatchForm) -> RaggedStyle:
+    """Return how the loader is to deliver what is ragged.
+
+    Where that is bytes and strings alone, single values are what TensorFlow takes.
+    """
+    ragged = [field for field in form.fields if field.is_ragged]
+    if all(field.is_blob for field in ragged):
+        return "list"
+    return "pad" if form.style == "pad" else "offsets"
+
+
+@dataclass(frozen=True)
+class TensorColumn:
+    """A field on its way from the loader into a tensor.
+
+    Attributes:
+        field: of the cache.
+        style: in which the loader delivers it.
+    """
+
+    field: Field
+    style: RaggedStyle
+
+    @functools.cached_property
+    def specs(self) -> dict[str, Spec]:
+        """What `arrays` returns, as TensorFlow is told; batches are of any length here."""
+        field, name = self.field, self.field.name
+        if field.is_blob:
+            return {name: tensor_spec(tf.string, [None])}
+        dtype = tf.as_dtype(field.item)
+        if not field.is_ragged:
+            return {name: tensor_spec(dtype, [None, *field.fixed_shape])}
+        if self.style == "pad":
+            sizes = [None] if len(field.ragged_dims) == 1 else [None, len(field.ragged_dims)]
+            padded = tensor_spec(dtype, [None, *field.dims])
+            return {name: padded, f"{name}_lengths": tensor_spec(tf.int64, sizes)}
+        if field.ragged_dims == (0,):
+            values = tensor_spec(dtype, [None, *field.dims[1:]])
+            return {name: values, f"{name}_offsets": tensor_spec(tf.int64, [None])}
+        shapes = tensor_spec(tf.int64, [None, len(field.dims)])
+        return {name: tensor_spec(dtype, [None]), f"{name}_shapes": shapes}
+
+    def arrays(self, batch: Mapping[str, Any]) -> list[Array]:
+        """Return what of a loader's batch this field is, in the order of `specs`."""
+        if self.field.is_blob:
+            return [self._blobs(batch)]
+        return [batch[name] for name in self.specs]
+
+    def nothing(self) -> list[Array]:
+        """Return what stands for no batch at all."""
+        return [
+            np.empty([size or 0 for size in each.shape], each.dtype.as_numpy_dtype)
+            for each in self.specs.values()
+        ]
+
+    def tensors(self, values: Mapping[str, Tensor], rows: int | None) -> dict[str, Tensor]:
+        """Return what a batch holds of this field.
+
+        Args:
+            values: by the names of `specs`.
+            rows: of every batch, where that is known beforehand.
+        """
+        field, name = self.field, self.field.name
+        if field.is_blob or not field.is_ragged or self.style == "pad":
+            return {key: _with_rows(values[key], rows) for key in self.specs}
+        if field.ragged_dims == (0,):
+            splits = _with_rows(values[f"{name}_offsets"], None if rows is None else rows + 1)
+            flat = values[name]
+            return {name: tf.RaggedTensor.from_row_splits(flat, splits, validate=False)}
+        return {
+            name: nested_ragged(values[name], _with_rows(values[f"{name}_shapes"], rows), field)
+        }
+
+    def _blobs(self, batch: Mapping[str, Any]) -> Array:
+        found, name = batch[self.field.name], self.field.name
+        if isinstance(found, list):
+            made = [value.encode() if isinstance(value, str) else value for value in found]
+        elif self.style == "pad":
+            lengths = batch[f"{name}_lengths"].tolist()
+            made = [row[:n].tobytes() for row, n in zip(found, lengths, strict=True)]
+        else:
+            ends = itertools.pairwise(batch[f"{name}_offsets"].tolist())
+            made = [found[start:stop].tobytes() for start, stop in ends]
+        return np.array(made, object)
+
+
+def _with_rows(values: Tensor, rows: int | None) -> Tensor:
+    """Return the tensor, its first dimension known."""
+    if rows is None or values.shape[0] == rows:
+        return values
+    return tf.ensure_shape(values, [rows, *values.shape[1:]])

@@ -1,8 +1,7 @@
 """PyTorch's front door: epochs over a cache as dicts of tensors."""
 
 from growcache.torch.copies import join_parts, take_rows
-from growcache.torch.dataloader import EpochDataLoader
-from growcache.torch.epochs import EpochLoader
+from growcache.torch.loader import EpochDataLoader, EpochLoader
 
 __all__ = ["EpochDataLoader", "EpochLoader", "join_parts", "take_rows"]
 

@@ -1,15 +1,41 @@
-"""Copies of rows in torch's operations, which release the GIL once for many of them."""
+"""Copies of rows by torch's operations, which release the GIL once for many of them."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Integers, slices
-from growcache.torch.libraries import call_loaded
+
+
+def call_loaded(names: str, function: str, *arguments: int) -> None:
+    """Call a function of each library of that name in this process which has it.
+
+    By the files that are mapped: another copy of a library, loaded by its name, would have
+    a state of its own.
+
+    Args:
+        names: what follows ``lib`` in the libraries' names; a regular expression.
+        function: of C.
+        arguments: for it.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for path in sorted(set(re.findall(rf"(/.*/lib(?:{names})\b[^/\n]*)$", maps, re.MULTILINE))):
+        try:
+            found = getattr(ctypes.CDLL(path), function)
+        except (OSError, AttributeError):
+            continue
+        found(*arguments)
+
 
 # Rows with fewer elements are copied by memcpy, those with more through a tensor iterator
 # that is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
@@ -86,7 +112,7 @@ def copy_in_this_thread_alone() -> None:
     """Keep torch's operations of the calling thread out of its pool of threads.
 
     They wait for a second thread that is preempted, or busy with the user's step, which costs a
-    factor of ten; for the one of `growcache.loading.sharing` nobody waits that has not begun.
+    factor of ten; for the one of `growcache.loading.framework` nobody waits that has not begun.
     OpenMP keeps the number per thread, so this changes nothing for others;
     `torch.set_num_threads` would.
     """

@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
+from growcache.cli.cli import main
 from growcache.numpy import EpochLoader
-from growcache.service.cli import main
 
 Values = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""A plain `TFRecordDataset` over the files of a live cache, held by `growcache.tensorflow.files`."""
+"""A plain `TFRecordDataset` over the files of a live cache, held by `growcache.tensorflow.datasets`."""
 
 from __future__ import annotations
 

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from growcache.cache.cache import Cache
-from growcache.cache.files import Layout
-from growcache.cache.formats.values import EncodedFile
-from growcache.cache.identity import Identity
-from growcache.cache.incoming import needed_bytes, write_incoming
-from growcache.cache.index import Edition
-from growcache.cache.packing import pack
-from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
+from growcache.cache.files import CacheLayout
+from growcache.cache.formats.encoding import EncodedFile
+from growcache.cache.incoming import bytes_to_reserve, encode_shard, write_incoming
+from growcache.cache.side_files import Edition, Identity
+from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Field, Sample, Schema
 
@@ -77,8 +75,10 @@ def make(
 ) -> tuple[Sidecar, list[EncodedFile]]:
     """A shard and its description; empty with ``count=0``."""
     schema = identity.schema
-    packed = pack(identity.cache_format, schema, samples_of(number, count, schema))
-    drawn = [DrawnFrom(f"k/{number}/{i}", "tag", 9, None, 0, 1, i, i + 1) for i in range(count)]
+    packed = encode_shard(identity.cache_format, schema, samples_of(number, count, schema))
+    drawn = [
+        SampleOrigin(f"k/{number}/{i}", "tag", 9, None, 0, 1, i, i + 1) for i in range(count)
+    ]
     sidecar = Sidecar(
         fingerprint=identity.fingerprint,
         edition=0,
@@ -109,7 +109,7 @@ def opened(root: Path, identity: Identity = IDENTITY, **values: object) -> Cache
 
 
 def write(
-    layout: Layout, permit: str, number: int, count: int = 8, identity: Identity = IDENTITY
+    layout: CacheLayout, permit: str, number: int, count: int = 8, identity: Identity = IDENTITY
 ) -> Sidecar:
     """What a sampler does once it was granted room."""
     sidecar, files = make(number, count, identity=identity)
@@ -118,7 +118,7 @@ def write(
 
 def need(number: int, count: int = 8, identity: Identity = IDENTITY) -> int:
     """What a sampler would ask for."""
-    return needed_bytes(make(number, count, identity=identity)[0])
+    return bytes_to_reserve(make(number, count, identity=identity)[0])
 
 
 def permit_of(group: int) -> str:

@@ -13,10 +13,11 @@ from growcache.cache.cache import Cache
 from growcache.cache.check import check
 from growcache.cache.eviction import choose
 from growcache.cache.files import allocated_tree
-from growcache.cache.incoming import needed_bytes, write_incoming
-from growcache.cache.index import Index, read_index
+from growcache.cache.incoming import bytes_to_reserve, write_incoming
+from growcache.cache.index.reader import read_index
+from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.leases import Lease
-from growcache.cache.sidecar import DrawnFrom, Origins
+from growcache.cache.sidecar import Origins, SampleOrigin
 from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened
 
@@ -51,7 +52,7 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
     assert MAX_BYTES / 2 < most <= MAX_BYTES
 
 
-@pytest.mark.mutant(12, "growcache.cache.room:Room.settle", "self.left() >= 0", "True")
+@pytest.mark.mutant(12, "growcache.cache.space:Space.settle", "self.left() >= 0", "True")
 def test_a_lowered_bound_is_in_force_once_everything_fits(tmp_path: Path) -> None:
     least = 900_000
     with opened(tmp_path / "cache") as cache:
@@ -90,17 +91,20 @@ def _wordy(cache: Cache, number: int) -> None:
     """Add a shard of whose samples the index has much to say."""
     sidecar, files = make(number, 30)
     drawn = [
-        DrawnFrom(f"{number}/{i}" * 700, "tag", 9, None, 0, 1, i, i + 1) for i in range(30)
+        SampleOrigin(f"{number}/{i}" * 700, "tag", 9, None, 0, 1, i, i + 1) for i in range(30)
     ]
     sidecar = replace(sidecar, origins=Origins.pack(drawn))
     cache.issue(number)
-    assert cache.reserve("p", needed_bytes(sidecar))
+    assert cache.reserve("p", bytes_to_reserve(sidecar))
     cache.commit("p", [write_incoming(cache.layout, "p", sidecar, files)])
 
 
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.mutant(
-    12, "growcache.cache.ledger:Ledger._compact", "self.log_is_short = index.compact()", ""
+    12,
+    "growcache.cache.index.writer:IndexWriter._compact",
+    "self.log_is_short = index.compact()",
+    "",
 )
 def test_a_lowered_bound_is_reached_with_an_index_that_was_large(
     tmp_path: Path, live: bool
@@ -138,7 +142,7 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
         add(cache, 0)
         cache.retire([0])
         with monkeypatch.context() as patched:
-            patched.setattr(Index, "set_state", _refuse)
+            patched.setattr(IndexDatabase, "set_state", _refuse)
             with pytest.raises(CacheFullError):
                 cache.poll_leases(time.monotonic())
         assert not list(cache.layout.shards.iterdir())
@@ -149,7 +153,7 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
 
 
 @pytest.mark.mutant(
-    13, "growcache.cache.evicting:Evictor.poll", "self._delete_unheld()\nraise", "raise"
+    13, "growcache.cache.evict:ShardRemover.poll", "self._delete_unheld()\nraise", "raise"
 )
 def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +165,7 @@ def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(
             assert cache.evict([0]) == ()
             lease.mark_read(0, mapped=False)
         with monkeypatch.context() as patched:
-            patched.setattr(Index, "finish_leases", _refuse)
+            patched.setattr(IndexDatabase, "finish_leases", _refuse)
             with pytest.raises(CacheFullError):
                 cache.poll_leases(time.monotonic())
             assert not list(cache.layout.shards.iterdir())

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache.beside import read_issued
-from growcache.cache.budget import fixed_budget
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import choose
-from growcache.cache.files import Layout, allocated_tree
-from growcache.cache.index import Edition, read_index
+from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.index.reader import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.locks import FileLock
+from growcache.cache.side_files import Edition, read_issued
+from growcache.cache.space import fixed_budget
 from growcache.cache.status import read_status
 from growcache.errors import CacheBusyError, CorruptShardError, FingerprintError
 from tests.cache.making import (
@@ -181,13 +181,13 @@ def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
 
 @pytest.mark.mutant(
     28,
-    "growcache.cache.opening:take_over",
-    "_outlive_samplers(layout, samplers_seconds, before)",
+    "growcache.cache.recovery:take_over",
+    "_wait_for_samplers(layout, samplers_seconds, before)",
     "",
 )
 def test_samplers_of_a_dead_service_are_waited_for(root: Path) -> None:
     opened(root).close()
-    sampler = FileLock.acquire(Layout(root).samplers_lock, shared=True)
+    sampler = FileLock.acquire(CacheLayout(root).samplers_lock, shared=True)
     with sampler, pytest.raises(CacheBusyError, match="samplers"):
         Cache.open(root, config(root), takeover_seconds=0.05)
     opened(root).close()
@@ -247,9 +247,9 @@ def test_the_start_removes_litter_and_finds_rows_without_files(root: Path) -> No
 
 def test_a_lease_being_made_is_not_litter(root: Path) -> None:
     opened(root).close()
-    young = Layout(root).leases / f".{'a' * 32}.tmp"
+    young = CacheLayout(root).leases / f".{'a' * 32}.tmp"
     young.write_bytes(b"")
-    old = Layout(root).leases / f".{'b' * 32}.tmp"
+    old = CacheLayout(root).leases / f".{'b' * 32}.tmp"
     old.write_bytes(b"")
     os.utime(old, (time.time() - 3600,) * 2)
     with opened(root):
@@ -259,7 +259,7 @@ def test_a_lease_being_made_is_not_litter(root: Path) -> None:
 
 @pytest.mark.mutant(
     14,
-    "growcache.cache.evicting:Evictor.evict",
+    "growcache.cache.evict:ShardRemover.evict",
     "self.retire(numbers)\nself._readers.refresh()",
     "self._readers.refresh()\nself.retire(numbers)",
 )
@@ -284,7 +284,10 @@ def test_leases_are_read_after_the_retirement_is_committed(
 
 
 @pytest.mark.mutant(
-    14, "growcache.cache.commits:Commits._make_live", "install(layout, permit, sidecars)", ""
+    14,
+    "growcache.cache.commit:Committer._make_live",
+    "install_shards(layout, permit, sidecars)",
+    "",
 )
 def test_a_row_is_written_when_its_files_are_there(
     root: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,7 +318,7 @@ def test_retired_shards_that_nobody_holds_are_deleted_at_the_start(root: Path) -
 
 @pytest.mark.mutant(
     18,
-    "growcache.cache.leases:LeaseView.holding",
+    "growcache.cache.lease_views:LeaseView.holding",
     "self._with(HELD, MAPPED, BEGUN)",
     "self._with(HELD, BEGUN)",
 )
@@ -338,7 +341,7 @@ def test_no_shard_disappears_under_a_reader(root: Path) -> None:
 @pytest.mark.mutant(
     19,
     "growcache.cache.leases:_LeaseFile.close",
-    "not self.kept and not is_held(self._layout.supervisor_lock)",
+    "not self.kept and not is_locked(self._layout.supervisor_lock)",
     "True",
 )
 def test_uses_are_counted_once_and_survive(root: Path) -> None:
@@ -399,7 +402,7 @@ def test_what_an_open_lease_has_read_counts_already(root: Path) -> None:
 
 DYING_READER = """
 import os, sys
-from growcache.cache.lease_counters import Counters
+from growcache.cache.lease_views import LeaseCounters as Counters
 from growcache.cache.leases import Lease
 lease = Lease.create(sys.argv[1], "job", [0, 1], counters=Counters(gave_state=True))
 lease.mark_read(0, mapped=True)
@@ -445,7 +448,7 @@ def test_a_lowered_bound_leaves_no_room_until_shards_went(root: Path) -> None:
         assert cache.room() > 0
 
 
-@pytest.mark.mutant(8, "growcache.cache.rebuild:remade", "(issued + 1) * group", "0")
+@pytest.mark.mutant(8, "growcache.cache.recovery:remade_contents", "(issued + 1) * group", "0")
 def test_a_lost_index_is_made_again_from_the_shards(root: Path) -> None:
     with opened(root) as cache:
         for number in range(5):
@@ -478,7 +481,7 @@ def test_a_stopped_cache_is_quiet(root: Path) -> None:
 
 @pytest.mark.mutant(
     12,
-    "growcache.cache.ledger:Ledger.ok",
+    "growcache.cache.index.writer:IndexWriter.ok",
     "self.log_is_short and self._pages_bytes <= self._room.budget.pages",
     "self._pages_bytes <= self._room.budget.pages",
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout
-from growcache.cache.index import read_index
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.status import Status, WorkerStatus, read_status, write_status
 from growcache.errors import CacheError, CacheMissingError
@@ -36,7 +36,7 @@ def test_a_good_cache_has_no_findings(root: Path) -> None:
     told: list[tuple[int, int]] = []
     assert check(root, lambda done, total: told.append((done, total))) == []
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert list(Layout(root).leases.iterdir()) == []
+    assert list(CacheLayout(root).leases.iterdir()) == []
 
 
 @pytest.mark.parametrize("seen", [1, 3])
@@ -65,8 +65,10 @@ def test_a_shard_that_is_evicted_meanwhile_is_no_finding(root: Path, seen: int) 
         ),
     ],
 )
-def test_damage_is_found(root: Path, damage: Callable[[Layout], object], expected: str) -> None:
-    damage(Layout(root))
+def test_damage_is_found(
+    root: Path, damage: Callable[[CacheLayout], object], expected: str
+) -> None:
+    damage(CacheLayout(root))
     findings = check(root)
     assert {finding.shard for finding in findings} == {1}
     assert {finding.severity for finding in findings} == {"error"}
@@ -74,7 +76,7 @@ def test_damage_is_found(root: Path, damage: Callable[[Layout], object], expecte
 
 
 def test_litter_is_worth_telling_only_when_nobody_works(root: Path) -> None:
-    layout = Layout(root)
+    layout = CacheLayout(root)
     (layout.incoming / f"{permit_of(9)}-00000009.tfrecord").write_bytes(b"")
     layout.sidecar(9).write_bytes(b"")
     assert {finding.severity for finding in check(root)} == {"info"}
@@ -84,7 +86,7 @@ def test_litter_is_worth_telling_only_when_nobody_works(root: Path) -> None:
 
 
 def test_a_damaged_index_is_an_error_that_says_what_to_do(root: Path) -> None:
-    index = Layout(root).index
+    index = CacheLayout(root).index
     index.write_bytes(b"x" * index.stat().st_size)
     with pytest.raises(CacheError, match=f"growcache check {root} --repair"):
         read_index(root)

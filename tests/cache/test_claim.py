@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache import ownership
+from growcache.cache import meta
 from growcache.cache.cache import Cache
-from growcache.cache.files import Layout
-from growcache.cache.index import Index
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.writer import IndexDatabase
 from growcache.config import CacheConfig
 
 
@@ -29,14 +29,14 @@ def test_a_crash_while_claiming_leaves_no_listing_of_the_other_source(
         cache.claim({"source.url": ["a"]})
         cache.layout.catalog.write_bytes(b"what a holds")
 
-    forget = ownership.start_afresh
+    forget = meta.forget_cache
 
-    def forget_and_die(layout: Layout, index: Index) -> None:
+    def forget_and_die(layout: CacheLayout, index: IndexDatabase) -> None:
         forget(layout, index)  # the claim of the first source is gone from here on
         raise Died
 
     with monkeypatch.context() as patch, Cache.open(config.path, config) as cache:
-        patch.setattr(ownership, "start_afresh", forget_and_die)
+        patch.setattr(meta, "forget_cache", forget_and_die)
         with pytest.raises(Died):
             cache.claim({"source.url": ["b"]})
     with Cache.open(config.path, config) as cache:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache.adoption import adopt
-from growcache.cache.command import readable_command
-from growcache.cache.files import Layout
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout
 from growcache.cache.leases import Lease
-from growcache.cache.locks import FileLock, this_process
+from growcache.cache.locks import FileLock, readable_command, this_process
 
 SECRET = "wJalr/XUtn+FEMI@K7"
 
@@ -64,7 +63,7 @@ def test_no_file_of_the_cache_holds_the_secret(
 ) -> None:
     arguments = ["--set", f"source.storage_options.secret={SECRET}", f"s3://k:{SECRET}@b/x"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/growcache", "run", *arguments])
-    layout = Layout(tmp_path)
+    layout = CacheLayout(tmp_path)
     adopt(layout)
     with FileLock.acquire(layout.supervisor_lock):
         lease = Lease.create(tmp_path, "default", [1])

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
-from growcache.cache.check import check
-from growcache.cache.clearing import clear
-from growcache.cache.deferrals import Deferrals, Told, from_shards, newest
-from growcache.cache.files import Layout
-from growcache.cache.incoming import needed_bytes, write_incoming
-from growcache.cache.repair import repair
+from growcache.cache.check import check, repair
+from growcache.cache.deferrals import Deferrals, ShardDeferrals, from_shards, newest
+from growcache.cache.directory import clear_cache
+from growcache.cache.files import CacheLayout
+from growcache.cache.incoming import bytes_to_reserve, write_incoming
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 from tests.cache.making import config, make, opened
@@ -120,7 +119,7 @@ def test_shards_alone_draw_nothing_twice(
         assert set(found.pending) == {p for p in record.pending if not record.renews(p, groups)}
 
 
-def told_by(record: Deferrals, group: int) -> Told:
+def told_by(record: Deferrals, group: int) -> ShardDeferrals:
     """What the shard of a group says; holes were marked only after it was written."""
     made_up = tuple((*f, int(record.renews(f, group))) for f in record.makeups.get(group) or ())
     sidecar, _ = make(group, 0)
@@ -184,7 +183,7 @@ def root(tmp_path: Path) -> Path:
         for sidecar in SHARDS:
             number = sidecar.number
             cache.issue(number)
-            cache.reserve("p", needed_bytes(sidecar))
+            cache.reserve("p", bytes_to_reserve(sidecar))
             files = make(number, 4)[1]
             cache.commit("p", [write_incoming(cache.layout, "p", sidecar, files)])
     return tmp_path / "cache"
@@ -208,7 +207,7 @@ def test_the_record_outlives_the_service_and_counts_as_issued(root: Path) -> Non
 def test_a_record_that_is_lost_is_written_again_from_the_index(
     root: Path, harm: bytes | None
 ) -> None:
-    path = Layout(root).deferrals
+    path = CacheLayout(root).deferrals
     path.unlink() if harm is None else path.write_bytes(harm)
     assert [finding.mendable for finding in check(root)] == [True]
     assert [finding.severity for finding in repair(root)] == ["mended"]
@@ -225,7 +224,7 @@ def test_a_lost_index_learns_the_record_from_the_file(root: Path) -> None:
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_shards_alone_tell_the_record(root: Path, by_hand: bool) -> None:
-    for path in (*root.glob("index.sqlite*"), Layout(root).deferrals):
+    for path in (*root.glob("index.sqlite*"), CacheLayout(root).deferrals):
         path.unlink()
     if by_hand:
         repair(root)
@@ -239,7 +238,7 @@ def test_without_the_makeup_group_what_it_held_is_not_drawn_again(root: Path) ->
     for path in (*root.glob("index.sqlite*"), *root.glob("shards/00000003*")):
         path.unlink()
     copy = Path(shutil.copytree(root, root.parent / "copy"))
-    Layout(root).deferrals.unlink()
+    CacheLayout(root).deferrals.unlink()
     assert record_of(copy) == RECORD
     assert record_of(root).pending == ()
     assert record_of(root).numbers == (3,)
@@ -248,8 +247,8 @@ def test_without_the_makeup_group_what_it_held_is_not_drawn_again(root: Path) ->
 def test_an_emptied_cache_has_no_record(root: Path) -> None:
     with opened(root) as cache:
         cache.evict(range(5))
-    clear(Layout(root))
-    assert not Layout(root).deferrals.exists()
+    clear_cache(CacheLayout(root))
+    assert not CacheLayout(root).deferrals.exists()
 
 
 @pytest.mark.parametrize(

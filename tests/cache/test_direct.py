@@ -14,16 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache import direct
-from growcache.cache.adoption import adopt
-from growcache.cache.direct import ALIGNED, CHUNK_BYTES, LEAST_BYTES, beyond_memory
-from growcache.cache.files import Layout
-from growcache.cache.incoming import write_incoming
-from growcache.cache.memory import memory_bytes
+from growcache.cache import incoming
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout
+from growcache.cache.incoming import (
+    ALIGNED,
+    CHUNK_BYTES,
+    LEAST_DIRECT_BYTES,
+    exceeds_page_cache,
+    write_incoming,
+)
+from growcache.cache.system import memory_bytes
 from tests.cache.making import make
 
 EDGES = (0, 1, ALIGNED - 1, ALIGNED, ALIGNED + 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1)
-GROWN = LEAST_BYTES // 2000  # samples of 2 KiB that make a shard worth a direct write
+GROWN = LEAST_DIRECT_BYTES // 2000  # samples of 2 KiB that make a shard worth a direct write
 
 
 def _resident(path: Path) -> int:
@@ -40,7 +45,7 @@ def _resident(path: Path) -> int:
 
 
 def _shard(tmp_path: Path, *, past: bool) -> Path:
-    layout = Layout(tmp_path)
+    layout = CacheLayout(tmp_path)
     adopt(layout)
     sidecar, files = make(3, GROWN)
     write_incoming(layout, "p", sidecar, files, direct=past)
@@ -54,10 +59,10 @@ def _shard(tmp_path: Path, *, past: bool) -> Path:
 def test_the_file_is_the_views_one_after_the_other(tmp_path: Path, sizes: list[int]) -> None:
     parts = [np.random.default_rng(n).bytes(n) for n in sizes]
     whole = b"".join(parts)
-    descriptor = direct.open_direct(tmp_path / "f", 0o600)
+    descriptor = incoming.open_direct(tmp_path / "f", 0o600)
     assert descriptor is not None, f"{tmp_path} has no direct writes: choose another TMPDIR"
     try:
-        direct.write_direct(descriptor, parts, len(whole))
+        incoming.write_direct(descriptor, parts, len(whole))
     finally:
         os.close(descriptor)
     assert (tmp_path / "f").read_bytes() == whole
@@ -89,5 +94,5 @@ def test_a_file_system_without_direct_writes_gets_ordinary_ones(
 
 def test_only_a_bound_that_memory_cannot_hold_is_beyond_it() -> None:
     memory = memory_bytes()
-    assert beyond_memory(memory, memory)
-    assert not beyond_memory(memory // 3, memory)
+    assert exceeds_page_cache(memory, memory)
+    assert not exceeds_page_cache(memory // 3, memory)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout, allocated_tree
+from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.formats import open_shard, shard_files, shard_path
-from growcache.cache.identity import Identity
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.cache.leases import Lease
+from growcache.cache.side_files import Identity
 from growcache.errors import CorruptShardError
 from tests.cache.making import KINDS, OTHER, add, equal, opened, permit_of, samples_of, write
 
@@ -31,7 +31,7 @@ def live(root: Path) -> list[int]:
 
 
 def files(root: Path, number: int, kind: Identity) -> list[Path]:
-    return shard_files(Layout(root), number, kind.cache_format)
+    return shard_files(CacheLayout(root), number, kind.cache_format)
 
 
 @each_kind
@@ -68,7 +68,7 @@ def test_a_lost_index_is_made_again_from_whole_shards(root: Path, kind: Identity
         for number in range(4):
             add(cache, number)
         add(cache, 4, count=0)
-    Layout(root).index.unlink()
+    CacheLayout(root).index.unlink()
     data = bytearray(files(root, 1, kind)[-1].read_bytes())
     data[-1] ^= 1
     files(root, 1, kind)[-1].write_bytes(data)
@@ -125,7 +125,7 @@ def test_a_shard_is_never_seen_in_part_while_it_goes(root: Path, kind: Identity)
     ended = threading.Event()
 
     def look() -> None:
-        layout = Layout(root)
+        layout = CacheLayout(root)
         while not ended.is_set():
             for number in range(40):
                 try:

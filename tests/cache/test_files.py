@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from growcache.cache import files
-from growcache.cache.adoption import adopt
 from growcache.cache.cache import Cache
-from growcache.cache.files import NETWORK_FILE_SYSTEMS, Layout, block_bytes, file_system_of
+from growcache.cache.directory import adopt
+from growcache.cache.files import (
+    NETWORK_FILE_SYSTEMS,
+    CacheLayout,
+    file_system_of,
+    whole_blocks,
+)
+from growcache.cache.formats.encoding import EncodedFile
 from growcache.cache.formats.mapped import Buffer
-from growcache.cache.formats.values import EncodedFile
 from growcache.cache.incoming import write_incoming
 from growcache.errors import CachePathError
 from tests.cache.making import config, make
@@ -41,11 +46,14 @@ def test_the_file_system_is_that_of_the_mount() -> None:
 
 
 @pytest.mark.mutant(
-    10, "growcache.cache.incoming:_write", "os.posix_fallocate(descriptor, 0, size)", "pass"
+    10,
+    "growcache.cache.incoming:_write_file",
+    "os.posix_fallocate(descriptor, 0, size)",
+    "pass",
 )
 def test_all_blocks_are_allocated_before_the_first_byte(tmp_path: Path) -> None:
     """A full disk must show as a clean ENOSPC, before anything is written."""
-    layout = Layout(tmp_path / "cache")
+    layout = CacheLayout(tmp_path / "cache")
     adopt(layout)
     sidecar, (file,) = make(0, 60)
     allocated = []
@@ -59,4 +67,4 @@ def test_all_blocks_are_allocated_before_the_first_byte(tmp_path: Path) -> None:
     watched = EncodedFile(file.suffix, file.nbytes, pieces(), file.guarded)
     write_incoming(layout, "p", sidecar, [watched])
     assert allocated
-    assert min(allocated) >= block_bytes(file.nbytes) > 50_000
+    assert min(allocated) >= whole_blocks(file.nbytes) > 50_000

@@ -16,16 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from growcache.cache.adoption import adopt
 from growcache.cache.check import check
-from growcache.cache.files import RECORDS, Layout
+from growcache.cache.directory import adopt
+from growcache.cache.files import RECORDS, CacheLayout
 from growcache.cache.folders import remove_shard
-from growcache.cache.formats import CACHE_FORMATS, npy, open_shard, shard_files, values
+from growcache.cache.formats import CACHE_FORMATS, encoding, npy, open_shard, shard_files
+from growcache.cache.formats.encoding import EncodedFile
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.formats.values import EncodedFile
-from growcache.cache.identity import Identity
-from growcache.cache.packing import pack
-from growcache.cache.seal import Seal
+from growcache.cache.incoming import ShardChecksum, encode_shard
+from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Origins, Sidecar
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
@@ -115,9 +114,9 @@ def conformed(case: Case, count: int = N) -> Case:
 
 def put(root: Path, cache_format: str, schema: Schema, samples: list[Sample]) -> Sidecar:
     """Write shard 1 without a cache around it; return its description."""
-    packed, seal = pack(cache_format, schema, samples), Seal()
+    packed, seal = encode_shard(cache_format, schema, samples), ShardChecksum()
     for file in packed.files:
-        path = Layout(root).shard(1, file.suffix)
+        path = CacheLayout(root).shard(1, file.suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(map(bytes, seal.passing(file))))
         assert path.stat().st_size == file.nbytes
@@ -129,7 +128,7 @@ def content(file: EncodedFile) -> bytes:
 
 
 def reopened(root: Path, cache_format: str, schema: Schema, samples: int) -> MappedShard:
-    return open_shard(Layout(root), 1, samples, schema, cache_format)
+    return open_shard(CacheLayout(root), 1, samples, schema, cache_format)
 
 
 @each_format
@@ -185,9 +184,9 @@ def test_the_bytes_are_a_function_of_the_samples(
     cache_format: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema, samples = conformed(case)
-    once = [(f.suffix, content(f)) for f in pack(cache_format, schema, samples).files]
-    monkeypatch.setattr(values, "DIRECT_BYTES", 0)
-    again = pack(cache_format, schema, [dict(sample) for sample in samples])
+    once = [(f.suffix, content(f)) for f in encode_shard(cache_format, schema, samples).files]
+    monkeypatch.setattr(encoding, "DIRECT_BYTES", 0)
+    again = encode_shard(cache_format, schema, [dict(sample) for sample in samples])
     assert once == [(f.suffix, content(f)) for f in again.files]
     assert tuple(suffix for suffix, _ in once) == CACHE_FORMATS[cache_format].suffixes(schema)
 
@@ -197,7 +196,7 @@ def test_the_bytes_are_a_function_of_the_samples(
 def test_a_cut_file_is_refused(tmp_path: Path, cache_format: str, case: Case) -> None:
     schema, samples = conformed(case)
     put(tmp_path, cache_format, schema, samples)
-    for path in shard_files(Layout(tmp_path), 1, cache_format):
+    for path in shard_files(CacheLayout(tmp_path), 1, cache_format):
         whole = path.read_bytes()
         for size in {0, len(whole) // 2, len(whole) - 1}:
             path.write_bytes(whole[:size])
@@ -215,7 +214,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, cache_format: str, case
     """And none of them makes an open shard point outside of its files."""
     schema, samples = conformed(case)
     facts = put(tmp_path, cache_format, schema, samples)
-    for path in shard_files(Layout(tmp_path), 1, cache_format):
+    for path in shard_files(CacheLayout(tmp_path), 1, cache_format):
         whole = path.read_bytes()
         places = np.linspace(0, len(whole) - 1, min(len(whole), 40)).astype(int)
         for place in places.tolist():
@@ -340,8 +339,8 @@ def test_no_field_leaves_its_directory(tmp_path: Path, name: str) -> None:
     assert file.count(".") == 1
     schema, samples = fixed(name, np.arange(3))
     put(tmp_path, "npy", schema, samples)
-    (path,) = shard_files(Layout(tmp_path), 1, "npy")
-    assert path.parent == Layout(tmp_path).shard(1, ".npy")
+    (path,) = shard_files(CacheLayout(tmp_path), 1, "npy")
+    assert path.parent == CacheLayout(tmp_path).shard(1, ".npy")
 
 
 def test_a_name_too_long_for_a_file_is_refused() -> None:
@@ -356,7 +355,7 @@ def test_numpy_loads_the_files(tmp_path: Path, case: Case) -> None:
     schema, samples = conformed(case)
     put(tmp_path, "npy", schema, samples)
     for field in schema.fields:
-        stem = Layout(tmp_path).shard(1, f".npy/{npy.file_stem(field)}")
+        stem = CacheLayout(tmp_path).shard(1, f".npy/{npy.file_stem(field)}")
         loaded = _load(stem, ".npy")
         if not field.is_ragged:
             np.testing.assert_array_equal(loaded, np.stack([s[field.name] for s in samples]))
@@ -380,15 +379,15 @@ def _load(stem: Path, end: str) -> Any:
 
 
 def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path) -> None:
-    from growcache.cache.formats.headers import header, table
+    from growcache.cache.formats.encoding import integer_table, npy_header
 
     schema, samples = ragged("<f4", (None, 3))
     put(tmp_path, "npy", schema, samples)
-    directory = Layout(tmp_path).shard(1, ".npy")
+    directory = CacheLayout(tmp_path).shard(1, ".npy")
     huge = 2**60
-    (directory / "x.npy").write_bytes(header("<f4", (huge, 3)) + bytes(24))
+    (directory / "x.npy").write_bytes(npy_header("<f4", (huge, 3)) + bytes(24))
     (directory / "x.offsets.npy").write_bytes(
-        b"".join(table(np.array([0] * N + [huge], np.int64)))
+        b"".join(integer_table(np.array([0] * N + [huge], np.int64)))
     )
     with pytest.raises(CorruptShardError, match="found 152 bytes that are not"):
         reopened(tmp_path, "npy", schema, N)
@@ -413,7 +412,7 @@ def test_offsets_that_point_elsewhere_are_refused(
 ) -> None:
     schema, samples = ragged("<i2", (None, 2, None))
     put(tmp_path, "tfrecord", schema, samples)
-    path = Layout(tmp_path).shard(1, ".offsets.npy")
+    path = CacheLayout(tmp_path).shard(1, ".offsets.npy")
     table = np.load(path)
     tamper(table)
     path.write_bytes(path.read_bytes()[: -table.nbytes] + table.tobytes())
@@ -427,7 +426,7 @@ def test_offsets_that_point_elsewhere_are_refused(
 def test_shapes_that_are_not_the_values_are_refused(tmp_path: Path, shape: Any) -> None:
     schema, samples = ragged("<i2", (None, 2, None))
     put(tmp_path, "npy", schema, samples)
-    path = Layout(tmp_path).shard(1, ".npy/x.shapes.npy")
+    path = CacheLayout(tmp_path).shard(1, ".npy/x.shapes.npy")
     table = np.load(path)
     table[3] = shape
     path.write_bytes(path.read_bytes()[: -table.nbytes] + table.tobytes())
@@ -476,7 +475,12 @@ def test_other_readers_read_ragged_records(tmp_path: Path, program: str, package
     samples = samples_of(4, N, schema)
     put(tmp_path, "tfrecord", schema, samples)
     out = tmp_path / "rows"
-    arguments = [str(Layout(tmp_path).shard(1)), "|".join(schema.names), "z/shape", str(out)]
+    arguments = [
+        str(CacheLayout(tmp_path).shard(1)),
+        "|".join(schema.names),
+        "z/shape",
+        str(out),
+    ]
     subprocess.run(
         [sys.executable, "-c", program, *arguments],
         check=True,
@@ -494,7 +498,7 @@ def test_other_readers_read_ragged_records(tmp_path: Path, program: str, package
 
 def test_files_of_one_format_do_not_hide_another(tmp_path: Path) -> None:
     """What is removed of a shard is everything that any format could have left."""
-    layout = Layout(tmp_path)
+    layout = CacheLayout(tmp_path)
     adopt(layout)
     for kind in KINDS.values():
         put(tmp_path, kind.cache_format, kind.schema, samples_of(1, 3, kind.schema))
@@ -508,7 +512,7 @@ def test_files_of_one_format_do_not_hide_another(tmp_path: Path) -> None:
 def test_a_sidecar_of_one_file_of_records_needs_no_list_of_files() -> None:
     """As those of earlier versions were."""
     kind: Identity = KINDS["tfrecord-fixed"]
-    facts = pack("tfrecord", kind.schema, samples_of(0, 2)).facts
+    facts = encode_shard("tfrecord", kind.schema, samples_of(0, 2)).facts
     origins = make(0, 2, identity=kind)[0].origins
     sidecar = Sidecar("f", 0, 0, 0, 0, parts=2, origins=origins, **facts)
     del facts["files"]

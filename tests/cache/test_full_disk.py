@@ -13,8 +13,8 @@ import pytest
 
 from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
-from growcache.cache.identity import Identity
 from growcache.cache.incoming import write_incoming
+from growcache.cache.side_files import Identity
 from growcache.cache.status import Status, WorkerStatus, write_status
 from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, add, make, need, opened, write
@@ -54,7 +54,7 @@ def test_a_sampler_leaves_nothing_behind(disk: Path, kind: Identity) -> None:
 
 
 @pytest.mark.mutant(
-    13, "growcache.cache.ballast:Ballast.drop", "allocated(self.path) > 0", "False"
+    13, "growcache.cache.space:Ballast.drop", "allocated(self.path) > 0", "False"
 )
 @each_kind
 def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> None:

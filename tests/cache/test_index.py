@@ -9,17 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from growcache.cache import commits
-from growcache.cache.files import Layout
-from growcache.cache.index import read_index, reader
+from growcache.cache import commit
+from growcache.cache.files import CacheLayout
+from growcache.cache.index import reader
+from growcache.cache.index.reader import read_index
 from tests.cache.making import add, opened
 from tests.forked import ended, exits_with, fork
 
 
 @pytest.mark.mutant(
     15,
-    "growcache.cache.index.reader:reading",
-    "with undivided(), closing(connect_read_only(layout)) as connection:\n    yield connection",
+    "growcache.cache.index.reader:reading_index",
+    "with fork_lock(), closing(connect_read_only(layout)) as connection:\n    yield connection",
     "for connection in [connect_read_only(layout)]:\n    yield connection",
 )
 def test_every_look_has_a_connection_of_its_own_that_is_closed(
@@ -28,7 +29,7 @@ def test_every_look_has_a_connection_of_its_own_that_is_closed(
     """A connection that stays open keeps its picture, and keeps the log from being cut."""
     connect, made = reader.connect_read_only, []
 
-    def noted(layout: Layout) -> sqlite3.Connection:
+    def noted(layout: CacheLayout) -> sqlite3.Connection:
         made.append(connect(layout))
         return made[-1]
 
@@ -52,7 +53,7 @@ def test_the_oldest_is_who_was_committed_first_whatever_the_clock_says(
 ) -> None:
     """Clocks are set back; by wall time the newest shard would be evicted first."""
     now = [5_000_000.0]
-    monkeypatch.setattr(commits, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(commit, "time", SimpleNamespace(time=lambda: now[0]))
     with opened(tmp_path / "cache") as cache:
         for number in (4, 2, 3):
             add(cache, number)

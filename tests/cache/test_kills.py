@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from growcache.cache.identity import Identity
-from growcache.cache.index import Index
+from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.leases import Lease
+from growcache.cache.side_files import Identity
 from tests.cache.making import KINDS, add, opened, permit_of, write
 from tests.crash.tracing import LEAN
 from tests.crash.verify import Told, verify
@@ -55,16 +55,16 @@ def _lay(fuse: _Fuse) -> None:
     os.fsync = fuse.before_and_after(lambda descriptor: None)
     for name in ("rename", "unlink", "mkdir", "rmdir"):
         setattr(os, name, fuse.before_and_after(getattr(os, name)))  # pathlib calls these
-    transaction = Index.transaction
+    transaction = IndexDatabase.transaction
 
     @contextmanager
-    def fused(self: Index) -> Iterator[None]:
+    def fused(self: IndexDatabase) -> Iterator[None]:
         with transaction(self):
             yield
             fuse.burn()
         fuse.burn()
 
-    Index.transaction = fused  # type: ignore[method-assign]
+    IndexDatabase.transaction = fused  # type: ignore[method-assign]
 
 
 def _work(root: Path, kind: Identity) -> None:

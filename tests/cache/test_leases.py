@@ -16,40 +16,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.adoption import adopt
-from growcache.cache.files import Layout
-from growcache.cache.lease_counters import BUCKETS, COUNTERS_BYTES, Counters
-from growcache.cache.leases import (
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout
+from growcache.cache.lease_views import (
     BEGUN,
     COUNTERS_AT,
+    COUNTERS_BYTES,
     DROPPED,
     HELD,
     MAPPED,
     READ,
-    Lease,
+    WAIT_BUCKETS,
+    LeaseCounters,
     LeaseView,
-    protected,
+    protected_shards,
     read_leases,
     remove_torn_leases,
 )
-from growcache.cache.locks import FileLock, is_held
+from growcache.cache.leases import Lease
+from growcache.cache.locks import FileLock, is_locked
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
 from tests.forked import fork
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path / "cache")
+def layout(tmp_path: Path) -> CacheLayout:
+    layout = CacheLayout(tmp_path / "cache")
     adopt(layout)
     return layout
 
 
-def only(layout: Layout) -> LeaseView:
+def only(layout: CacheLayout) -> LeaseView:
     (view,) = read_leases(layout.root)
     return view
 
 
-def test_a_lease_is_seen_as_its_reader_moves_on(layout: Layout) -> None:
+def test_a_lease_is_seen_as_its_reader_moves_on(layout: CacheLayout) -> None:
     with (
         FileLock.acquire(layout.supervisor_lock),
         Lease.create(layout.root, "train", [9, 3, 4, 5]) as lease,
@@ -72,11 +74,11 @@ def test_a_lease_is_seen_as_its_reader_moves_on(layout: Layout) -> None:
         assert only(layout).holding() == (5,)
     view = only(layout)
     assert (view.open, view.closed, view.used()) == (False, True, (3, 4))
-    assert protected(view, resumable=True) == ()
+    assert protected_shards(view, resumable=True) == ()
 
 
 def test_what_was_read_in_part_is_a_use_and_kept_for_a_reader_that_comes_back(
-    layout: Layout,
+    layout: CacheLayout,
 ) -> None:
     with (
         FileLock.acquire(layout.supervisor_lock),
@@ -88,11 +90,11 @@ def test_what_was_read_in_part_is_a_use_and_kept_for_a_reader_that_comes_back(
         view = only(layout)
         assert (view.holding(), view.used(), view.unread()) == ((1, 2, 3), (1, 2), (3,))
         dead = dataclasses.replace(view, open=False)
-        assert protected(dead, resumable=True) == (1, 3)
-        assert protected(dead, resumable=False) == ()
+        assert protected_shards(dead, resumable=True) == (1, 3)
+        assert protected_shards(dead, resumable=False) == ()
 
 
-def test_without_a_supervisor_a_closed_lease_is_gone(layout: Layout) -> None:
+def test_without_a_supervisor_a_closed_lease_is_gone(layout: CacheLayout) -> None:
     lease = Lease.create(layout.root, "train", [1])
     lease.close()
     lease.close()
@@ -100,7 +102,7 @@ def test_without_a_supervisor_a_closed_lease_is_gone(layout: Layout) -> None:
     assert list(layout.leases.iterdir()) == []
 
 
-def test_a_forgotten_lease_is_closed(layout: Layout) -> None:
+def test_a_forgotten_lease_is_closed(layout: CacheLayout) -> None:
     lease = Lease.create(layout.root, "train", [1])
     del lease
     gc.collect()
@@ -112,7 +114,7 @@ def test_the_numbers_come_back(numbers: set[int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as root:
-        layout = Layout(root)
+        layout = CacheLayout(root)
         adopt(layout)
         with Lease.create(root, "train", numbers):
             assert only(layout).numbers == tuple(sorted(numbers))
@@ -122,7 +124,7 @@ def test_the_numbers_come_back(numbers: set[int]) -> None:
     ("code", "expected"), [(errno.EIO, CacheError), (errno.ENOSPC, CacheFullError)]
 )
 def test_only_a_full_disk_is_waited_for(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[CacheError]
+    layout: CacheLayout, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[CacheError]
 ) -> None:
     """A loader tries again for ever where there is no room for its lease."""
 
@@ -136,7 +138,7 @@ def test_only_a_full_disk_is_waited_for(
     assert list(layout.leases.iterdir()) == []
 
 
-def test_what_never_changes_is_read_once(layout: Layout) -> None:
+def test_what_never_changes_is_read_once(layout: CacheLayout) -> None:
     """A supervisor looks ten times a second, and each lease may name ten thousand shards."""
     with Lease.create(layout.root, "train", range(9), wishes={9: "nine"}) as lease:
         first = only(layout)
@@ -158,12 +160,12 @@ def test_a_lease_that_holds_nothing_says_so(states: list[int]) -> None:
 
 @pytest.mark.mutant(
     17,
-    "growcache.cache.leases:_make",
+    "growcache.cache.leases:_make_lease",
     "try_lock(descriptor)",
     "hidden = hidden.rename(path)\ntry_lock(descriptor)",
 )
 def test_rule_17_a_lease_is_locked_and_whole_when_it_is_first_seen(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
+    layout: CacheLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A supervisor that looks right after the rename takes it for that of a dead reader, and unlinks it."""
     seen: list[LeaseView] = []
@@ -183,7 +185,7 @@ def test_rule_17_a_lease_is_locked_and_whole_when_it_is_first_seen(
 
 
 def test_whoever_goes_over_to_another_lease_is_seen_with_one_of_them(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
+    layout: CacheLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new one is not in the directory when it is listed, the old one is over when it is read."""
     leases, scandir = [Lease.create(layout.root, "train", [1])], os.scandir
@@ -202,7 +204,7 @@ def test_whoever_goes_over_to_another_lease_is_seen_with_one_of_them(
     leases[-1].close()
 
 
-def test_rule_17_a_header_that_names_a_trillion_shards_is_no_lease(layout: Layout) -> None:
+def test_rule_17_a_header_that_names_a_trillion_shards_is_no_lease(layout: CacheLayout) -> None:
     with Lease.create(layout.root, "train", [7]) as lease:
         data = lease.path.read_bytes()
         lease.path.with_name("odd.lease").write_bytes(data.replace(b"[[7,1]]", b"[[7,9**"))
@@ -212,18 +214,18 @@ def test_rule_17_a_header_that_names_a_trillion_shards_is_no_lease(layout: Layou
         assert [view.name for view in read_leases(layout.root)] == [lease.path.stem]
 
 
-def test_a_large_lease_takes_one_block(layout: Layout) -> None:
+def test_a_large_lease_takes_one_block(layout: CacheLayout) -> None:
     with Lease.create(layout.root, "train", range(3000)) as lease:
         assert lease.path.stat().st_blocks * 512 <= 4096
 
 
 @pytest.mark.mutant(
     20,
-    "growcache.cache.locks:_close_in_child",
-    "for descriptor in _owned:\n    os.close(descriptor)",
+    "growcache.cache.locks:_close_owned_in_child",
+    "for descriptor in _owned_descriptors:\n    os.close(descriptor)",
     "",
 )
-def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: Layout) -> None:
+def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: CacheLayout) -> None:
     """The child outlives the parent's lease, and its copy of the object does nothing."""
     lease = Lease.create(layout.root, "train", [1, 2])
     ready, go = os.pipe(), os.pipe()
@@ -242,7 +244,7 @@ def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: Layout) -> None
             lease.close()
             view = only(layout)
             assert (view.open, view.closed) == (False, True), "the child keeps the lock"
-        assert not is_held(layout.supervisor_lock), "the child has the supervisor's lock"
+        assert not is_locked(layout.supervisor_lock), "the child has the supervisor's lock"
     finally:
         os.write(go[1], b"x")
         os.waitpid(child, 0)
@@ -260,7 +262,7 @@ time.sleep(60)
 """
 
 
-def test_a_killed_reader_keeps_only_what_it_had_not_read(layout: Layout) -> None:
+def test_a_killed_reader_keeps_only_what_it_had_not_read(layout: CacheLayout) -> None:
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(layout.root)], stdout=subprocess.PIPE, text=True
     )
@@ -268,32 +270,34 @@ def test_a_killed_reader_keeps_only_what_it_had_not_read(layout: Layout) -> None
         assert reader.stdout is not None
         assert reader.stdout.readline() == "ready\n"
         assert only(layout).pid == reader.pid
-        assert protected(only(layout), resumable=True) == (1, 2, 3)
+        assert protected_shards(only(layout), resumable=True) == (1, 2, 3)
         reader.send_signal(signal.SIGKILL)
     view = only(layout)
     assert (view.open, view.closed) == (False, False)
-    assert protected(view, resumable=True) == (2, 3)
-    assert protected(view, resumable=False) == ()
+    assert protected_shards(view, resumable=True) == (2, 3)
+    assert protected_shards(view, resumable=False) == ()
     assert view.used() == (1,)
 
 
 @pytest.mark.parametrize("data", [b"", b"GCLEASE1", b"GCLEASE1\xff\xff\xff\xff{}", b"x" * 99])
-def test_what_is_no_lease_is_left_out(layout: Layout, data: bytes) -> None:
+def test_what_is_no_lease_is_left_out(layout: CacheLayout, data: bytes) -> None:
     (layout.leases / "odd.lease").write_bytes(data)
     (layout.leases / ".hidden.tmp").write_bytes(data)
     assert read_leases(layout.root) == []
 
 
-def test_a_probe_does_not_look_like_a_holder(layout: Layout) -> None:
-    assert not is_held(layout.supervisor_lock)
+def test_a_probe_does_not_look_like_a_holder(layout: CacheLayout) -> None:
+    assert not is_locked(layout.supervisor_lock)
     with FileLock.acquire(layout.supervisor_lock):
-        assert is_held(layout.supervisor_lock)
+        assert is_locked(layout.supervisor_lock)
     with FileLock.acquire(layout.supervisor_lock, shared=True):
-        assert not is_held(layout.supervisor_lock)
+        assert not is_locked(layout.supervisor_lock)
 
 
 @pytest.mark.parametrize("data", [b"", bytes(200)])
-def test_a_start_removes_what_a_power_cut_left_of_a_lease(layout: Layout, data: bytes) -> None:
+def test_a_start_removes_what_a_power_cut_left_of_a_lease(
+    layout: CacheLayout, data: bytes
+) -> None:
     torn = layout.leases / f"{'f' * 32}.lease"
     torn.write_bytes(data)
     with Lease.create(layout.root, "job", [1]) as lease:
@@ -307,7 +311,7 @@ def of_the_first_version(lease: Lease) -> bytes:
     return b"GCLEASE1" + data[8:12] + data[COUNTERS_AT + COUNTERS_BYTES :]
 
 
-def test_a_lease_of_the_first_version_protects_as_it_did(layout: Layout) -> None:
+def test_a_lease_of_the_first_version_protects_as_it_did(layout: CacheLayout) -> None:
     with Lease.create(layout.root, "train", [1, 2, 3]) as lease:
         lease.mark_read(1, mapped=True)
         old = lease.path.with_name("old.lease")
@@ -322,7 +326,7 @@ def test_a_lease_of_the_first_version_protects_as_it_did(layout: Layout) -> None
         assert view.resumable, "whether it gave a state nobody knows"
 
 
-def test_a_service_that_would_not_heed_this_version_is_refused(layout: Layout) -> None:
+def test_a_service_that_would_not_heed_this_version_is_refused(layout: CacheLayout) -> None:
     with FileLock.acquire(layout.supervisor_lock):
         layout.supervisor_lock.write_text('{"pid": 7, "host": "here", "command": "growcache"}')
         with pytest.raises(CacheError, match="earlier growcache"):
@@ -331,9 +335,9 @@ def test_a_service_that_would_not_heed_this_version_is_refused(layout: Layout) -
     Lease.create(layout.root, "train", [1]).close()
 
 
-def test_counters_are_noted_in_place_and_at_the_end(layout: Layout) -> None:
+def test_counters_are_noted_in_place_and_at_the_end(layout: CacheLayout) -> None:
     with FileLock.acquire(layout.supervisor_lock):
-        lease = Lease.create(layout.root, "train", [1], counters=Counters(counts=True))
+        lease = Lease.create(layout.root, "train", [1], counters=LeaseCounters(counts=True))
         assert only(layout).delivered == 0
         lease.count(5)
         lease.count(7)
@@ -343,29 +347,29 @@ def test_counters_are_noted_in_place_and_at_the_end(layout: Layout) -> None:
 
 @given(
     st.builds(
-        Counters,
+        LeaseCounters,
         *(st.booleans(), st.booleans(), st.floats(0, 1e12)),
         *[st.integers(0, 2**40)] * 5,
         st.floats(0, 1e12),
-        st.lists(st.integers(0, 2**40), min_size=BUCKETS, max_size=BUCKETS),
+        st.lists(st.integers(0, 2**40), min_size=WAIT_BUCKETS, max_size=WAIT_BUCKETS),
     )
 )
-def test_counters_come_back(counters: Counters) -> None:
-    assert Counters.unpack(counters.pack()) == counters
-    assert Counters.unpack(counters.pack().ljust(COUNTERS_BYTES, b"\0")) == counters
+def test_counters_come_back(counters: LeaseCounters) -> None:
+    assert LeaseCounters.unpack(counters.pack()) == counters
+    assert LeaseCounters.unpack(counters.pack().ljust(COUNTERS_BYTES, b"\0")) == counters
 
 
 @given(st.binary(max_size=COUNTERS_BYTES))
 def test_counters_of_any_bytes_are_sound_or_refused(data: bytes) -> None:
     try:
-        found = Counters.unpack(data)
+        found = LeaseCounters.unpack(data)
     except ValueError:
         return
     assert 0 <= found.delivered < 2**53
     assert found.wait_seconds >= 0
 
 
-def test_leases_keep_to_their_room(layout: Layout) -> None:
+def test_leases_keep_to_their_room(layout: CacheLayout) -> None:
     made = [Lease.create(layout.root, "train", [1], room_bytes=8192) for _ in range(2)]
     with pytest.raises(LeasesFullError, match="2 snapshots are held"):
         Lease.create(layout.root, "train", [1], room_bytes=8192)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache.memory import available_bytes, memory_bytes
+from growcache.cache.system import available_memory_bytes, memory_bytes
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def kernel(root: Path, groups: str, **files: str) -> tuple[Path, Path]:
 def test_without_a_group_it_is_that_of_the_machine(tmp_path: Path) -> None:
     where = kernel(tmp_path, "")
     assert memory_bytes(*where) == MACHINE
-    assert available_bytes(*where) == 512_000 * 1024
+    assert available_memory_bytes(*where) == 512_000 * 1024
 
 
 def test_the_second_version_of_groups_bounds_it(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_second_version_of_groups_bounds_it(tmp_path: Path) -> None:
         },
     )
     assert memory_bytes(*where) == 200 * MIB
-    assert available_bytes(*where) == (200 - 120 + 30) * MIB
+    assert available_memory_bytes(*where) == (200 - 120 + 30) * MIB
 
 
 @pytest.mark.parametrize("seen", ["memory", "memory/docker/ab"])
@@ -66,7 +66,7 @@ def test_the_first_version_bounds_it_whether_its_path_is_seen_or_not(
         },
     )
     assert memory_bytes(*where) == 100 * MIB
-    assert available_bytes(*where) == 8 * MIB
+    assert available_memory_bytes(*where) == 8 * MIB
 
 
 def test_a_group_without_a_bound_bounds_nothing(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_group_without_a_bound_bounds_nothing(tmp_path: Path) -> None:
         },
     )
     assert memory_bytes(*where) == MACHINE
-    assert available_bytes(*where) == 512_000 * 1024
+    assert available_memory_bytes(*where) == 512_000 * 1024
 
 
 def test_this_machine_says_something_sensible() -> None:
-    assert 0 < available_bytes() <= memory_bytes() <= MACHINE
+    assert 0 < available_memory_bytes() <= memory_bytes() <= MACHINE

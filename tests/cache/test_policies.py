@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.budget import LEAST_BYTES, MOST_BYTES, fixed_budget, minimum_bytes
 from growcache.cache.eviction import ORDERS, Candidate, choose, retire_ahead, shrink
+from growcache.cache.space import (
+    LEAST_BUDGET_BYTES,
+    MOST_BUDGET_BYTES,
+    fixed_budget,
+    minimum_bytes,
+)
 
 candidate_lists = st.lists(
     st.builds(
@@ -114,7 +119,7 @@ def test_random_is_fair_over_decisions() -> None:
 @given(st.integers(0, 10**13))
 def test_the_parts_of_the_budget_fit_into_it(max_bytes: int) -> None:
     budget = fixed_budget(max_bytes)
-    assert LEAST_BYTES <= budget.total <= MOST_BYTES
+    assert LEAST_BUDGET_BYTES <= budget.total <= MOST_BUDGET_BYTES
     # The log may grow by one transaction, at most its own size, before it is cut.
     assert budget.ballast + 2 * budget.wal + budget.pages <= budget.total
     assert budget.samples < budget.pages

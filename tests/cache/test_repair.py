@@ -18,16 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
-from growcache.cache.check import check
+from growcache.cache.check import Finding, check, repair
 from growcache.cache.deferrals import Deferrals
-from growcache.cache.findings import Finding
-from growcache.cache.identity import Identity
-from growcache.cache.index import Contents, ShardState, StockRow, Totals, read_index
+from growcache.cache.index.reader import IndexContents, read_index
+from growcache.cache.index.schema import CacheTotals, ShardState, ShardTableRow
 from growcache.cache.leases import Lease
-from growcache.cache.rebuild import Seen, remade
-from growcache.cache.repair import repair
+from growcache.cache.recovery import ShardsOnDisk, remade_contents
+from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status, read_status, write_status
+from growcache.cli.cli import main
 from growcache.errors import (
     CacheBusyError,
     CacheError,
@@ -38,7 +38,6 @@ from growcache.errors import (
 )
 from growcache.loading.snapshot import Snapshot
 from growcache.seeding import hash64
-from growcache.service.cli import main
 from tests.cache.making import KINDS, OTHER, add, config, equal, opened, permit_of, samples_of
 from tests.tables import DOCS
 
@@ -53,7 +52,7 @@ class State:
 
     live: frozenset[int]
     unfinished: frozenset[int]
-    totals: Totals
+    totals: CacheTotals
 
 
 def fill(root: Path, kind: Identity = KIND) -> None:
@@ -439,7 +438,7 @@ def test_a_repair_that_was_cut_short_is_done_again(
 
     for step in ("_set_aside", "_write_index", "write_beside", "write_identity"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"growcache.cache.repair.{step}", dies)
+            patch.setattr(f"growcache.cache.check.{step}", dies)
             with pytest.raises(KeyboardInterrupt):
                 repair(root)
         other = Path(shutil.copytree(root, root.parent / step))
@@ -497,11 +496,11 @@ def test_a_copy_of_the_listing_that_is_none_is_removed(
 def test_every_number_that_was_issued_is_accounted_for(
     rows: list[tuple[int, int]], lying: set[int], damaged: set[int], issued: int, kept: bool
 ) -> None:
-    old = Contents(rows=[row(n, seq, s) for seq, (n, s) in enumerate(rows)], counted=kept)
+    old = IndexContents(rows=[row(n, seq, s) for seq, (n, s) in enumerate(rows)], counted=kept)
     if kept:
         old.ranges, old.totals, old.coherent = [], sums(old), True
-    seen = Seen({n: row(n, 0) for n in lying - damaged}, frozenset(damaged))
-    made = remade(old, seen, KIND, [], Deferrals(), issued)
+    seen = ShardsOnDisk({n: row(n, 0) for n in lying - damaged}, frozenset(damaged))
+    made = remade_contents(old, seen, KIND, [], Deferrals(), issued)
     assert made.totals is not None
     numbers = {row.number: row.state for row in made.rows}
     gone = {n for r in made.ranges or () for n in range(r.first, r.last + 1)}
@@ -525,10 +524,10 @@ def test_every_number_that_was_issued_is_accounted_for(
     assert [row.seq for row in made.rows] == list(range(len(made.rows)))
 
 
-def row(number: int, seq: int, state: int = 0) -> StockRow:
-    return StockRow(number, seq, state, number, 0, 0, 8, 8, 0, 99, 4096, 9, "d", 0.0, 0)
+def row(number: int, seq: int, state: int = 0) -> ShardTableRow:
+    return ShardTableRow(number, seq, state, number, 0, 0, 8, 8, 0, 99, 4096, 9, "d", 0.0, 0)
 
 
-def sums(contents: Contents) -> dict[str, int]:
+def sums(contents: IndexContents) -> dict[str, int]:
     count = len(contents.rows)
     return {"drawn": 8 * count, "drawn_parts": 8 * count, "drawn_shards": count}

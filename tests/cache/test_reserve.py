@@ -12,13 +12,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.adoption import adopt
-from growcache.cache.files import Layout, allocated, allocated_tree
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout, allocated, allocated_tree
 from growcache.cache.folders import remove_shard
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.incoming import discard_incoming, needed_bytes, write_incoming
-from growcache.cache.packing import pack
-from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
+from growcache.cache.incoming import (
+    bytes_to_reserve,
+    discard_incoming,
+    encode_shard,
+    write_incoming,
+)
+from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
 from growcache.schema import Field, Sample, Schema
 from tests.disks import small_disk
 
@@ -70,9 +74,9 @@ def sample_of(schema: Schema, rng: np.random.Generator, most: int) -> Sample:
 def sidecar_of(
     cache_format: str, schema: Schema, samples: list[Sample]
 ) -> tuple[Sidecar, list]:  # type: ignore[type-arg]
-    packed = pack(cache_format, schema, samples)
+    packed = encode_shard(cache_format, schema, samples)
     drawn = [
-        DrawnFrom(f"a/key/{i}", "tag", 9, None, 0, 1, i, i + 1) for i in range(len(samples))
+        SampleOrigin(f"a/key/{i}", "tag", 9, None, 0, 1, i, i + 1) for i in range(len(samples))
     ]
     sidecar = Sidecar(
         fingerprint="f" * 32,
@@ -112,14 +116,14 @@ def test_what_is_reserved_is_enough(
     schema = Schema(tuple(Field(name, "<f4", shape) for name, shape in sorted(fields)))
     rng = np.random.default_rng(seed)
     samples = [sample_of(schema, rng, most) for _ in range(count)]
-    layout = Layout(disk / "cache")
+    layout = CacheLayout(disk / "cache")
     adopt(layout)
     sidecar, files = sidecar_of(cache_format, schema, samples)
     before = allocated_tree(layout.root) - allocated(layout.incoming)
     try:
         write_incoming(layout, "p", sidecar, files, direct=direct)
         taken = allocated_tree(layout.root) - allocated(layout.incoming) - before
-        assert 0 < taken <= needed_bytes(sidecar)
+        assert 0 < taken <= bytes_to_reserve(sidecar)
     finally:
         discard_incoming(layout, "p", [0])
         remove_shard(layout, 0)

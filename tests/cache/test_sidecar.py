@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.sidecar import DrawnFrom, Hole, Origins, Sidecar
+from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
 from growcache.errors import CorruptShardError
 from growcache.schema import Origin
 from tests.cache.making import make
 
 rows = st.builds(
-    DrawnFrom,
+    SampleOrigin,
     key=st.text(max_size=20),
     etag=st.none() | st.text(max_size=8),
     size=st.integers(0, 2**50),
@@ -27,7 +27,7 @@ rows = st.builds(
 
 
 @given(st.lists(rows, max_size=20), st.lists(st.text(max_size=10), max_size=3))
-def test_what_was_written_is_read_again(drawn: list[DrawnFrom], reasons: list[str]) -> None:
+def test_what_was_written_is_read_again(drawn: list[SampleOrigin], reasons: list[str]) -> None:
     sidecar, _ = make(5, 0)
     sidecar = dataclasses.replace(
         sidecar,

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import choose, retire_ahead
-from growcache.cache.files import allocated_tree, number_of
+from growcache.cache.files import allocated_tree, shard_number
 from growcache.cache.formats import open_shard
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.status import read_status
 from tests.cache.making import KINDS, MAX_BYTES, need, opened, permit_of, write
@@ -255,7 +255,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache is None:
             return
         known = set(self.live) | self.retired
-        assert {number_of(p) for p in self.it.layout.shards.iterdir()} == known
+        assert {shard_number(p) for p in self.it.layout.shards.iterdir()} == known
         assert {_group_of(p.name) for p in self.it.layout.incoming.iterdir()} == {
             _group_of(permit) for permit in self.writing
         }

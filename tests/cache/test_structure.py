@@ -9,8 +9,9 @@ from contextlib import closing
 import pytest
 from sqlite_utils import Database
 
-from growcache.cache.index.structure import MADE, TABLES, state_of, tables
-from growcache.cache.index.tables import migrations
+from growcache.cache.index.migrations import migrations
+from growcache.cache.index.reader import table_columns, tables_state
+from growcache.cache.index.schema import MIGRATION_NAMES, TABLES
 
 
 @pytest.fixture
@@ -26,22 +27,22 @@ def made(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def test_the_tables_are_those_of_the_migrations(made: sqlite3.Connection) -> None:
-    assert tables(made) == TABLES
-    assert [one.name for one in migrations.applied(Database(made))] == MADE
-    assert state_of(made) == "whole"
+    assert table_columns(made) == TABLES
+    assert [one.name for one in migrations.applied(Database(made))] == MIGRATION_NAMES
+    assert tables_state(made) == "whole"
 
 
 def test_before_they_are_made_there_are_none(connection: sqlite3.Connection) -> None:
-    assert state_of(connection) == "unmade"
+    assert tables_state(connection) == "unmade"
     migrations.apply(Database(connection), stop_before="a_checksum_per_row")
-    assert state_of(connection) == "unmade"
+    assert tables_state(connection) == "unmade"
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_of_another_name_is_damage(table: str, made: sqlite3.Connection) -> None:
     made.execute("INSERT INTO shards (number) VALUES (1)")
     made.execute(f'ALTER TABLE "{table}" RENAME TO "{table}s"')
-    assert state_of(made) == "damaged"
+    assert tables_state(made) == "damaged"
 
 
 @pytest.mark.parametrize(
@@ -57,10 +58,10 @@ def test_a_column_of_another_name_is_damage(
 ) -> None:
     made.execute("INSERT INTO meta (key) VALUES ('a')")
     made.execute(f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{column}s"')
-    assert state_of(made) == "damaged"
+    assert tables_state(made) == "damaged"
 
 
 def test_a_migration_of_another_name_is_damage(made: sqlite3.Connection) -> None:
     made.execute("INSERT INTO totals VALUES ('drawn', 1)")
     made.execute("UPDATE _sqlite_migrations SET name = 'the_cachf' WHERE id = 1")
-    assert state_of(made) == "damaged"
+    assert tables_state(made) == "damaged"

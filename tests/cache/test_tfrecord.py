@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from growcache.cache.formats import tfrecord
+from growcache.cache.formats import encoding, tfrecord
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 from tests.cache.making import SCHEMA, samples_of
@@ -54,8 +54,8 @@ def encoded(schema: Schema, samples: list[Sample]) -> bytes:
 def test_what_was_encoded_is_read_again(batch: tuple[Schema, list[Sample]]) -> None:
     schema, samples = batch
     data = encoded(schema, samples)
-    assert len(data) == len(samples) * tfrecord.layout(schema).record_bytes
-    shard = tfrecord.mapped(schema, len(samples), data)
+    assert len(data) == len(samples) * tfrecord.record_layout(schema).record_bytes
+    shard = tfrecord.shard_in_memory(schema, len(samples), data)
     assert tfrecord.bad_records(shard) == []
     for found, expected in zip(shard, samples, strict=True):
         for name, array in expected.items():
@@ -67,9 +67,9 @@ def test_what_was_encoded_is_read_again(batch: tuple[Schema, list[Sample]]) -> N
 def test_both_ways_of_encoding_give_the_same_bytes(batch: tuple[Schema, list[Sample]]) -> None:
     schema, samples = batch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tfrecord, "DIRECT_BYTES", 0)
+        patch.setattr(encoding, "DIRECT_BYTES", 0)
         direct = encoded(schema, samples)
-        patch.setattr(tfrecord, "DIRECT_BYTES", 2**40)
+        patch.setattr(encoding, "DIRECT_BYTES", 2**40)
         block = encoded(schema, samples)
     assert direct == block
 
@@ -83,7 +83,7 @@ def test_the_largest_array_begins_with_a_line_of_the_cache(
     nbytes = dict(zip(names, [*sizes, 4096], strict=True))
     sample = {name: np.full(n, n % 251, np.uint8) for name, n in nbytes.items()}
     schema = Schema.of(sample)
-    where = tfrecord.layout(schema)
+    where = tfrecord.record_layout(schema)
     (start,) = [start for field, start in where.fields if field.nbytes == 4096]
     assert start % 64 == where.record_bytes % 64 == 0
     record = encoded(schema, [sample])
@@ -93,7 +93,7 @@ def test_the_largest_array_begins_with_a_line_of_the_cache(
 
 
 def test_records_of_small_samples_are_not_filled_up() -> None:
-    where = tfrecord.layout(Schema((Field("x", "|u1", (64,)), Field("y", "<i8", ()))))
+    where = tfrecord.record_layout(Schema((Field("x", "|u1", (64,)), Field("y", "<i8", ()))))
     assert where.record_bytes == 64 + 8 + 40
 
 
@@ -109,7 +109,7 @@ def test_columns_are_views_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path / "s.tfrecord", SCHEMA, samples_of(1, 5))
     shard = tfrecord.open_shard(path, SCHEMA, 5)
     assert shard.fields["x"].shape == (5, 2048)
-    assert shard.fields["x"].strides[0] == tfrecord.layout(SCHEMA).record_bytes
+    assert shard.fields["x"].strides[0] == tfrecord.record_layout(SCHEMA).record_bytes
     assert np.shares_memory(shard.fields["x"], np.frombuffer(shard.memories[0], np.uint8))
     shard.bring()
     shard.close()
@@ -130,7 +130,7 @@ def test_a_sample_outlives_the_map(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_found(tmp_path: Path, where: int) -> None:
     path = written(tmp_path / "s.tfrecord", SCHEMA, samples_of(1, 3))
     data = bytearray(path.read_bytes())
-    record = tfrecord.layout(SCHEMA).record_bytes
+    record = tfrecord.record_layout(SCHEMA).record_bytes
     data[record + where if where >= 0 else 2 * record + where] ^= 1
     path.write_bytes(data)
     shard = tfrecord.open_shard(path, SCHEMA, 3)
@@ -158,9 +158,9 @@ def test_samples_of_another_schema_are_refused() -> None:
 
 def test_what_no_protobuf_can_hold_is_refused() -> None:
     with pytest.raises(FormatError, match="smaller windows"):
-        tfrecord.layout(Schema((Field("x", "<f4", (2**29,)),)))
+        tfrecord.record_layout(Schema((Field("x", "<f4", (2**29,)),)))
     with pytest.raises(FormatError, match="Unicode"):
-        tfrecord.layout(Schema((Field("\ud800", "<f4", ()),)))
+        tfrecord.record_layout(Schema((Field("\ud800", "<f4", ()),)))
 
 
 def test_records_are_those_of_protobuf() -> None:

@@ -13,7 +13,7 @@ import os, signal, threading, time
 hooks = {"last": lambda: None}
 os.register_at_fork(before=lambda: hooks["last"]())  # the first one runs last
 
-from growcache.cache.undivided import undivided
+from growcache.cache.locks import fork_lock as undivided
 
 def forked(act):
     child = os.fork()

@@ -8,31 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.adoption import adopt
 from growcache.cache.cache import Cache
-from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, ShardRow, read_index
-from growcache.cache.index.ranges import merge_ranges, split_range
-from growcache.cache.leases import HELD, READ, Lease, LeaseView, read_leases
-from growcache.cache.wishes import (
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.index.schema import ShardRow, merge_ranges, split_range
+from growcache.cache.lease_views import HELD, READ, LeaseView, read_leases
+from growcache.cache.leases import Lease
+from growcache.cache.refetch import (
     MOST_REFUSED,
     REFUSED_META,
-    Outcome,
-    judged,
-    outcome,
-    outcomes,
-    pending,
+    RefetchOutcome,
+    judge_written,
+    never_fits,
+    pending_refetches,
+    refetch_outcome,
+    refetch_outcomes,
+    refused_in_index,
     refused_meta,
-    refused_of,
-    settled,
-    too_large,
+    still_refused,
 )
 from tests.cache.making import add, need, opened, write
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path / "cache")
+def layout(tmp_path: Path) -> CacheLayout:
+    layout = CacheLayout(tmp_path / "cache")
     adopt(layout)
     return layout
 
@@ -41,7 +42,7 @@ def live(number: int, digest: str) -> ShardRow:
     return ShardRow(number, number, number, 0, 8, 100, digest, 0.0)
 
 
-def test_rule_24_a_lease_names_shards_that_are_not_there(layout: Layout) -> None:
+def test_rule_24_a_lease_names_shards_that_are_not_there(layout: CacheLayout) -> None:
     with Lease.create(layout.root, "train", [7, 3], wishes={5: "five", 7: "seven"}) as lease:
         (view,) = read_leases(layout.root)
         assert view.numbers == lease.numbers == (3, 5, 7)
@@ -59,11 +60,11 @@ def test_what_became_of_a_wish() -> None:
         shards=[live(1, "one"), live(2, "two")],
         meta={REFUSED_META: refused_meta({(3, "three"): "objects are gone"})},
     )
-    found = outcomes(view, {1: "one", 2: "other", 3: "three", 4: "four"})
+    found = refetch_outcomes(view, {1: "one", 2: "other", 3: "three", 4: "four"})
     assert [found[n].state for n in (1, 2, 3, 4)] == ["live", "refused", "refused", "pending"]
     assert "shard 2" in found[2].reason
     assert found[3].reason == "objects are gone"
-    assert outcomes(view, {3: "another digest"})[3].state == "pending"
+    assert refetch_outcomes(view, {3: "another digest"})[3].state == "pending"
 
 
 _REFUSED = st.dictionaries(st.tuples(st.integers(0, 50), st.text(max_size=4)), st.text())
@@ -71,12 +72,12 @@ _REFUSED = st.dictionaries(st.tuples(st.integers(0, 50), st.text(max_size=4)), s
 
 @given(_REFUSED)
 def test_refused_wishes_come_back_from_the_index(refused: dict[tuple[int, str], str]) -> None:
-    assert refused_of(refused_meta(refused)) == refused
+    assert refused_in_index(refused_meta(refused)) == refused
 
 
 def test_the_index_notes_so_many_refused_wishes_and_no_more() -> None:
     refused = {(number, "digest"): "gone" for number in range(2 * MOST_REFUSED)}
-    assert list(refused_of(refused_meta(refused))) == list(refused)[:MOST_REFUSED]
+    assert list(refused_in_index(refused_meta(refused))) == list(refused)[:MOST_REFUSED]
 
 
 _WISHES = st.dictionaries(st.integers(0, 9), st.sampled_from("abc"), max_size=6)
@@ -108,16 +109,16 @@ def test_each_wish_is_pending_live_or_refused_and_readers_see_the_same(
     refused: dict[tuple[int, str], str],
 ) -> None:
     leases = [lease("younger", younger), lease("old", older)]
-    refused = settled(leases, there, refused)
+    refused = still_refused(leases, there, refused)
     asked = {*older.items(), *younger.items()}
     assert set(refused) <= asked, "what nobody asks for is forgotten"
-    todo = pending(leases, there, refused)
+    todo = pending_refetches(leases, there, refused)
     assert not set(todo) & set(there)
     assert not set(todo.items()) & set(refused)
     first = [number for number in sorted(older) if todo.get(number) == older[number]]
     assert list(todo)[: len(first)] == first
     for number, digest in asked:
-        found = outcome(number, digest, there.get(number), refused).state
+        found = refetch_outcome(number, digest, there.get(number), refused).state
         assert found == "pending" or todo.get(number) != digest
         assert found != "pending" or number in todo
         assert (found == "live") == (there.get(number) == digest)
@@ -125,16 +126,16 @@ def test_each_wish_is_pending_live_or_refused_and_readers_see_the_same(
 
 def test_a_wish_that_was_read_or_whose_reader_is_gone_is_none() -> None:
     read = lease("a", {1: "a", 2: "b"}, bytes([READ, HELD]))
-    assert pending([read], (), {}) == {2: "b"}
+    assert pending_refetches([read], (), {}) == {2: "b"}
     dead = LeaseView("b", "train", "", 1, "", 0.0, False, False, (3,), bytes(1), {3: "c"})
-    assert pending([dead], (), {}) == {}
+    assert pending_refetches([dead], (), {}) == {}
 
 
 @given(_WISHES, st.frozensets(st.integers(0, 9)), _WISHES)
 def test_only_shards_of_the_wished_digest_return(
     written: dict[int, str], known: frozenset[int], wishes: dict[int, str]
 ) -> None:
-    merits = judged(written, known, wishes)
+    merits = judge_written(written, known, wishes)
     assert merits.fresh == set(written) - known
     assert all(written[n] == wishes[n] for n in merits.returned)
     assert all(written[n] != wishes[n] for n in merits.denied)
@@ -143,8 +144,8 @@ def test_only_shards_of_the_wished_digest_return(
 
 def test_what_exceeds_the_bound_by_itself_is_said_with_the_figures() -> None:
     wishing = lease("a", {1: "a", 2: "b"})
-    assert too_large(wishing, {1: 60, 2: 50}, capacity=110) is None
-    assert too_large(wishing, {1: 60, 2: 50}, capacity=109) == (110, 110)
+    assert never_fits(wishing, {1: 60, 2: 50}, capacity=110) is None
+    assert never_fits(wishing, {1: 60, 2: 50}, capacity=109) == (110, 110)
 
 
 _ROWS = st.lists(st.integers(0, 9), min_size=1, max_size=20)
@@ -188,7 +189,7 @@ def test_rule_24_a_retired_shard_lives_again_where_its_own_lease_would_keep_it(
             with Lease.create(cache.layout.root, "second", [], wishes={0: digest}):
                 cache.poll_leases(1.0)
                 view = read_index(cache.layout.root)
-                assert outcomes(view, {0: digest}) == {0: Outcome("live")}
+                assert refetch_outcomes(view, {0: digest}) == {0: RefetchOutcome("live")}
                 assert view.totals.evicted_samples == view.totals.refetched_samples == 0
                 assert dict(cache.wishes) == {}
                 assert [c.number for c in cache.candidates()] == [0, 1]
@@ -236,7 +237,7 @@ def test_rule_24_a_lost_shard_returns_too(tmp_path: Path) -> None:
         add(cache, 0)
         add(cache, 1)
         digest = read_index(root).shards[0].digest
-    Layout(root).shard(0).unlink()
+    CacheLayout(root).shard(0).unlink()
     with opened(root) as cache, Lease.create(root, "train", [], wishes={0: digest}):
         assert (cache.totals().lost_shards, cache.totals().lost_samples) == (1, 8)
         assert balanced(cache)
@@ -253,7 +254,7 @@ def test_rule_24_a_rebuilt_index_counts_what_it_did_not_know(tmp_path: Path) -> 
             add(cache, number)
         digest = read_index(root).shards[1].digest
         cache.evict([1])
-    Layout(root).index.unlink()
+    CacheLayout(root).index.unlink()
     with opened(root) as cache, Lease.create(root, "train", [], wishes={1: digest}):
         assert cache.totals().drawn == 16
         cache.poll_leases(1.0)
@@ -263,7 +264,10 @@ def test_rule_24_a_rebuilt_index_counts_what_it_did_not_know(tmp_path: Path) -> 
 
 
 @pytest.mark.mutant(
-    24, "growcache.cache.wishes:judged", "written[number] == wishes[number]", "written[number]"
+    24,
+    "growcache.cache.refetch:judge_written",
+    "written[number] == wishes[number]",
+    "written[number]",
 )
 def test_rule_24_other_bytes_are_refused_and_never_installed(tmp_path: Path) -> None:
     root = tmp_path / "cache"
@@ -274,7 +278,7 @@ def test_rule_24_other_bytes_are_refused_and_never_installed(tmp_path: Path) -> 
         with Lease.create(root, "train", [], wishes={0: "0" * 32}) as wishing:
             cache.poll_leases(1.0)
             refetch(cache, 0)
-            assert outcomes(read_index(root), wishing.wishes)[0].state == "refused"
+            assert refetch_outcomes(read_index(root), wishing.wishes)[0].state == "refused"
             assert list(cache.layout.shards.iterdir()) == []
             assert list(cache.layout.incoming.iterdir()) == []
             assert cache.totals() == before

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from growcache.cache.findings import Finding
-from growcache.cache.index import Totals
+from growcache.cache.check import Finding
+from growcache.cache.index.schema import CacheTotals
 from growcache.cache.sidecar import Sidecar
 from tests.chaos.content import changes
 from tests.chaos.disk import Seen
@@ -42,7 +42,7 @@ def bound(seen: Seen) -> list[str]:
     return [f"G1: {used:,} bytes in use, {most:,} allowed" for most, used in seen.over[:3]]
 
 
-def totals(found: Totals, lost_before: int) -> list[str]:
+def totals(found: CacheTotals, lost_before: int) -> list[str]:
     """Samples do not vanish from the books, and shards not from the disk."""
     wrong = []
     if found.drawn != found.samples + found.evicted_samples and found.lost_shards == 0:

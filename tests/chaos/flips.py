@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from growcache.cache.files import RECORDS, SIDECAR, Layout
-from growcache.cache.index import read_index
+from growcache.cache.files import RECORDS, SIDECAR, CacheLayout
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError
 from tests.chaos.readers import Line
 from tests.chaos.schedule import FLIP_SIDECAR
@@ -71,7 +71,7 @@ def some_place(path: Path, dice: random.Random, tries: int = 1) -> tuple[int, in
 
 def flip_shard(root: Path, kind: str, luck: float, sound: Collection[int]) -> Flip | None:
     """Turn over a bit of a live shard that is sound still; None where there is none."""
-    dice, layout = random.Random(luck), Layout(root)
+    dice, layout = random.Random(luck), CacheLayout(root)
     try:
         rows = [r for r in read_index(root).shards if r.samples and r.number in sound]
         row = dice.choice(rows)

@@ -7,7 +7,7 @@ import sqlite3
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 
 # What decides which samples are served, and which are drawn. The rest is counted for show:
 # uses, the history, what files take on disk (that is looked up at each start), a row per sample.
@@ -29,7 +29,7 @@ class Content:
     decisive: frozenset[str]
 
 
-def content(layout: Layout) -> Content:
+def content(layout: CacheLayout) -> Content:
     """Return what SQLite can read of the index; nothing where it cannot read on."""
     uri = f"file:{quote(str(layout.index))}?mode=ro"
     rows: set[str] = set()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from growcache.cache.files import Layout
-from growcache.cache.index.rows import ShardState
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.schema import ShardState
 from growcache.cache.sidecar import Sidecar
 from tests.chaos.content import changes
 
@@ -52,7 +52,7 @@ class Books:
 
 def read_books(root: Path) -> Books:
     """Return what the index says now; `sqlite3.Error` where it cannot be read."""
-    uri = f"file:{quote(str(Layout(root).index))}?mode=ro"
+    uri = f"file:{quote(str(CacheLayout(root).index))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None)) as db:
         db.execute("BEGIN")
         rows = db.execute("SELECT number, seq, state, samples, digest FROM shards").fetchall()

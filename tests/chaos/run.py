@@ -18,11 +18,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from growcache.cache.check import check
-from growcache.cache.files import Layout, allocated_tree
-from growcache.cache.findings import Finding
-from growcache.cache.index import read_index
-from growcache.cache.locks import is_held
+from growcache.cache.check import Finding, check
+from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.index.reader import read_index
+from growcache.cache.locks import is_locked
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CorruptShardError
 from growcache.loading.snapshot import Snapshot
@@ -480,8 +479,8 @@ class Chaos:
         if not self._service.alive:
             return
         code, running = self._service.stop()
-        layout = Layout(self._root)
-        held = [p.name for p in (layout.supervisor_lock, layout.samplers_lock) if is_held(p)]
+        layout = CacheLayout(self._root)
+        held = [p.name for p in (layout.supervisor_lock, layout.samplers_lock) if is_locked(p)]
         temporary = [str(p.relative_to(self._root)) for p in layout.incoming.iterdir()]
         temporary += [p.name for p in self._root.glob(".*.tmp")]
         found = self._findings()
@@ -543,7 +542,7 @@ class Chaos:
             self._begin_anew()
 
     def _flip_index(self, fault: Fault) -> str:
-        dice, layout = random.Random(fault.luck), Layout(self._root)
+        dice, layout = random.Random(fault.luck), CacheLayout(self._root)
         files = [p for p in self._root.glob("index.sqlite*") if p.suffix != ".sqlite-shm"]
         path = dice.choice(sorted(p for p in files if p.stat().st_size))
         before = content(layout)

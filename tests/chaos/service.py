@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 from growcache.cache.status import Status
 from tests.chaos.processes import is_running, samplers_of, send, spawn, wait_for_end
 
@@ -102,7 +102,7 @@ class Service:
     def status(self) -> Status | None:
         """Return what it last told; None before it did."""
         try:
-            return Status.from_json(Layout(self.root).status.read_bytes())
+            return Status.from_json(CacheLayout(self.root).status.read_bytes())
         except (OSError, ValueError, TypeError):
             return None
 

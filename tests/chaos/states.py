@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from growcache.cache.files import Layout, number_of
-from growcache.cache.index.rows import ShardState
+from growcache.cache.files import CacheLayout, shard_number
+from growcache.cache.index.schema import ShardState
 from growcache.cache.status import Status
 
 # In the order of a shard's life. "installing": renamed, and no row yet. "deleting": the row
@@ -62,7 +62,7 @@ def current(seen: Observation) -> tuple[str, ...]:
 
 def observe(root: Path) -> Observation:
     """Return what lies there now."""
-    layout = Layout(root)
+    layout = CacheLayout(root)
     try:
         reserved = Status.from_json(layout.status.read_bytes()).reserved_bytes
     except (OSError, ValueError, TypeError):
@@ -70,7 +70,9 @@ def observe(root: Path) -> Observation:
     return Observation(
         reserved_bytes=reserved,
         incoming=len(_names(layout.incoming)),
-        numbers=frozenset(n for p in _names(layout.shards) if (n := number_of(p)) is not None),
+        numbers=frozenset(
+            n for p in _names(layout.shards) if (n := shard_number(p)) is not None
+        ),
         states=_states(layout),
     )
 
@@ -82,7 +84,7 @@ def _names(directory: Path) -> list[Path]:
         return []
 
 
-def _states(layout: Layout) -> dict[int, int] | None:
+def _states(layout: CacheLayout) -> dict[int, int] | None:
     uri = f"file:{quote(str(layout.index))}?mode=ro"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=0.2)) as connection:
@@ -104,7 +106,7 @@ def _watching(directory: Path, mask: int) -> Iterator[int]:
 
 def wait_for_moment(root: Path, aim: str, seconds: float) -> bool:
     """Return when a file just entered the state that is aimed at; False where none did."""
-    layout = Layout(root)
+    layout = CacheLayout(root)
     if aim == "reserved":
         return _wait_for_promise(layout, seconds)
     if aim not in _EVENTS:
@@ -122,7 +124,7 @@ def wait_for_moment(root: Path, aim: str, seconds: float) -> bool:
     return False
 
 
-def _wait_for_promise(layout: Layout, seconds: float) -> bool:
+def _wait_for_promise(layout: CacheLayout, seconds: float) -> bool:
     """Wait for room that was promised while nothing is written: its sampler stands still."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.findings import Finding
-from growcache.cache.index import Totals
-from growcache.cache.index.rows import ShardState
-from growcache.cache.sidecar import DrawnFrom, Origins, Sidecar
+from growcache.cache.check import Finding
+from growcache.cache.index.schema import CacheTotals, ShardState
+from growcache.cache.sidecar import Origins, SampleOrigin, Sidecar
 from growcache.schema import Schema
 from tests.chaos import checks, schedule
 from tests.chaos.checks import Circumstances, Leftovers
@@ -80,8 +79,10 @@ def line(event: str, at: float = 110.0, **facts: object) -> Line:
 
 VIOLATIONS: dict[str, Callable[[], Sequence[str]]] = {
     "above the bound": lambda: checks.bound(Seen(over=((10, 11),))),
-    "samples vanish": lambda: checks.totals(Totals(drawn=10, samples=4, evicted_samples=5), 0),
-    "files vanish": lambda: checks.totals(Totals(lost_shards=1), 0),
+    "samples vanish": lambda: checks.totals(
+        CacheTotals(drawn=10, samples=4, evicted_samples=5), 0
+    ),
+    "files vanish": lambda: checks.totals(CacheTotals(lost_shards=1), 0),
     "a shard is damaged": lambda: checks.findings([Finding("error", 4, "digest")], {3}),
     "wrong, and nothing was flipped": lambda: checks.delivered_wrong(
         line("wrong", since=105.0, samples=1, heads=[]), Circumstances()
@@ -119,7 +120,7 @@ NONE: dict[str, Callable[[], Sequence[str]]] = {
         line("error", type="DataLossError", message="corrupted record", since=99.0),
         Circumstances([FLIP]),
     ),
-    "balanced": lambda: checks.totals(Totals(drawn=9, samples=4, evicted_samples=5), 0),
+    "balanced": lambda: checks.totals(CacheTotals(drawn=9, samples=4, evicted_samples=5), 0),
     "damaged on purpose": lambda: checks.findings([Finding("error", 3, "digest")], {3}),
     "clean": lambda: checks.stopped(Leftovers()),
     "a slow start of a busy machine": lambda: checks.restart(
@@ -169,7 +170,7 @@ def test_the_ledger_notices() -> None:
 
 def sidecar(digest: str, *objects: int) -> Sidecar:
     schema = Schema.of({"x": np.zeros(1)})
-    drawn = [DrawnFrom(key_name(n), None, 9, None, 0, 1, 4, 5) for n in objects]
+    drawn = [SampleOrigin(key_name(n), None, 9, None, 0, 1, 4, 5) for n in objects]
     origins = Origins.pack(drawn)
     return Sidecar("f", 0, 0, 5, 5, schema, len(drawn), 1, 8, 8, digest, origins)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from tests.cache.making import KINDS
 from tests.crash import tracing, work
 from tests.crash.tracing import Call, need_strace

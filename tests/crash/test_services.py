@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout
-from growcache.cache.index import IndexView, read_index
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView, read_index
 from growcache.errors import CacheMissingError
 from tests.crash import tracing
 from tests.crash.tracing import CHANGING, Call, need_strace
@@ -100,7 +100,7 @@ def test_a_sampler_killed_at_a_call(undisturbed: tuple[Path, str], some: int | N
         # The service starts its samplers with this "Python", the first one under strace.
         program = (
             f"import sys; sys.executable = {str(python)!r}\n"
-            "from growcache.service.cli import main; main()"
+            "from growcache.cli.cli import main; main()"
         )
         command = [sys.executable, "-c", program, "run", str(config), "--until-full"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
@@ -157,12 +157,12 @@ def _right(folder: Path, config: Path, where: str) -> None:
     assert view.totals.lost_shards == 0, where
     assert _files(root) == _files(folder / "whole" / "cache"), where
     assert check(root) == [], where
-    assert not list(Layout(root).incoming.iterdir()), where
+    assert not list(CacheLayout(root).incoming.iterdir()), where
 
 
 def _files(root: Path) -> dict[str, bytes]:
     """Every file of every shard, with its bytes."""
-    shards = Layout(root).shards
+    shards = CacheLayout(root).shards
     return {
         str(path.relative_to(shards)): path.read_bytes()
         for path in shards.rglob("*")

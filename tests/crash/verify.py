@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout, allocated_tree, number_of
+from growcache.cache.files import CacheLayout, allocated_tree, shard_number
 from growcache.cache.formats import open_shard
-from growcache.cache.identity import Identity
-from growcache.cache.index import IndexView, read_index
-from growcache.cache.locks import is_held
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.locks import is_locked
+from growcache.cache.recovery import LEASE_GRACE_SECONDS
+from growcache.cache.side_files import Identity
 from growcache.cache.status import read_status
-from growcache.cache.sweep import LEASE_GRACE_SECONDS
 from tests.cache.making import MAX_BYTES, add, equal, opened, samples_of
 
 START_SECONDS = 2.0
@@ -60,10 +60,10 @@ def verify(
 
 def verify_dead(root: Path, said: Told, where: str, max_bytes: int = MAX_BYTES) -> IndexView:
     """What readers see of the service that died is true, whatever lies about."""
-    layout = Layout(root)
+    layout = CacheLayout(root)
     if root.exists():
         assert allocated_tree(root) <= max_bytes, where
-    assert not is_held(layout.supervisor_lock), where
+    assert not is_locked(layout.supervisor_lock), where
     if not layout.index.exists():
         assert not said.committed, where
         assert said.issued < 0, where
@@ -84,7 +84,7 @@ def verify_shards(root: Path) -> None:
         if row.samples:
             assert view.schema is not None
             shard = open_shard(
-                Layout(root), row.number, row.samples, view.schema, view.cache_format
+                CacheLayout(root), row.number, row.samples, view.schema, view.cache_format
             )
             assert shard.digest() == row.digest
             assert all(map(equal, shard, samples_of(row.number, row.samples, view.schema)))
@@ -100,7 +100,7 @@ def verify_next(
     max_bytes: int = MAX_BYTES,
 ) -> None:
     """The next service goes on where the dead one was."""
-    _let_time_pass(Layout(root).leases)
+    _let_time_pass(CacheLayout(root).leases)
     began, worked = time.monotonic(), time.process_time()
     with opened(root, kind, resume_seconds=0, max_bytes=max_bytes) as cache:
         assert time.process_time() - worked < START_SECONDS, f"{where}: the start does too much"
@@ -109,7 +109,7 @@ def verify_next(
         live = {row.number for row in view.shards}
         assert {row.number for row in dead.shards} == live, where
         assert dead.totals.drawn_shards == totals.drawn_shards, where
-        assert {number_of(p) for p in layout.shards.iterdir()} == live, where
+        assert {shard_number(p) for p in layout.shards.iterdir()} == live, where
         assert not list(layout.incoming.iterdir()), where
         assert not list(root.glob(".*.tmp")), where
         assert not list(layout.leases.iterdir()), where

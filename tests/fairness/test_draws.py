@@ -12,17 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.config import SplitConfig
-from growcache.remote.catalog import Catalog
-from growcache.remote.formats.objects import Visit
-from growcache.remote.formats.rows import Grid
-from growcache.remote.store import Entry
-from growcache.sampling.draws import Draws, Ints, Sizing, Span
-from growcache.sampling.objects import Objects
+from growcache.formats.base import Visit
+from growcache.formats.rows import SampleGrid
+from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, StratifiedDraws
+from growcache.sampling.objects import Objects, Split
+from growcache.sampling.orders import Ints, TurnOrders
 from growcache.sampling.population import Population
-from growcache.sampling.strata import block_of, mixture, quotas, shares
-from growcache.sampling.stratified import Strata, StratifiedDraws, weighted
-from growcache.sampling.subsets import Subsets
-from growcache.sampling.turns import TurnOrders
+from growcache.sampling.sizing import Sizing
+from growcache.sampling.strata import (
+    block_draws,
+    block_quotas,
+    source_shares,
+    stratum_shares,
+    weighted_quotas,
+)
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 from tests.fairness.chance import agree, balanced, planted
 
 SEEDS = 60
@@ -39,7 +44,7 @@ def groups(draws: Draws | StratifiedDraws, numbers: range) -> Ints:
 
 def first_groups(seed: int, parts: int, count: int, *, replacement: bool = False) -> Ints:
     draws = Draws(seed, sizing(), replacement=replacement)
-    draws.add(Span(0, parts, 0))
+    draws.add(DrawnEdition(0, parts, 0))
     return groups(draws, range(count))
 
 
@@ -88,9 +93,9 @@ def test_a_growing_listing_favours_neither_old_nor_new() -> None:
     old, new, known = 0, 0, 20_000
     for seed in range(SEEDS):
         draws = Draws(seed, sizing())
-        draws.add(Span(0, known, 0))
+        draws.add(DrawnEdition(0, known, 0))
         before = len(groups(draws, range(24)))
-        draws.add(Span(1, 50_000, 24))
+        draws.add(DrawnEdition(1, 50_000, 24))
         drawn = groups(draws, range(24, 28))
         old, new = old + int((drawn < known).sum()), new + int((drawn >= known).sum())
     share = (known - before) / (50_000 - before)
@@ -105,7 +110,7 @@ def test_no_part_twice_before_all_were_drawn_however_the_listing_grows() -> None
         sizes = np.cumsum(rng.integers(50, 2000, 5)).tolist()
         draws, group, seen = Draws(seed, sizing(256)), 0, np.zeros(0, np.int64)
         for edition, parts in enumerate(sizes):
-            draws.add(Span(edition, parts, group))
+            draws.add(DrawnEdition(edition, parts, group))
             for _ in range(int(rng.integers(1, 12)) if parts != sizes[-1] else 1000):
                 if draws.round_of(group):
                     break
@@ -128,7 +133,7 @@ def test_no_part_twice_before_all_were_drawn_however_the_listing_grows() -> None
 def test_every_position_of_a_window_is_equally_likely(
     window: int, stride: int, pad: bool
 ) -> None:
-    rows, grid = 200, Grid(window, stride, pad=pad, random_phase=True)
+    rows, grid = 200, SampleGrid(window, stride, pad=pad, random_phase=True)
     counts = np.zeros(stride)
     for number in range(200_000):
         visit = Visit(0, 1, number % 50, number // 50)
@@ -160,7 +165,7 @@ def test_objects_come_as_often_as_their_weight(tmp_path: Path, by_objects: bool)
         counts = np.zeros(40)
         for seed in range(20):
             draws = Draws(seed, size, replacement=True)
-            draws.add(Span(0, total, 0))
+            draws.add(DrawnEdition(0, total, 0))
             drawn = groups(draws, range(20, 32))
             objects = np.searchsorted(source.starts(40), drawn, side="right") - 1
             counts += np.bincount(objects, minlength=40)
@@ -200,7 +205,7 @@ def test_objects_that_take_turns_are_alike_and_so_are_their_parts() -> None:
 def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> None:
     parts = np.array([50, 400, 2000])
     bounds = np.concatenate([[0], np.cumsum(parts)])
-    strata = Strata(
+    strata = EditionStrata(
         ("a", "b", "c"),
         parts,
         lambda stratum, local: bounds[stratum] + local,
@@ -209,12 +214,12 @@ def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> No
     )
     counts, within = np.zeros(3), np.zeros(20)
     for seed in range(20):
-        draws = StratifiedDraws(seed, sizing(), weighted(weights), lambda _: strata)
-        draws.add(Span(0, 2450, 0))
+        draws = StratifiedDraws(seed, sizing(), weighted_quotas(weights), lambda _: strata)
+        draws.add(DrawnEdition(0, 2450, 0))
         drawn = groups(draws, range(20, 32))
         counts += np.bincount(np.searchsorted(bounds, drawn, side="right") - 1)
         within += np.bincount((drawn[drawn >= 450] - 450) // 100, minlength=20)
-    wanted = quotas(shares(["a", "b", "c"], parts, weights))[::-1]
+    wanted = block_quotas(stratum_shares(["a", "b", "c"], parts, weights))[::-1]
     assert agree(counts[::-1], wanted)
     assert not agree(counts[::-1], planted(wanted))
     assert agree(within, np.ones(20))
@@ -246,7 +251,7 @@ def test_subsets_have_their_shares_of_the_groups() -> None:
     split = SplitConfig(fractions={"a": 0.5, "b": 0.3, "c": 0.2}, use="a")
     counts = np.zeros(3)
     for seed in range(4):
-        subsets = Subsets(split.model_copy(update={"seed": seed}))
+        subsets = Split(split.model_copy(update={"seed": seed}))
         counts += np.bincount(subsets.places([f"sub-{n}" for n in range(60_000)]), minlength=3)
     assert agree(counts, [0.5, 0.3, 0.2])
     assert not agree(counts, planted([0.5, 0.3, 0.2]))
@@ -258,7 +263,7 @@ def test_samples_come_by_the_weights_however_many_a_visit_brings(
 ) -> None:
     count = len(weights)
     per_visit = np.array(data.draw(st.lists(st.floats(1, 50), min_size=count, max_size=count)))
-    wanted = mixture(weights, np.ones(count, np.int64), per_visit)
-    visits = quotas(wanted, block_of(wanted))
+    wanted = source_shares(weights, np.ones(count, np.int64), per_visit)
+    visits = block_quotas(wanted, block_draws(wanted))
     samples = visits * per_visit / (visits * per_visit).sum()
     np.testing.assert_allclose(samples, np.array(weights) / sum(weights), rtol=0.01, atol=2e-3)

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.store import Entry
-from growcache.sampling.allowance import Visited
 from growcache.sampling.dispatch import IN_TURN_SECONDS
-from growcache.sampling.draws import RAMP_END
 from growcache.sampling.fill import encode_group
-from growcache.sampling.messages import Permit, Stop
-from growcache.sampling.sizing import ALIKE, group_shards
+from growcache.sampling.messages import PartVisit, Permit
+from growcache.sampling.sampler_limits import VisitResult
+from growcache.sampling.sizing import ALIKE, RAMP_END, shards_per_group
 from growcache.schema import Schema
+from growcache.store.contract import Entry
 from tests.sampling.services import run, service, wait_until, write_config
 
 SCHEMA = Schema.of({"x": np.zeros(2, np.int64)})
@@ -35,11 +34,11 @@ def test_no_shard_has_more_of_an_object_than_the_group_can_help(
     counts: list[int], max_bytes: int
 ) -> None:
     visit = max(1, max(counts))
-    shards = group_shards(visit, max_bytes)
-    stops = tuple(Stop(Entry(f"k{n}", 1, None, 0.0), 0, 1) for n in range(len(counts)))
+    shards = shards_per_group(visit, max_bytes)
+    stops = tuple(PartVisit(Entry(f"k{n}", 1, None, 0.0), 0, 1) for n in range(len(counts)))
     permit = Permit("p", 0, 0, 0, tuple(range(shards)), stops)
     visited = [
-        Visited(
+        VisitResult(
             [{"x": np.array([n, i])} for i in range(count)], [(i, i + 1) for i in range(count)]
         )
         for n, count in enumerate(counts)

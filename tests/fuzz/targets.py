@@ -20,29 +20,28 @@ import google_crc32c
 import numpy as np
 import orjson
 
-from growcache.cache.beside import read_editions, read_issued
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout, checksummed_json
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.formats.headers import header
-from growcache.cache.formats.wire import crc_bytes, frame
-from growcache.cache.guarded import guarded
-from growcache.cache.identity import Identity
-from growcache.cache.leases import MAGIC, _parse
+from growcache.cache.formats.encoding import masked_crc_bytes, record_head
+from growcache.cache.formats.encoding import npy_header as encode_npy_header
+from growcache.cache.lease_views import MAGIC, _parse_lease
+from growcache.cache.side_files import Identity, read_editions, read_issued
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status
-from growcache.config import load_config
+from growcache.config_text import load_config
 from growcache.errors import CacheError, ConfigError, CorruptShardError, FormatError, StoreError
+from growcache.formats import lmdb, open_format
+from growcache.formats.base import Visit
+from growcache.formats.image import decode_image, image_kind
+from growcache.formats.npy import parse_npy_header
 from growcache.pickles import unpickle_arrays
-from growcache.remote.answers import explain, read_answer
-from growcache.remote.catalog import Catalog
-from growcache.remote.formats import Visit, lmdb_few, open_format
-from growcache.remote.formats.image import decode_image, image_kind
-from growcache.remote.formats.npy import parse_header
-from growcache.remote.odd_keys import is_odd
-from growcache.remote.store import Entry, nameable
-from growcache.remote.urls import parse_url, redact
 from growcache.schema import Field, Schema
-from growcache.secrecy import hide, public_url
+from growcache.secrecy import hide_secrets, url_without_secrets
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+from growcache.store.store import storable_entries
+from growcache.store.store_errors import read_obstore_error, store_error
+from growcache.store.urls import is_unsupported_key, parse_url, redact
 from growcache.usercode import printable
 from tests.remote.held import Held
 
@@ -66,7 +65,7 @@ def folder() -> Iterator[Path]:
 def npy_header(data: bytes) -> None:
     for size in SIZES:
         with contextlib.suppress(FormatError):
-            found = parse_header(data, Held(data, size=size).entry)
+            found = parse_npy_header(data, Held(data, size=size).entry)
             assert all(n >= 0 for n in found.shape)
             assert not found.dtype.hasobject
 
@@ -110,8 +109,8 @@ def lmdb_values(data: bytes) -> None:
         first % 4
     ]
     visit = Visit(first >> 6, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
-    leaves = 1 if first & 8 else lmdb_few.LEAVES  # how many are too few to choose among
-    with mock.patch.object(lmdb_few, "LEAVES", leaves):
+    leaves = 1 if first & 8 else lmdb.RANDOM_LEAVES  # how many are too few to choose among
+    with mock.patch.object(lmdb, "RANDOM_LEAVES", leaves):
         _visited("lmdb", options, Held(data[1:]), visit)
 
 
@@ -204,7 +203,7 @@ def _summed(data: bytes) -> bytes:
 
 
 def _framed(data: bytes) -> bytes:
-    return frame(len(data)) + data + crc_bytes(google_crc32c.value(data))
+    return record_head(len(data)) + data + masked_crc_bytes(google_crc32c.value(data))
 
 
 def image(data: bytes) -> None:
@@ -236,7 +235,7 @@ def lease(data: bytes) -> None:
     head, _, states = data.partition(b"\0")
     framed = MAGIC + struct.pack("<I", len(head)) + head + b"\0" + states
     for written in (data, framed):
-        found = _parse(Path("a.lease"), written, True)
+        found = _parse_lease(Path("a.lease"), written, True)
         if found is not None:
             assert len(found.numbers) == len(found.states)
             assert all(n >= 0 for n in (*found.holding(), *found.unread(), *found.used()))
@@ -271,15 +270,15 @@ def notes(data: bytes) -> None:
         status = Status.from_json(data)
         status.to_json()
     with folder() as here:
-        layout = Layout(here)
+        layout = CacheLayout(here)
         layout.editions.write_bytes(data)
         layout.issued.write_bytes(data)
         assert read_issued(layout) is None
         assert read_editions(layout) is None
         with contextlib.suppress(orjson.JSONDecodeError):
             found = orjson.loads(data)
-            layout.editions.write_bytes(guarded({"editions": found}))
-            layout.issued.write_bytes(guarded({"issued": found}))
+            layout.editions.write_bytes(checksummed_json({"editions": found}))
+            layout.issued.write_bytes(checksummed_json({"issued": found}))
             read_editions(layout)
             read_issued(layout)
 
@@ -315,10 +314,10 @@ def _content(data: bytes, suffix: str, all_: bytes) -> bytes:
     columns = {".offsets.npy": {0: 0, 1: 4, 2: 4}[all_[0] % 3]}.get(suffix, 0)
     samples = all_[1] % 5
     if not columns:
-        return header("<i8", (samples + 1,)) + data[: 8 * (samples + 1)].ljust(
+        return encode_npy_header("<i8", (samples + 1,)) + data[: 8 * (samples + 1)].ljust(
             8 * samples + 8, b"\0"
         )
-    return header("<i8", (samples, columns)) + data[: 8 * samples * columns].ljust(
+    return encode_npy_header("<i8", (samples, columns)) + data[: 8 * samples * columns].ljust(
         8 * samples * columns, b"\0"
     )
 
@@ -337,7 +336,7 @@ def config(data: bytes) -> None:
 def url(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     redact(text)
-    assert public_url(public_url(text)) == public_url(text)
+    assert url_without_secrets(url_without_secrets(text)) == url_without_secrets(text)
     with contextlib.suppress(ConfigError):
         found = parse_url(text)
         assert found.prefix == "" or found.prefix.endswith("/")
@@ -352,23 +351,23 @@ def listing(data: bytes) -> None:
         key, _, etag = line.partition("\t")
         size = int(etag) if etag.isdecimal() and len(etag) < 40 else number
         entries.append(Entry(key, size, etag or None, None, number % 2))
-    kept = nameable(entries)
+    kept = storable_entries(entries)
     with folder() as here, Catalog.open(here / "c") as found:
         found.append(kept)
         found.flush()
         again = found.entries(range(len(found)))
         assert {(e.store, e.key) for e in again} == {(e.store, e.key) for e in kept}
         for entry in again:
-            is_odd(entry.key)
+            is_unsupported_key(entry.key)
             assert printable(entry.key).isprintable()
     assert list(FOLDER.glob("growcache-fuzz-*/../evil*")) == []
 
 
 def answer(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    found = explain(read_answer(OSError(text)), "s3://b/", text[:20])
+    found = store_error(read_obstore_error(OSError(text)), "s3://b/", text[:20])
     assert isinstance(found, StoreError | ConfigError)
-    hide(str(found))
+    hide_secrets(str(found))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

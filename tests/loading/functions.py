@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from growcache.errors import CacheError
-from growcache.loading import borrowed
+from growcache.loading import shared_memory
 from growcache.schema import Origin, Sample
 
 
@@ -119,5 +119,5 @@ class Deafening:
 
         with suppress(FileExistsError):
             os.mkdir(self.flag)  # noqa: PTH102
-            vars(borrowed)["map_shared"] = refuse
+            vars(shared_memory)["map_shared"] = refuse
         return {"id": sample["id"], "large": np.zeros((130, 128))}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from growcache.loading.ahead import Hand
+from growcache.threads import DaemonThread
 
 
 class Thing:
@@ -17,14 +17,14 @@ class Thing:
 
 
 @pytest.fixture
-def hand() -> Iterator[Hand]:
-    hand = Hand("test")
+def hand() -> Iterator[DaemonThread]:
+    hand = DaemonThread("test")
     yield hand
     hand.close()
     assert "growcache-test" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_calls_are_made_in_order_by_one_thread(hand: Hand) -> None:
+def test_calls_are_made_in_order_by_one_thread(hand: DaemonThread) -> None:
     calls = [hand.ahead(threading.get_ident) for _ in range(5)]
     assert len({call.result() for call in calls}) == 1
     made: list[int] = []
@@ -33,7 +33,7 @@ def test_calls_are_made_in_order_by_one_thread(hand: Hand) -> None:
     assert made == list(range(5))
 
 
-def test_nothing_waits_for_the_call_but_who_wants_its_result(hand: Hand) -> None:
+def test_nothing_waits_for_the_call_but_who_wants_its_result(hand: DaemonThread) -> None:
     begin, end = threading.Event(), threading.Event()
 
     def call() -> str:
@@ -47,7 +47,7 @@ def test_nothing_waits_for_the_call_but_who_wants_its_result(hand: Hand) -> None
     assert [ahead.result(), ahead.result()] == ["done", "done"]
 
 
-def test_an_error_is_raised_where_the_result_is_asked_for(hand: Hand) -> None:
+def test_an_error_is_raised_where_the_result_is_asked_for(hand: DaemonThread) -> None:
     failed = hand.ahead(lambda: "".index("x"))
     for _ in range(2):
         with pytest.raises(ValueError, match="not found"):
@@ -55,7 +55,7 @@ def test_an_error_is_raised_where_the_result_is_asked_for(hand: Hand) -> None:
     assert hand.ahead(lambda: 1).result() == 1
 
 
-def test_nothing_is_kept_of_a_call_that_is_over(hand: Hand) -> None:
+def test_nothing_is_kept_of_a_call_that_is_over(hand: DaemonThread) -> None:
     given = Thing()
     kept = hand.ahead(lambda given=given: (given, Thing()))  # type: ignore[misc]
     seen = [weakref.ref(thing) for thing in kept.result()]
@@ -66,7 +66,7 @@ def test_nothing_is_kept_of_a_call_that_is_over(hand: Hand) -> None:
 
 
 def test_a_thread_that_cannot_start_is_an_error_each_time(
-    hand: Hand, monkeypatch: pytest.MonkeyPatch
+    hand: DaemonThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -79,7 +79,7 @@ def test_a_thread_that_cannot_start_is_an_error_each_time(
     assert hand.ahead(int).result() == 0
 
 
-def test_who_does_not_want_to_wait_makes_the_call(hand: Hand) -> None:
+def test_who_does_not_want_to_wait_makes_the_call(hand: DaemonThread) -> None:
     begin, made = threading.Event(), list[int]()
     busy = hand.ahead(lambda: begin.wait(10))
     ahead = hand.ahead(lambda: made.append(threading.get_ident()))

@@ -16,13 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.cache.formats import mapped
 from growcache.errors import CacheError
-from growcache.loading import arena
-from growcache.loading.arena import Arena
-from growcache.loading.borrowed import Borrowed
-from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferPool, Bytes
-from growcache.loading.orders import Stop
-from growcache.loading.wire import Frame, Wire, pair
+from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferBytes, BufferPool
+from growcache.loading.child_process import Message, MessageSocket, StopCommand, socket_pair
+from growcache.loading.shared_memory import SharedReceiver, SharedSender
 from tests.forked import fork
 
 SIZE = RECYCLE_BYTES
@@ -32,13 +30,13 @@ class Ends:
     """Both sides in one process; what is filled is full of its number."""
 
     def __init__(self, keep: int = 12) -> None:
-        ours, theirs = pair()
-        self.out, self.into = Wire(ours), Wire(theirs)
-        self.arena, self.borrowed = Arena(), Borrowed()
+        ours, theirs = socket_pair()
+        self.out, self.into = MessageSocket(ours), MessageSocket(theirs)
+        self.arena, self.borrowed = SharedSender(), SharedReceiver()
         self.pool = BufferPool(SIZE, keep, self.arena.allocate)
         self.sent = 0
 
-    def pass_on(self) -> Bytes:
+    def pass_on(self) -> BufferBytes:
         """Fill a buffer, and return it as it arrives."""
         self.arena.returned(*self.borrowed.take_back())
         self.sent += 1
@@ -46,7 +44,7 @@ class Ends:
         memory[:] = self.sent % 251
         self.arena.send(self.out, {"x": memory.view(np.float32)})
         del memory
-        arrived: Bytes = self.borrowed.receive(self.into)["x"].view(np.uint8)
+        arrived: BufferBytes = self.borrowed.receive(self.into)["x"].view(np.uint8)
         assert (arrived == self.sent % 251).all()
         return arrived
 
@@ -64,7 +62,7 @@ def ends() -> Iterator[Ends]:
 
 def test_who_delivers_is_told_that_nothing_comes(ends: Ends) -> None:
     arrived = ends.pass_on()
-    ends.out.send(Frame(Stop()))
+    ends.out.send(Message(StopCommand()))
     with pytest.raises(EOFError):
         ends.borrowed.receive(ends.into)
     assert arrived[0] == 1
@@ -98,21 +96,21 @@ def test_a_dropped_buffer_is_filled_again(ends: Ends) -> None:
 
 
 def test_who_takes_anothers_place_is_reached_by_what_goes_round() -> None:
-    arena = Arena()
+    arena = SharedSender()
     pool = BufferPool(SIZE, 12, arena.allocate)
     for _ in range(3):
-        ours, theirs = map(Wire, pair())
+        ours, theirs = map(MessageSocket, socket_pair())
         memory = pool.take()
         assert arena.reaches(ours, memory)
         arena.send(ours, memory, lend=False)
-        assert len(Borrowed().receive(theirs)) == SIZE
+        assert len(SharedReceiver().receive(theirs)) == SIZE
         del memory
         arena.forget(ours)
         ours.close()
         theirs.close()
 
 
-VIEWS: dict[str, Callable[[Bytes], Any]] = {
+VIEWS: dict[str, Callable[[BufferBytes], Any]] = {
     "itself": lambda b: b,
     "slice": lambda b: b[5:6],
     "view of a view": lambda b: b.view(np.float32).reshape(-1, 4)[3],
@@ -122,7 +120,7 @@ VIEWS: dict[str, Callable[[Bytes], Any]] = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_any_view_keeps_a_buffer(ends: Ends, view: Callable[[Bytes], Any]) -> None:
+def test_any_view_keeps_a_buffer(ends: Ends, view: Callable[[BufferBytes], Any]) -> None:
     held = view(ends.pass_on())
     before = np.asarray(held).copy()
     for _ in range(20):
@@ -165,7 +163,7 @@ def test_what_the_user_writes_into_a_batch_is_seen_in_no_other(ends: Ends) -> No
     steps=st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40),
 )
 def test_what_is_kept_never_changes(keep: int, steps: list[tuple[int, bool]]) -> None:
-    ends, held = Ends(keep), list[tuple[int, Bytes]]()
+    ends, held = Ends(keep), list[tuple[int, BufferBytes]]()
     for drop, hold in steps:
         arrived = ends.pass_on()
         if hold:
@@ -225,7 +223,7 @@ def resident() -> int:
 
 
 def test_a_small_batch_after_a_large_one_takes_little_memory() -> None:
-    pool = BufferPool(allocate=Arena().allocate)
+    pool = BufferPool(allocate=SharedSender().allocate)
     large = pool.take(64 * SIZE)
     before = resident()
     small = pool.take(4 * SIZE)
@@ -251,13 +249,13 @@ def test_maps_and_descriptors_go_with_both_sides() -> None:
 def test_a_buffer_that_cannot_be_made_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(descriptor: int, nbytes: int) -> Bytes:
+    def refuse(descriptor: int, nbytes: int) -> BufferBytes:
         raise CacheError("no room for another map")
 
-    monkeypatch.setattr(arena, "map_shared", refuse)
+    monkeypatch.setattr(mapped, "map_shared", refuse)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(CacheError):
-        Arena().allocate(SIZE, None)
+        SharedSender().allocate(SIZE, None)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -281,9 +279,9 @@ def test_what_a_forked_child_sees_is_not_filled_again(ends: Ends) -> None:
 
 
 def test_who_takes_the_place_of_one_that_died_is_no_other_reader() -> None:
-    arena, before = Arena(), descriptors()
-    first, second, third = (pair() for _ in range(3))
-    out = [Wire(ours) for ours, _ in (first, second, third)]
+    arena, before = SharedSender(), descriptors()
+    first, second, third = (socket_pair() for _ in range(3))
+    out = [MessageSocket(ours) for ours, _ in (first, second, third)]
     memory = arena.allocate(SIZE, [], readers=2)
     arena.send(out[0], memory, lend=False)
     arena.forget(out[0])
@@ -312,7 +310,7 @@ def test_what_is_used_once_keeps_no_descriptor_when_it_is_filled(ends: Ends) -> 
 
 
 def test_a_forked_child_lets_go_of_memory_whatever_another_thread_did() -> None:
-    arena = Arena()
+    arena = SharedSender()
     held = [arena.allocate(SIZE, None)]
     taken, end = threading.Event(), threading.Event()
 

@@ -18,12 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading import choice, gather
-from growcache.loading.choice import Totals, keeps_process, wants_process
-from growcache.loading.chooser import Chooser
-from growcache.loading.epochs import Engine
+from growcache.loading import gather, stages
+from growcache.loading.channel import Stage
+from growcache.loading.epochs import Consumer
 from growcache.loading.options import Gather
-from growcache.loading.sources import Source
+from growcache.loading.stages import GatherChooser, LoopTimes, keeps_process, wants_process
 from growcache.numpy import EpochLoader
 from tests.conftest import loading_threads
 from tests.filled import Filled
@@ -35,44 +34,46 @@ shares = st.floats(0, 1)
 
 
 @st.composite
-def measured(draw: st.DrawFn) -> Totals:
+def measured(draw: st.DrawFn) -> LoopTimes:
     seconds, making = draw(st.floats(1, 100)), draw(st.floats(1e-3, 100))
     batches, computed = draw(st.integers(4, 10_000)), making * draw(shares)
-    return Totals(seconds, batches, making, computed, seconds * draw(shares))
+    return LoopTimes(seconds, batches, making, computed, seconds * draw(shares))
 
 
 @given(measured(), st.integers(1, 64))
-def test_a_process_is_wanted_where_the_thread_stands_still(found: Totals, cores: int) -> None:
+def test_a_process_is_wanted_where_the_thread_stands_still(
+    found: LoopTimes, cores: int
+) -> None:
     stalled = found.making_seconds - found.computed_seconds
-    of_its_own = stalled / found.making_seconds >= choice.LEAST_STALLED_SHARE
-    of_the_loops = stalled / found.seconds >= choice.LEAST_STALLED_TIME
+    of_its_own = stalled / found.making_seconds >= stages.MIN_STALLED_SHARE
+    of_the_loops = stalled / found.seconds >= stages.MIN_STALLED_TIME
     wanted = cores > 1 and of_its_own and of_the_loops
-    assert wants_process([found] * choice.TRIALS, cores) == wanted
+    assert wants_process([found] * stages.TRIALS, cores) == wanted
 
 
-FREE, STALLED = Totals(1.0, 100, 0.3, 0.29), Totals(1.0, 100, 0.3, 0.03)
+FREE, STALLED = LoopTimes(1.0, 100, 0.3, 0.29), LoopTimes(1.0, 100, 0.3, 0.03)
 
 
 @given(st.permutations([FREE] * 2 + [STALLED] * 3), st.permutations([FREE] * 3 + [STALLED] * 2))
-def test_most_of_the_trials_must_agree(most: list[Totals], few: list[Totals]) -> None:
+def test_most_of_the_trials_must_agree(most: list[LoopTimes], few: list[LoopTimes]) -> None:
     assert wants_process(most, 2)
     assert not wants_process(few, 2)
-    assert not wants_process([STALLED] * (choice.TRIALS - 1), 2)
+    assert not wants_process([STALLED] * (stages.TRIALS - 1), 2)
 
 
 @given(measured())
-def test_what_computes_all_the_time_or_has_little_to_do_stays(found: Totals) -> None:
+def test_what_computes_all_the_time_or_has_little_to_do_stays(found: LoopTimes) -> None:
     for quiet in (
-        Totals(found.seconds, found.batches, 1.0, 0.95),
-        Totals(found.seconds, found.batches, 0.01, 0.0),
-        Totals(found.seconds, found.batches),
+        LoopTimes(found.seconds, found.batches, 1.0, 0.95),
+        LoopTimes(found.seconds, found.batches, 0.01, 0.0),
+        LoopTimes(found.seconds, found.batches),
     ):
-        assert not wants_process([quiet] * choice.TRIALS, 64)
+        assert not wants_process([quiet] * stages.TRIALS, 64)
 
 
-def loop(computes: float, loses: float) -> Totals:
+def loop(computes: float, loses: float) -> LoopTimes:
     """A trial of 100 batches with so much computed and lost for each."""
-    return Totals(100 * (computes + loses), 100, loop_seconds=100 * computes)
+    return LoopTimes(100 * (computes + loses), 100, loop_seconds=100 * computes)
 
 
 @given(st.floats(1e-4, 1), shares, shares, st.floats(0.5, 2))
@@ -82,8 +83,8 @@ def test_what_loses_less_stays_however_fast_the_machine_is(
     by_thread = loop(step, before * step)
     by_process = loop(step * machine, after * step)
     gain = (before - after) / (1 + before)
-    if abs(gain - choice.LEAST_GAIN) > 1e-6:
-        assert keeps_process([by_thread], [by_process]) == (gain > choice.LEAST_GAIN)
+    if abs(gain - stages.MIN_GAIN) > 1e-6:
+        assert keeps_process([by_thread], [by_process]) == (gain > stages.MIN_GAIN)
 
 
 def test_two_strange_trials_of_five_decide_nothing() -> None:
@@ -95,8 +96,8 @@ def test_two_strange_trials_of_five_decide_nothing() -> None:
 
 
 @given(measured(), measured())
-def test_totals_subtract(one: Totals, other: Totals) -> None:
-    both = Totals(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+def test_totals_subtract(one: LoopTimes, other: LoopTimes) -> None:
+    both = LoopTimes(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
     assert both.since(one).batches == other.batches
     assert both.since(one).batch_seconds == pytest.approx(other.batch_seconds)
     assert both.since(one).loop_seconds == pytest.approx(other.loop_seconds, abs=1e-9)
@@ -106,19 +107,19 @@ def test_another_thread_that_takes_the_batches_begins_a_trial_anew(
     eager: pytest.MonkeyPatch,
 ) -> None:
     """The time that the loop's thread computes is not that of another."""
-    eager.setattr(choice, "TRIAL_SECONDS", 1.0)
-    chooser, source = Chooser("auto", possible=True), Mock(kind="thread")
-    eager.setattr(choice, "wants_process", lambda trials, cores: tried.extend(trials))
-    tried: list[Totals] = []
-    one, other = Totals(0, 0, 0, 0, 100.0), Totals(1.1, 10, 1, 0, 2.0)
+    eager.setattr(stages, "TRIAL_SECONDS", 1.0)
+    chooser, source = GatherChooser("auto", possible=True), Mock(kind="thread")
+    eager.setattr(stages, "wants_process", lambda trials, cores: tried.extend(trials))
+    tried: list[LoopTimes] = []
+    one, other = LoopTimes(0, 0, 0, 0, 100.0), LoopTimes(1.1, 10, 1, 0, 2.0)
     chooser.look(source, one, Mock())
     thread = threading.Thread(target=chooser.look, args=(source, other, Mock()))
     thread.start()
     thread.join()
     assert tried == []
-    chooser.look(source, Totals(9, 20, 2, 0, 101.0), Mock())
-    chooser.look(source, Totals(11, 40, 3, 0, 102.5), Mock())
-    assert tried == [Totals(2, 20, 1, 0, 1.5)]
+    chooser.look(source, LoopTimes(9, 20, 2, 0, 101.0), Mock())
+    chooser.look(source, LoopTimes(11, 40, 3, 0, 102.5), Mock())
+    assert tried == [LoopTimes(2, 20, 1, 0, 1.5)]
 
 
 class Trials:
@@ -126,18 +127,18 @@ class Trials:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started = Mock()
-        monkeypatch.setattr("growcache.loading.chooser.Child", self.started)
+        monkeypatch.setattr("growcache.loading.stages.Child", self.started)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-        self.chooser = Chooser("auto", possible=True)
+        self.chooser = GatherChooser("auto", possible=True)
         self.source: Any = Mock(kind="thread", halted=None)
-        self._now = Totals()
+        self._now = LoopTimes()
         self._look()
 
-    def go_on(self, trial: Totals, seconds: float) -> None:
+    def go_on(self, trial: LoopTimes, seconds: float) -> None:
         """Repeat a trial for so long, and cross over where the chooser wants to."""
         for _ in range(round(seconds / trial.seconds)):
             pairs = zip(astuple(self._now), astuple(trial), strict=True)
-            self._now = Totals(*(a + b for a, b in pairs))
+            self._now = LoopTimes(*(a + b for a, b in pairs))
             self._look()
             if self.source.halt.called:
                 self.source.halted = Mock()
@@ -149,7 +150,7 @@ class Trials:
         self.chooser.look(self.source, self._now, Mock(return_value=process))
 
 
-BUSY, HELPED = Totals(0.5, 100, 0.3, 0.03, 0.4), Totals(0.5, 100, 0.0, 0.0, 0.49)
+BUSY, HELPED = LoopTimes(0.5, 100, 0.3, 0.03, 0.4), LoopTimes(0.5, 100, 0.0, 0.0, 0.49)
 
 
 def test_a_process_that_helps_stays_though_others_used_the_machine_when_it_began(
@@ -174,7 +175,7 @@ def test_a_process_that_did_not_help_is_tried_again_later(
     loop.go_on(BUSY, 20.0)
     assert loop.started.call_count == 2
     loop.go_on(BUSY, 1000.0)
-    assert loop.started.call_count == choice.TRIES
+    assert loop.started.call_count == stages.TRIES
     assert (loop.source.kind, loop.chooser.settled) == ("thread", True)
 
 
@@ -207,12 +208,12 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """It crosses over as soon as it can."""
-    monkeypatch.setattr(choice, "TRIAL_SECONDS", 0.0)
-    monkeypatch.setattr(choice, "TRIALS", 2)
-    monkeypatch.setattr(choice, "MOST_TRIALS", 2)
-    monkeypatch.setattr(choice, "LEAST_BATCHES", 1)
-    monkeypatch.setattr(choice, "LEAST_STALLED_SHARE", -1.0)
-    monkeypatch.setattr(choice, "LEAST_STALLED_TIME", -1.0)
+    monkeypatch.setattr(stages, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(stages, "TRIALS", 2)
+    monkeypatch.setattr(stages, "MAX_TRIALS", 2)
+    monkeypatch.setattr(stages, "MIN_BATCHES", 1)
+    monkeypatch.setattr(stages, "MIN_STALLED_SHARE", -1.0)
+    monkeypatch.setattr(stages, "MIN_STALLED_TIME", -1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     return monkeypatch
 
@@ -293,7 +294,7 @@ def test_crossing_over_changes_nothing_that_is_delivered(
 ) -> None:
     shape, options = CASES[case]
     eager.setattr(gather, "BLOCK_BATCHES", 2)  # here, not there
-    eager.setattr(choice, "keeps_process", lambda by_thread, by_process: stays)
+    eager.setattr(stages, "keeps_process", lambda by_thread, by_process: stays)
     cache = make_cache(shape=shape)
     cache.add(*range(12))
     changes = ["thread", "process"] + ["thread"] * (not stays)
@@ -325,13 +326,13 @@ def test_a_thread_that_waits_for_its_turn_to_go_on_ends_with_the_loader(
     """It passes on what the process makes; there is room for a few blocks, and nobody takes them."""
     cache = make_cache()
     cache.add(*range(12))
-    crossed, cross = list[bool](), Engine._cross
+    crossed, cross = list[bool](), Consumer._cross
 
-    def note(engine: Engine, *of: Any) -> Source:
+    def note(engine: Consumer, *of: Any) -> Stage:
         crossed.append(True)
         return cross(engine, *of)
 
-    eager.setattr(Engine, "_cross", note)
+    eager.setattr(Consumer, "_cross", note)
     loader = EpochLoader(
         cache.root, batch_size=2, min_samples=1, batch_transform=lambda batch: batch
     )

@@ -21,26 +21,26 @@ import numpy as np
 import pytest
 
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.leases import Lease, read_leases
+from growcache.cache.lease_views import read_leases
+from growcache.cache.leases import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import blocks, gather, plan, producer, timing
-from growcache.loading.ahead import Hand
-from growcache.loading.blocks import Assembler, Batch, Block
-from growcache.loading.epochs import Engine
+from growcache.loading import gather, passes, plan, producer
+from growcache.loading.blocks import Batch, Block, BlockAssembler
+from growcache.loading.channel import Failure, QueuedStage
+from growcache.loading.epochs import Consumer
 from growcache.loading.framework import NUMPY, Framework
-from growcache.loading.links import Failure
+from growcache.loading.gather_process import ProcessStage
 from growcache.loading.options import LoaderOptions
-from growcache.loading.process import ProcessSource
-from growcache.loading.ranks import Ranks
+from growcache.loading.plan import Ranks
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.sources import Queued
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
+from growcache.threads import DaemonThread
 from tests.filled import open_leases
 from tests.forked import fork
 from tests.ragged import ragged_cache
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., Consumer]
 IsItem = Callable[[FrameType, str, Any], bool]
 
 
@@ -53,11 +53,11 @@ def threads() -> list[str]:
 
 @pytest.fixture
 def engine() -> Iterator[MakeEngine]:
-    made: list[Engine] = []
+    made: list[Consumer] = []
 
-    def make(cache: Any, **options: Any) -> Engine:
+    def make(cache: Any, **options: Any) -> Consumer:
         options = {"batch_size": 8, "min_samples": 1, **options}
-        made.append(Engine(LoaderOptions(path=cache.root, **options)))
+        made.append(Consumer(LoaderOptions(path=cache.root, **options)))
         return made[-1]
 
     yield make
@@ -162,7 +162,7 @@ def test_what_comes_while_an_epoch_lasts_is_in_the_next_one(
     cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache of one window, of which a batch was delivered: its snapshot is not taken yet."""
-    monkeypatch.setattr(timing, "is_due", due := Due(2000))
+    monkeypatch.setattr(passes, "is_due", due := Due(2000))
     cache.add(*range(40), samples=100)
     loader = engine(cache, drop_last=False)
     epoch = loader.epoch()
@@ -179,8 +179,8 @@ def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
 ) -> None:
     # So the thread is not through with the pass before the loop is.
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(producer, "MOST_AHEAD", 2)
-    monkeypatch.setattr(timing, "is_due", due := Due(1000))
+    monkeypatch.setattr(producer, "MAX_BLOCKS_AHEAD", 2)
+    monkeypatch.setattr(passes, "is_due", due := Due(1000))
     cache.add(*range(40), samples=100)
     loader = engine(cache, samples_per_epoch=400)
     found: list[int] = []
@@ -296,7 +296,7 @@ def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) 
 
 
 @pytest.mark.mutant(
-    25, "growcache.loading.passes:Walk._begin_pass_ahead.prepare", "self._close_left()", ""
+    25, "growcache.loading.passes:Passes._begin_pass_ahead.prepare", "self._close_left()", ""
 )
 def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
     cache: Any, engine: MakeEngine
@@ -325,23 +325,23 @@ def test_a_pass_that_is_over_keeps_no_lease_where_all_of_the_next_one_is_made(
     assert settled(lambda: len(open_leases(cache.root)) == 1)
 
 
-def items(loader: Engine) -> Any:
+def items(loader: Consumer) -> Any:
     """What a thread has made, and the loop has not received."""
     source: Any = loader._source
     return source._items
 
 
 @pytest.mark.mutant(
-    25, "growcache.loading.passes:Walk._close_left", "self._closing", "ExitStack()"
+    25, "growcache.loading.passes:Passes._close_left", "self._closing", "ExitStack()"
 )
 def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
     cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So it is at blocks of the next epoch when the loop is through with one.
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(producer, "MOST_AHEAD", 2)
+    monkeypatch.setattr(producer, "MAX_BLOCKS_AHEAD", 2)
     monkeypatch.setattr(
-        timing, "is_due", lambda *_: True
+        passes, "is_due", lambda *_: True
     )  # the next snapshot, as an epoch begins
     cache.add(*range(10))
     closing, taken, most = threading.Event(), threading.Event(), [0]
@@ -378,18 +378,18 @@ def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
 def rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each block that is made from now on."""
     found: list[int] = []
-    finish = Assembler.finish
+    finish = BlockAssembler.finish
 
-    def noted(assembler: Assembler, epoch: int) -> Block:
+    def noted(assembler: BlockAssembler, epoch: int) -> Block:
         block = finish(assembler, epoch)
         found.append(block.rows)
         return block
 
-    monkeypatch.setattr(Assembler, "finish", noted)
+    monkeypatch.setattr(BlockAssembler, "finish", noted)
     return found
 
 
-def has_made(loader: Engine, least: int) -> bool:
+def has_made(loader: Consumer, least: int) -> bool:
     return bool(items(loader).qsize() >= least)
 
 
@@ -430,7 +430,7 @@ def test_what_comes_is_the_same_however_large_the_blocks_are(
     cache.add(*range(5), samples=20)
     found = []
     for first_bytes, batches in ((0, 12), (1 << 40, 128), (600, 5)):
-        monkeypatch.setattr(blocks, "FIRST_BYTES", first_bytes)
+        monkeypatch.setattr(gather, "FIRST_BYTES", first_bytes)
         monkeypatch.setattr(gather, "BLOCK_BATCHES", batches)
         loader = engine(cache, gather="thread", **options)
         epochs: list[Any] = []
@@ -453,8 +453,8 @@ def test_an_error_before_the_first_block_reaches_the_loop(
 
     cache.add(0)
     framework = Framework(prepare=fail) if where == "before the walk" else NUMPY
-    monkeypatch.setattr(Hand, "ahead", fail)
-    loader = Engine(LoaderOptions(cache.root, batch_size=8, min_samples=1), framework)
+    monkeypatch.setattr(DaemonThread, "ahead", fail)
+    loader = Consumer(LoaderOptions(cache.root, batch_size=8, min_samples=1), framework)
     with pytest.raises(RuntimeError, match="new thread"):
         next(loader.epoch())
     assert threads() == []
@@ -481,14 +481,14 @@ def test_a_framework_may_have_several_batches_in_one_piece(
 ) -> None:
     """It cuts them itself; a piece ends where a block does."""
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 7)
-    monkeypatch.setattr(blocks, "FIRST_BYTES", 1 << 40)
+    monkeypatch.setattr(gather, "FIRST_BYTES", 1 << 40)
     cache = ragged_cache(tmp_path / "ragged", {"x": ["float32", None, 2]})
     cache.add(*range(10))
     options = LoaderOptions(cache.root, batch_size=4, min_samples=1, drop_last=False)
     epochs: list[list[Batch]] = []
     with contextlib.closing(cache):
         for at_once in (1, 3):
-            loader = Engine(options, Framework(at_once=at_once))
+            loader = Consumer(options, Framework(at_once=at_once))
             with contextlib.closing(loader):
                 epochs.append(list(loader.epoch()))
                 assert loader.state.step == 0
@@ -526,7 +526,7 @@ def test_what_was_not_delivered_is_no_use(
 
 def test_collecting_the_loader_ends_its_thread(cache: Any) -> None:
     cache.add(0, 1)
-    loader = Engine(LoaderOptions(path=cache.root, batch_size=8, min_samples=1))
+    loader = Consumer(LoaderOptions(path=cache.root, batch_size=8, min_samples=1))
     next(loader.epoch())
     assert threads()
     del loader
@@ -548,13 +548,13 @@ def test_a_window_that_fails_when_nobody_wants_it_leaves_no_lease(
     ordinary = MappedShard.digest
 
     def digest(shard: MappedShard, *, asking: bool) -> str:
-        if next(mapped) > plan.WINDOW_SHARDS:
+        if next(mapped) > plan.MIN_WINDOW_SHARDS:
             failed.set()
             raise OSError("out of files")
         return ordinary(shard, asking=asking)
 
     monkeypatch.setattr(MappedShard, "digest", digest)
-    loader = Engine(LoaderOptions(path=cache.root, batch_size=2, min_samples=1))
+    loader = Consumer(LoaderOptions(path=cache.root, batch_size=2, min_samples=1))
     next(loader.epoch())
     assert failed.wait(60)
     loader.close()
@@ -714,14 +714,14 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
     def bad(batch: Batch) -> Batch:
         raise ZeroDivisionError
 
-    def interrupted(engine: Engine, waited: float, item: Any) -> None:
+    def interrupted(engine: Consumer, waited: float, item: Any) -> None:
         if isinstance(item, Failure):
             raise KeyboardInterrupt
 
     cache.add(0)
     made = engine(cache, batch_transform=bad)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_count", interrupted)
+        patch.setattr(Consumer, "_count", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(made.epoch())
     with pytest.raises(ZeroDivisionError):
@@ -731,15 +731,15 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
 def is_item_of_a_thread(frame: FrameType, event: str, argument: Any) -> bool:
     """When the call returns that what a thread made is taken by."""
     taken = event == "c_return" and argument.__name__ == "get"
-    return taken and frame.f_code is Queued.receive.__code__
+    return taken and frame.f_code is QueuedStage.receive.__code__
 
 
 def is_item_of_a_process(frame: FrameType, event: str, argument: Any) -> bool:
     """When what a process sent is returned."""
-    return event == "return" and frame.f_code is ProcessSource.receive.__code__
+    return event == "return" and frame.f_code is ProcessStage.receive.__code__
 
 
-def interrupted_epoch(made: Engine, is_item: IsItem, lost: int) -> int:
+def interrupted_epoch(made: Consumer, is_item: IsItem, lost: int) -> int:
     """Read until an item is lost; return in which epoch that is."""
     left = [lost]
 
@@ -779,7 +779,7 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     lost: int,
 ) -> None:
     """Python looks for signals when a call returns: what that returned is lost."""
-    monkeypatch.setattr(blocks, "batches_per_block", lambda *_, **__: 1)
+    monkeypatch.setattr(gather, "batches_per_block", lambda *_, **__: 1)
     cache.add(0, 1, 2, 3)
     through = engine(cache, samples_per_epoch=length)
     expected = [ids(through.epoch()) for _ in range(9)]

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.loading.arena import Arena
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
-from growcache.loading.maps import Key, MapPool
+from growcache.loading.channel import EPOCH_IS_OVER
+from growcache.loading.maps import MapPool, ShardKey
+from growcache.loading.shared_memory import SharedSender
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.sources import CLOSED
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.forked import ended, exits_with, fork
@@ -46,7 +46,7 @@ class Forked:
 
 
 def test_a_pool_of_shared_memory_leaves_alone_what_a_child_may_see() -> None:
-    pool = BufferPool(RECYCLE_BYTES, allocate=Arena().allocate)
+    pool = BufferPool(RECYCLE_BYTES, allocate=SharedSender().allocate)
     held = pool.take()
     held[:] = 1
     child = Forked(held)
@@ -75,7 +75,7 @@ def test_in_a_child_buffers_go_round() -> None:
 def test_a_child_of_a_child_keeps_its_batches() -> None:
     child = fork()
     if child == 0:
-        pool = BufferPool(RECYCLE_BYTES, allocate=Arena().allocate)
+        pool = BufferPool(RECYCLE_BYTES, allocate=SharedSender().allocate)
         held = pool.take()
         held[:] = 1
         inner = Forked(held)
@@ -96,14 +96,14 @@ IN_BETWEEN = """
         before=lambda: act["before"](), after_in_parent=lambda: act["after"]()
     )
 
-    from growcache.loading.arena import Arena
-    from growcache.loading.borrowed import Borrowed
+    from growcache.loading.shared_memory import SharedSender as SharedSender
+    from growcache.loading.shared_memory import SharedReceiver as Borrowed
     from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
-    from growcache.loading.wire import Wire, pair
+    from growcache.loading.child_process import MessageSocket as Wire, socket_pair as pair
 
     out, into = map(Wire, pair())
-    arena, borrowed = Arena(), Borrowed()
-    here = BufferPool(RECYCLE_BYTES, allocate=Arena().allocate)
+    arena, borrowed = SharedSender(), Borrowed()
+    here = BufferPool(RECYCLE_BYTES, allocate=SharedSender().allocate)
     there = BufferPool(RECYCLE_BYTES, allocate=arena.allocate)
 
     def made_here(value):
@@ -218,7 +218,7 @@ def test_a_child_reads_the_snapshot_of_its_parent(make_cache: Callable[..., Fill
     cache.add(0)
     inside = threading.Event()
 
-    def slowly() -> Iterator[Key]:
+    def slowly() -> Iterator[ShardKey]:
         inside.set()
         time.sleep(0.3)
         yield from ()
@@ -247,7 +247,7 @@ def test_an_iterator_of_the_parent_is_refused_in_a_child(
             for _ in range(1000):
                 next(iterator)
         except RuntimeError as error:
-            return 0 if str(error) == CLOSED else 2
+            return 0 if str(error) == EPOCH_IS_OVER else 2
         return 3
 
     with EpochLoader(cache.root, batch_size=1, min_samples=1, gather=gather) as loader:

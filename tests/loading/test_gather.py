@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from growcache.cache.formats import tfrecord
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError
-from growcache.loading.columns import Shards
+from growcache.loading.columns import MappedShards
 from growcache.loading.framework import NUMPY, Framework, Take, take_rows
-from growcache.loading.gather import STEEPNESS, Gatherer, Ramp, batches_per_block
-from growcache.loading.gathering import take_rows as take_rows_alone
+from growcache.loading.gather import RAMP_FACTOR, BlockSizeRamp, Gatherer, batches_per_block
+from growcache.loading.gather_process import take_rows_locked as take_rows_alone
 from growcache.schema import Sample, Schema
 
 
@@ -47,7 +47,7 @@ def takes() -> list[Take]:
 @pytest.mark.parametrize("take", takes())
 def test_rows_are_those_of_the_plan(tmp_path: Path, shape: tuple[int, ...], take: Take) -> None:
     shards = [samples_of(shape, n, n) for n in (9, 1, 5)]
-    maps = Shards([*(written(tmp_path / f"{i}", s) for i, s in enumerate(shards)), None])
+    maps = MappedShards([*(written(tmp_path / f"{i}", s) for i, s in enumerate(shards)), None])
     places = np.array([2, 0, 0, 1, 2, 0, 2, 0])
     rows = np.array([4, 8, 0, 0, 1, 3, 4, 1])
     gatherer = Gatherer(Schema.of(shards[0][0]), 8, Framework(take=take))
@@ -63,7 +63,7 @@ def test_rows_are_those_of_the_plan(tmp_path: Path, shape: tuple[int, ...], take
 
 def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
     shard = samples_of((64, 1024), 4, 0)
-    maps = Shards([written(tmp_path / "s", shard)])
+    maps = MappedShards([written(tmp_path / "s", shard)])
     gatherer = Gatherer(Schema.of(shard[0]), 2, NUMPY)
     held = []
     for i in range(4):
@@ -80,7 +80,7 @@ def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
     shard = samples_of((5,), 6, 0)
     gatherer = Gatherer(Schema.of(shard[0]), 6, NUMPY)
-    maps = Shards([written(tmp_path / "s", shard)])
+    maps = MappedShards([written(tmp_path / "s", shard)])
     gatherer.add(maps.rows(("x", "y"), np.zeros(2, int), np.array([5, 2])))
     arrays = gatherer.finish()
     assert np.asarray(arrays["x"]).shape == (2, 5)
@@ -99,7 +99,7 @@ def test_blocks_are_bounded(sample_bytes: int, batch_size: int, transformed: boo
 def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
     batch_size: int, least: int, most: int, filled: int
 ) -> None:
-    ramp = Ramp(batch_size, least, most)
+    ramp = BlockSizeRamp(batch_size, least, most)
     full = batch_size * most
     assert ramp.rows == full
     filled = min(filled, full - 1)  # there is room, or the block were over
@@ -115,7 +115,7 @@ def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
         rows.append(ramp.rows)
     assert rows[0] == batch_size * min(least, most)
     assert all(one % batch_size == 0 for one in rows)
-    assert all(after in (full, STEEPNESS * one) for one, after in itertools.pairwise(rows))
+    assert all(after in (full, RAMP_FACTOR * one) for one, after in itertools.pairwise(rows))
     ramp.climb()
     assert ramp.rows == full
 
@@ -125,12 +125,12 @@ def test_rows_beyond_the_mapped_are_refused(tmp_path: Path, place: int, row: int
     shards = [samples_of((2,), n, n) for n in (3, 7)]
     maps = [written(tmp_path / f"{i}", s) for i, s in enumerate(shards)]
     with pytest.raises(IndexError, match=f"row {row} of"):
-        Shards([*maps, None]).rows(("x",), np.array([place]), np.array([row]))
+        MappedShards([*maps, None]).rows(("x",), np.array([place]), np.array([row]))
 
 
 def test_closed_shards_are_refused(tmp_path: Path) -> None:
     shard = samples_of((2,), 3, 0)
-    maps = Shards([written(tmp_path / "s", shard)])
+    maps = MappedShards([written(tmp_path / "s", shard)])
     gatherer = Gatherer(Schema.of(shard[0]), 1, NUMPY)
     rows = maps.rows(("x", "y"), np.array([0]), np.array([0]))
     gatherer.add(rows)

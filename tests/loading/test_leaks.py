@@ -22,11 +22,11 @@ import psutil
 import pytest
 
 import growcache
-from growcache.cache import leases
-from growcache.cache.index import read_index
+from growcache.cache import lease_views
+from growcache.cache.index.reader import read_index
 from growcache.loading.loader import Loader
 from growcache.loading.options import Gather
-from growcache.loading.report import PassFacts, Tally
+from growcache.loading.report import DeliveryCounts, PassFacts
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 
@@ -69,7 +69,7 @@ def at_rest(root: Path) -> Counter[str]:
 def held() -> Lines:
     """The bytes that each line of growcache's holds, but for what is in caches with a bound."""
     sys._clear_type_cache()  # it holds names, those of unpickled attributes among them
-    leases._header.cache_clear()
+    lease_views._parse_header.cache_clear()
     gc.collect()
     traces = tracemalloc.take_snapshot().filter_traces([OURS]).statistics("lineno")
     return Lines({str(line.traceback): line.size for line in traces})
@@ -178,14 +178,16 @@ def test_a_leak_is_found(cache: Filled, monkeypatch: pytest.MonkeyPatch, what: s
         "files": lambda: os.open(cache.root, os.O_RDONLY),
         "threads": lambda: threading.Thread(target=over.wait, daemon=True).start(),
     }
-    over, begin_pass = threading.Event(), Tally.begin_pass
+    over, begin_pass = threading.Event(), DeliveryCounts.begin_pass
 
-    def leaking(tally: Tally, number: int, facts: PassFacts, *, again: bool = False) -> None:
+    def leaking(
+        tally: DeliveryCounts, number: int, facts: PassFacts, *, again: bool = False
+    ) -> None:
         begin_pass(tally, number, facts, again=again)
         kept.append(leaks[what]() if what in leaks else facts)
 
     cache.complete()
-    monkeypatch.setattr(Tally, "begin_pass", leaking)
+    monkeypatch.setattr(DeliveryCounts, "begin_pass", leaking)
     options: dict[str, Any] = {"batch_size": 7, "fixed": True, "gather": "thread"}
     found = pytest.raises(AssertionError, match="identity.py" if what == "facts" else what)
     try:

@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
+from growcache.loading.buffers import CACHED_BYTES, RECYCLE_BYTES, BufferCache, BufferPool
 from growcache.loading.framework import Framework
-from growcache.loading.leftovers import KEPT_BYTES, Leftovers
 from tests.sampling.services import wait_until
 
 LONG = 60.0
@@ -19,7 +18,7 @@ def address(buffer: object) -> int:
 
 
 def test_a_pool_begins_with_what_another_one_left() -> None:
-    leftovers = Leftovers(LONG)
+    leftovers = BufferCache(LONG)
     framework = Framework(leftovers=leftovers)
     first = framework.pool("x", RECYCLE_BYTES)
     where = address(first.take())
@@ -31,7 +30,7 @@ def test_a_pool_begins_with_what_another_one_left() -> None:
 
 
 def test_what_is_still_seen_is_left_but_not_taken() -> None:
-    leftovers = Leftovers(LONG)
+    leftovers = BufferCache(LONG)
     framework = Framework(leftovers=leftovers)
     first = framework.pool("x", RECYCLE_BYTES)
     held = first.take()
@@ -63,8 +62,8 @@ def test_of_other_sizes_what_fits_is_taken() -> None:
 
 
 def test_so_much_is_kept_and_so_long() -> None:
-    leftovers = Leftovers(0.05)
-    left = [BufferPool().take(KEPT_BYTES // 3) for _ in range(5)]
+    leftovers = BufferCache(0.05)
+    left = [BufferPool().take(CACHED_BYTES // 3) for _ in range(5)]
     leftovers.leave("x", left[:2])
     leftovers.leave("x", left[2:])
     assert len(leftovers.take("x")) == 3
@@ -80,7 +79,7 @@ def test_where_no_thread_can_start_nothing_is_left(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    leftovers = Leftovers(60)
+    leftovers = BufferCache(60)
     leftovers.leave("x", [BufferPool().take(1000)])
     assert leftovers.take("x") == []
     leftovers.close()

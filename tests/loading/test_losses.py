@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.loading import choice, gather, plan
+from growcache.loading import gather, plan, stages
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.loading.test_choice import after, eager
@@ -32,7 +32,7 @@ def damaged(
     """Windows of a shard are lost as a whole."""
     shards = request.node.callspec.params.get("window_shards", 3)
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(plan, "WINDOW_SHARDS", shards)
+    monkeypatch.setattr(plan, "MIN_WINDOW_SHARDS", shards)
     return _damaged(make_cache())
 
 
@@ -143,7 +143,7 @@ def test_a_process_that_is_replaced_has_its_losses_counted_once(large: Filled) -
 @pytest.mark.timeout(60)
 def test_crossing_over_counts_nothing_twice(large: Filled, eager: pytest.MonkeyPatch) -> None:
     eager.setattr(gather, "BLOCK_BATCHES", 2)
-    eager.setattr(choice, "keeps_process", lambda by_thread, by_process: False)
+    eager.setattr(stages, "keeps_process", lambda by_thread, by_process: False)
     crossed, delivered = after("thread", "process", "thread"), 0
     kinds: list[str] = []
     with loader(large, gather="auto", samples_per_epoch=70) as made:

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from growcache.loading.links import PassBegun
-from growcache.loading.opening import plan_snapshot
+from growcache.loading.channel import PassBegun
 from growcache.loading.options import LoaderOptions
-from growcache.loading.packed import Packed
+from growcache.loading.position import LazyPickle, PassPlan
 from growcache.loading.report import PassFacts
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import PassPlan
+from growcache.loading.windows import plan_snapshot
 from tests.filled import Filled
 
 
@@ -33,8 +32,8 @@ def _made() -> Made:
 
 def test_a_value_is_made_when_it_is_asked_for_and_once() -> None:
     value = Made()
-    assert Packed(value).get() is value
-    came = pickle.loads(pickle.dumps(Packed(value)))
+    assert LazyPickle(value).get() is value
+    came = pickle.loads(pickle.dumps(LazyPickle(value)))
     came = pickle.loads(pickle.dumps(came))  # and passed on, by who did not look
     before = Made.count
     assert came.get() is came.get()
@@ -46,7 +45,7 @@ def test_a_pass_crosses_over_whole(cache: Filled) -> None:
     cache.add(*range(5))
     with Snapshot.take(cache.root) as snapshot:
         plan = plan_snapshot(LoaderOptions(cache.root, 4), snapshot, 3)
-        sent = PassBegun(3, Packed(plan), PassFacts.of(snapshot, 1.5))
+        sent = PassBegun(3, LazyPickle(plan), PassFacts.of(snapshot, 1.5))
     came: PassBegun = pickle.loads(pickle.dumps(sent, protocol=5))
     assert came.plan.get() == plan
     assert isinstance(came.plan.get(), PassPlan)

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.loading.plan import (
-    MOST_SHARDS,
+    MAX_WINDOW_SHARDS,
+    MIN_WINDOW_SHARDS,
     WINDOW_BYTES,
     WINDOW_SAMPLES,
-    WINDOW_SHARDS,
     Window,
-    located,
+    locate_samples,
     plan_pass,
     window_samples,
 )
@@ -23,7 +23,7 @@ targets = st.integers(1, 3000)
 def visited(windows: tuple[Window, ...]) -> list[tuple[int, int]]:
     found = []
     for window in windows:
-        places, rows = located(window.order(), window.starts())
+        places, rows = locate_samples(window.order(), window.starts())
         numbers = np.asarray(window.numbers)[places]
         found += list(zip(numbers.tolist(), rows.tolist(), strict=True))
     return found
@@ -52,7 +52,7 @@ def test_windows_are_equal_to_within_a_shard(shards: dict[int, int], target: int
         sum(len(w) for w in windows[:i]) for i in range(len(windows))
     ]
     filled = sum(1 for n in shards.values() if n)
-    assert len(windows) <= max(1, filled // WINDOW_SHARDS)
+    assert len(windows) <= max(1, filled // MIN_WINDOW_SHARDS)
 
 
 @given(shard_sets, targets)
@@ -85,7 +85,7 @@ def test_a_window_mixes_its_shards() -> None:
     (window,) = plan_pass(
         [(n, 100) for n in range(4)], seed=0, pass_number=0, target_samples=400
     )
-    places, _ = located(window.order(), window.starts())
+    places, _ = locate_samples(window.order(), window.starts())
     head = np.bincount(places[:100], minlength=4)
     assert head.min() > 10
 
@@ -103,7 +103,7 @@ def test_windows_are_limited_in_bytes_samples_and_shards(
     target = window_samples(sample_bytes, shard_samples)
     assert 1 <= target <= WINDOW_SAMPLES
     assert target == 1 or target * sample_bytes <= WINDOW_BYTES
-    assert target == 1 or target <= MOST_SHARDS * shard_samples
+    assert target == 1 or target <= MAX_WINDOW_SHARDS * shard_samples
     each = max(1, round(shard_samples))
     windows = plan_pass(
         [(n, each) for n in range(min(shards, 500))],
@@ -112,4 +112,4 @@ def test_windows_are_limited_in_bytes_samples_and_shards(
         target_samples=window_samples(sample_bytes, each),
     )
     # Half as much more where the pass is cut into so few that they cannot come nearer.
-    assert all(len(w.numbers) <= 1.5 * MOST_SHARDS + 1 for w in windows)
+    assert all(len(w.numbers) <= 1.5 * MAX_WINDOW_SHARDS + 1 for w in windows)

@@ -21,18 +21,23 @@ from typing import Any
 import psutil
 import pytest
 
-from growcache.cache import services
-from growcache.cache.leases import read_leases
+from growcache.cache import system
+from growcache.cache.formats import mapped
+from growcache.cache.lease_views import read_leases
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import borrowed
-from growcache.loading.arena import Arena
-from growcache.loading.child import Child
-from growcache.loading.gathering import _follow
-from growcache.loading.links import Link
+from growcache.loading import shared_memory
+from growcache.loading.channel import Channel
+from growcache.loading.child_process import (
+    ChildProcess,
+    Message,
+    MessageSocket,
+    StopCommand,
+    socket_pair,
+)
+from growcache.loading.gather_process import GatherSetup, ServiceChanged, _receive_commands
 from growcache.loading.loader import Loader
-from growcache.loading.orders import Order, ServiceChanged, Stop
-from growcache.loading.state import Mark
-from growcache.loading.wire import Frame, Wire, pair
+from growcache.loading.position import PassPosition
+from growcache.loading.shared_memory import SharedSender
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.forked import fork
@@ -301,7 +306,7 @@ def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
 
     with loader(large, batch_transform=function) as made:
         with monkeypatch.context() as patch:
-            patch.setattr(borrowed, "map_shared", refuse)
+            patch.setattr(mapped, "map_shared", refuse)
             with pytest.raises(CacheError, match="cannot map"):
                 list(made)
         assert sum(1 for _ in made) == 17
@@ -314,9 +319,9 @@ def test_a_process_that_hears_no_more_is_replaced(
     """Here by an order that cannot be followed: buffers are given back that nobody lent."""
     expected = stream(large, gather="thread")
     nobodys = [([10**6], list[int]())]
-    take_back = borrowed.Borrowed.take_back
+    take_back = shared_memory.SharedReceiver.take_back
     monkeypatch.setattr(
-        borrowed.Borrowed,
+        shared_memory.SharedReceiver,
         "take_back",
         lambda self: nobodys.pop() if nobodys else take_back(self),
     )
@@ -356,7 +361,7 @@ def test_a_service_of_the_trainer_that_fails_ends_the_wait(
     cache.add(0)
     cache.close()
     with loader(cache, min_samples=20) as made:
-        timer = threading.Timer(0.5, services.failed, (cache.root, "the store is gone"))
+        timer = threading.Timer(0.5, system.service_failed, (cache.root, "the store is gone"))
         timer.start()
         with pytest.raises(CacheError, match="the store is gone"):
             next(iter(made))
@@ -369,54 +374,54 @@ def test_a_service_of_the_trainer_that_fails_ends_the_wait(
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the process is told."""
     sent: list[Any] = []
-    send = Child.send
+    send = ChildProcess.send
 
-    def sending(child: Child, command: Any) -> None:
+    def sending(child: ChildProcess, command: Any) -> None:
         sent.append(command)
         send(child, command)
 
-    monkeypatch.setattr(Child, "send", sending)
+    monkeypatch.setattr(ChildProcess, "send", sending)
     return sent
 
 
 def test_a_service_that_is_started_anew_is_told_as_well(large: Filled, told: list[Any]) -> None:
     with loader(large) as made:
         next(iter(made))
-        services.failed(large.root, "the store is gone")
-        services.begun(large.root)
+        system.service_failed(large.root, "the store is gone")
+        system.service_started(large.root)
         news = [command for command in told if isinstance(command, ServiceChanged)]
         assert news == [ServiceChanged("the store is gone"), ServiceChanged(None)]
-    services.failed(large.root, "nobody listens any more")
-    services.begun(large.root)
+    system.service_failed(large.root, "nobody listens any more")
+    system.service_started(large.root)
     assert len([command for command in told if isinstance(command, ServiceChanged)]) == 2
 
 
 def test_the_process_is_told_of_what_happens_as_it_gets_its_order(
     large: Filled, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = Child.send
+    send = ChildProcess.send
 
-    def sending(child: Child, command: Any) -> None:
-        if isinstance(command, Order):
-            services.failed(large.root, "the store is gone")
+    def sending(child: ChildProcess, command: Any) -> None:
+        if isinstance(command, GatherSetup):
+            system.service_failed(large.root, "the store is gone")
         send(child, command)
 
-    monkeypatch.setattr(Child, "send", sending)
+    monkeypatch.setattr(ChildProcess, "send", sending)
     with loader(large) as made:
         next(iter(made))
-    services.begun(large.root)
-    assert [type(command) for command in told[:2]] == [Order, ServiceChanged]
+    system.service_started(large.root)
+    assert [type(command) for command in told[:2]] == [GatherSetup, ServiceChanged]
 
 
 def test_the_process_forgets_why_an_earlier_service_failed(tmp_path: Path) -> None:
-    ours, theirs = map(Wire, pair())
+    ours, theirs = map(MessageSocket, socket_pair())
     order = SimpleNamespace(options=SimpleNamespace(root=tmp_path))
     reasons = []
     for reason in ("the store is gone", None):
-        for command in (ServiceChanged(reason), Stop()):
-            ours.send(Frame(command))
-        _follow(theirs, Arena(), Link(0, lambda _: None), order)  # type: ignore[arg-type]
-        reasons.append(services.reason_of(tmp_path))
+        for command in (ServiceChanged(reason), StopCommand()):
+            ours.send(Message(command))
+        _receive_commands(theirs, SharedSender(), Channel(0, lambda _: None), order)  # type: ignore[arg-type]
+        reasons.append(system.service_end_reason(tmp_path))
     ours.close()
     theirs.close()
     assert reasons == ["the store is gone", None]
@@ -466,12 +471,12 @@ def test_a_forked_child_reads_on_its_own(large: Filled) -> None:
 
 
 def test_that_a_pass_is_over_stands_whatever_is_told_of_it_later() -> None:
-    link = Link(0, lambda item: None)
+    link = Channel(0, lambda item: None)
     link.end_pass(3)
-    link.more(Mark(3, 80), waited=False)
-    assert link.delivered == Mark(4, 0)
-    link.more(Mark(4, 7), waited=True)
-    assert link.delivered == Mark(4, 7)
+    link.more(PassPosition(3, 80), waited=False)
+    assert link.delivered == PassPosition(4, 0)
+    link.more(PassPosition(4, 7), waited=True)
+    assert link.delivered == PassPosition(4, 7)
 
 
 def test_ranks_of_a_job_share_a_snapshot(large: Filled) -> None:

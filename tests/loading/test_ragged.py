@@ -16,15 +16,21 @@ from growcache.cache.formats.mapped import RaggedColumn
 from growcache.loading.buffers import (
     ALIGNMENT,
     RECYCLE_BYTES,
+    BufferBytes,
     BufferPool,
-    Bytes,
-    allocate_here,
+    allocate_private,
 )
-from growcache.loading.columns import Shards
+from growcache.loading.columns import MappedShards
 from growcache.loading.framework import NUMPY
-from growcache.loading.gather import Gatherer
+from growcache.loading.gather import (
+    Gatherer,
+    Ragged,
+    ValueRanges,
+    copy_items,
+    copy_values,
+    ragged_of_values,
+)
 from growcache.loading.loader import Loader
-from growcache.loading.ragged import Ragged, Run, copy_items, copy_values, of_values
 from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS, as_numpy
@@ -34,7 +40,7 @@ from tests.ragged import SCHEMAS, ragged_cache
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Run, int]:
+def runs(draw: st.DrawFn) -> tuple[ValueRanges, int]:
     item = draw(st.sampled_from([1, 2, 4, 8, 16]))
     items = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 300, 4000]), min_size=1, max_size=9))
     lengths = np.array(items, np.int64) * item
@@ -42,7 +48,7 @@ def runs(draw: st.DrawFn) -> tuple[Run, int]:
     ends = np.cumsum(lengths + gaps)
     memory = np.random.default_rng(0).integers(0, 256, int(ends[-1]) + 3, np.uint8)
     chosen = np.array(draw(st.permutations(range(len(items)))))
-    return Run(memory, (ends - lengths)[chosen], lengths[chosen]), item
+    return ValueRanges(memory, (ends - lengths)[chosen], lengths[chosen]), item
 
 
 @pytest.mark.parametrize("copy", ["values", "items"])
@@ -89,7 +95,7 @@ def test_a_gathered_block_is_the_plan(shards: list[list[bytes]], data: st.DataOb
     schema = Schema((Field("x", "bytes", ()),))
     gatherer = Gatherer(schema, len(plan), NUMPY)
     expected = [shards[place][row] for place, row in plan]
-    maps = Shards([Columns(values) for values in shards])
+    maps = MappedShards([Columns(values) for values in shards])
     for part in filter(None, (plan[:cut], plan[cut:])):
         gatherer.add(maps.rows(("x",), *np.array(part).T))
     found = gatherer.finish()["x"]
@@ -276,7 +282,7 @@ def test_memory_goes_round_where_sizes_vary() -> None:
 
 def test_a_block_of_several_pieces_is_aligned_and_goes_round() -> None:
     gatherer = Gatherer(Schema((Field("x", "bytes", ()),)), 8, NUMPY)
-    maps = Shards([Columns([bytes([i]) * RECYCLE_BYTES for i in range(8)])])
+    maps = MappedShards([Columns([bytes([i]) * RECYCLE_BYTES for i in range(8)])])
     seen = set()
     for _ in range(20):
         for part in (np.arange(5), np.arange(5, 8)):  # as where a window ends
@@ -293,9 +299,9 @@ def test_a_block_of_several_pieces_is_aligned_and_goes_round() -> None:
 def test_a_batch_far_larger_than_the_others_makes_one_large_buffer() -> None:
     made: list[int] = []
 
-    def allocate(nbytes: int, kept: list[Bytes] | None) -> Bytes:
+    def allocate(nbytes: int, kept: list[BufferBytes] | None) -> BufferBytes:
         made.append(nbytes)
-        return allocate_here(nbytes, kept)
+        return allocate_private(nbytes, kept)
 
     pool = BufferPool(allocate=allocate)
     ahead = deque(pool.take(RECYCLE_BYTES) for _ in range(3))
@@ -321,6 +327,6 @@ def test_larger_ones_take_the_places_of_what_does_not_suffice_any_more() -> None
 def test_values_of_users_are_copied() -> None:
     field = Field("x", "<f4", (None, 2))
     given_values = [np.full((n, 2), n, "<f4") for n in (3, 0, 1)]
-    made = of_values(field, given_values, BufferPool())
+    made = ragged_of_values(field, given_values, BufferPool())
     given_values[0][:] = 9
     assert [np.asarray(made[i]).tolist() for i in range(3)] == [[[3, 3]] * 3, [], [[1, 1]]]

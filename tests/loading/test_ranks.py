@@ -22,14 +22,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import following
-from growcache.loading.following import company, next_walk
+from growcache.loading import rank_sync, snapshot
 from growcache.loading.options import LoaderOptions
-from growcache.loading.ranks import ALONE, Ranks, deal, find_ranks, run_of, stand_ins
-from growcache.loading.reuse import Watch
+from growcache.loading.plan import (
+    ALONE,
+    Ranks,
+    find_ranks,
+    launch_id,
+    rank_share,
+    substitute_rows,
+)
+from growcache.loading.rank_sync import next_rank_note, rank_group
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import WaitControl
 from growcache.numpy import EpochLoader
 from tests.filled import Filled, open_leases
 from tests.sampling.services import make_source, service, wait_until, write_config
@@ -90,9 +97,9 @@ def test_a_restart_is_another_run_and_ranks_of_one_start_are_not() -> None:
     launched = {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
     first = {**launched, "TORCHELASTIC_RESTART_COUNT": "0"}
     again = {**launched, "TORCHELASTIC_RESTART_COUNT": "1"}
-    assert run_of({**first, "RANK": "0"}, 1) == run_of({**first, "RANK": "1"}, 2)
-    assert run_of(first, 1) != run_of(again, 1)
-    assert run_of({}, 1) != run_of({}, 2)
+    assert launch_id({**first, "RANK": "0"}, 1) == launch_id({**first, "RANK": "1"}, 2)
+    assert launch_id(first, 1) != launch_id(again, 1)
+    assert launch_id({}, 1) != launch_id({}, 2)
 
 
 def test_several_machines_need_samples_per_epoch_and_whole_steps(
@@ -129,7 +136,7 @@ def test_ranks_make_equal_steps_of_all_that_is_dealt(
     dealt: list[int] = []
     for machine in range(machines):
         deals = [
-            deal(
+            rank_share(
                 samples, batch, Ranks(machine * here + i, size, i, here), keeps_last=keeps_last
             )
             for i in range(here)
@@ -159,7 +166,7 @@ def test_who_gets_a_row_does_not_depend_on_how_the_walk_is_cut(
     samples: int, batch: int, size: int, cuts: list[int]
 ) -> None:
     for rank in range(size):
-        one = deal(samples, batch, Ranks(rank, size, rank, size), keeps_last=True)
+        one = rank_share(samples, batch, Ranks(rank, size, rank, size), keeps_last=True)
         whole = [row for a, b in one.mine(0, one.rows) for row in range(a, b)]
         edges = sorted({0, one.rows, *(c for c in np.cumsum(cuts).tolist() if c < one.rows)})
         pieces = [
@@ -173,7 +180,7 @@ def test_who_gets_a_row_does_not_depend_on_how_the_walk_is_cut(
 
 @given(st.lists(st.booleans(), min_size=1).filter(any))
 def test_good_rows_stand_in_for_bad_ones(good: list[bool]) -> None:
-    chosen = stand_ins(np.array(good))
+    chosen = substitute_rows(np.array(good))
     assert all(good[i] for i in chosen)
     assert all(chosen[i] == i for i in range(len(good)) if good[i])
 
@@ -250,8 +257,8 @@ def test_epochs_of_a_length_span_passes_alike(cache: Filled) -> None:
 
 @pytest.mark.mutant(
     26,
-    "growcache.loading.windows:_without_lost",
-    "_filled(options, window, there)",
+    "growcache.loading.windows:_without_missing",
+    "_substitute_missing(options, window, there)",
     "window.chosen(np.flatnonzero(there))",
 )
 def test_a_damaged_shard_makes_no_rank_shorter(cache: Filled) -> None:
@@ -277,7 +284,7 @@ def test_a_window_without_a_whole_shard_borrows_one(
     from growcache.loading import plan
 
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(plan, "WINDOW_SHARDS", 1)
+    monkeypatch.setattr(plan, "MIN_WINDOW_SHARDS", 1)
     cache.add(0, 1, 2)
     cache.damage(1)
     found = train(cache, 2, 2)
@@ -330,7 +337,7 @@ def test_ranks_resume_where_they_stood(cache: Filled, shuffle: bool, damaged: in
 
 @pytest.mark.mutant(
     26,
-    "growcache.cache.leases:LeaseView.used",
+    "growcache.cache.lease_views:LeaseView.used",
     "if self.ranks is not None and self.ranks.rank:\n    return ()",
     "",
 )
@@ -362,21 +369,21 @@ def test_ranks_of_unlike_arguments_are_told_so(cache: Filled) -> None:
 # --- the ranks' leases ---
 
 
-def rank_of(cache: Filled, rank: int, ranks: int = 2) -> following.Company:
+def rank_of(cache: Filled, rank: int, ranks: int = 2) -> rank_sync.RankGroup:
     options = LoaderOptions(
         path=cache.root, batch_size=1, ranks=Ranks(rank, ranks, rank, ranks, True)
     )
-    return company(options, next_walk(options))
+    return rank_group(options, next_rank_note(options))
 
 
-def watch() -> Watch:
+def watch() -> WaitControl:
     stop = threading.Event()
-    return Watch(stop, stop.is_set)
+    return WaitControl(stop, stop.is_set)
 
 
 @pytest.mark.mutant(
     26,
-    "growcache.loading.following:_Leader.settle.all_here",
+    "growcache.loading.rank_sync:_Leader.settle.all_here",
     "True if left <= over else None",
     "True",
 )
@@ -436,7 +443,7 @@ def test_rank_0_may_be_over_when_its_list_is_copied(
                 cache.retire(1)
             return copied
 
-    monkeypatch.setattr(following, "Snapshot", Late)
+    monkeypatch.setattr(snapshot, "Snapshot", Late)
     if evicted:
         with pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
             follower.take(0, watch(), read_index(cache.root))
@@ -467,8 +474,8 @@ def test_rank_0_goes_on_where_a_follower_is_gone(cache: Filled) -> None:
 def test_a_rank_that_never_comes_is_named_and_not_waited_for_for_ever(
     cache: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(following, "TELL_SECONDS", 0.0)
-    monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(rank_sync, "WARN_SECONDS", 0.0)
+    monkeypatch.setattr(rank_sync, "PATIENCE_SECONDS", 0.5)
     cache.add(0)
     leader, follower = rank_of(cache, 0, 3), rank_of(cache, 1, 3)
     with pytest.raises(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from growcache.cache.index import Edition
-from growcache.loading.report import PassFacts, Report, Tally
+from growcache.cache.side_files import Edition
+from growcache.loading.report import DeliveryCounts, PassFacts, Report
 from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -106,7 +106,7 @@ def test_shards_that_are_gone_count_on_and_take_no_memory(
 def test_shards_that_a_snapshot_leaves_out_are_not_gone(cache: Filled) -> None:
     """As a limit on reuse does, until all are used as often."""
     cache.add(0, 1)
-    tally = Tally(cache.root)
+    tally = DeliveryCounts(cache.root)
     for number, without in enumerate([(), (0,), (), (0,), ()]):
         with Snapshot.take(cache.root, without=without) as snapshot:
             tally.begin_pass(number, PassFacts.of(snapshot, 0.0))
@@ -118,7 +118,7 @@ def test_shards_that_a_snapshot_leaves_out_are_not_gone(cache: Filled) -> None:
 
 def test_what_is_told_late_of_a_shard_that_is_gone_is_no_new_sample(cache: Filled) -> None:
     cache.add(0)
-    tally = Tally(cache.root)
+    tally = DeliveryCounts(cache.root)
     for number in range(2):
         with Snapshot.take(cache.root) as snapshot:
             tally.begin_pass(number, PassFacts.of(snapshot, 0.0))

@@ -13,21 +13,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.formats import mapping
-from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.formats.mapping import (
-    bring,
-    forget,
-    in_memory,
+from growcache.cache import formats, system
+from growcache.cache.formats import mapped
+from growcache.cache.formats.mapped import (
+    MappedShard,
+    drop_from_page_cache,
+    is_in_page_cache,
     map_file,
     read_ahead_bytes,
+    read_pieces,
 )
 from growcache.errors import CorruptShardError
-from growcache.loading import gather, maps, plan, snapshot
-from growcache.loading.epochs import Engine
+from growcache.loading import gather, plan, snapshot
+from growcache.loading.epochs import Consumer
 from growcache.loading.framework import Framework, take_rows
+from growcache.loading.maps import (
+    RESIDENT_WINDOWS,
+    SHARE_OF_AVAILABLE,
+    is_resident,
+    resident_share,
+)
 from growcache.loading.options import LoaderOptions
-from growcache.loading.residency import SHARE_OF_AVAILABLE, WINDOWS, is_kept, kept_share
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS
 
@@ -38,25 +44,25 @@ SIZES = st.integers(0, 10**15)
 def test_what_stays_fits_into_its_share_of_memory(
     cache: int, available: int, window: int
 ) -> None:
-    share = kept_share(cache, available, window)
+    share = resident_share(cache, available, window)
     assert 0 <= share <= 1
     room = SHARE_OF_AVAILABLE * available
     assert share * cache <= room * (1 + 1e-9)
     assert share == 1 or cache > room
     if 0 < share < 1:  # together with the windows that are read
-        assert share * cache + WINDOWS * window <= room * (1 + 1e-9)
+        assert share * cache + RESIDENT_WINDOWS * window <= room * (1 + 1e-9)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1), st.floats(0, 1))
 def test_who_stays_at_a_share_stays_at_a_larger_one(number: int, a: float, b: float) -> None:
-    assert is_kept(number, max(a, b)) or not is_kept(number, min(a, b))
-    assert is_kept(number, 1.0)
-    assert not is_kept(number, 0.0)
+    assert is_resident(number, max(a, b)) or not is_resident(number, min(a, b))
+    assert is_resident(number, 1.0)
+    assert not is_resident(number, 0.0)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1))
 def test_so_many_of_the_shards_stay(first: int, share: float) -> None:
-    kept = sum(is_kept(number, share) for number in range(first, first + 1000))
+    kept = sum(is_resident(number, share) for number in range(first, first + 1000))
     assert abs(kept - 1000 * share) < 10
 
 
@@ -75,7 +81,9 @@ def cache(request: Any, tmp_path: Path) -> Iterator[Filled]:
 def resident(filled: Filled) -> int:
     """How many shards are in the page cache, by their largest file."""
     files = [path for path in (filled.root / "shards").rglob("*") if path.is_file()]
-    return sum(in_memory(map_file(path)) for path in files if path.stat().st_size > 500_000)
+    return sum(
+        is_in_page_cache(map_file(path)) for path in files if path.stat().st_size > 500_000
+    )
 
 
 def read_all(loader: Any) -> list[int]:
@@ -88,8 +96,8 @@ def test_shards_leave_memory_where_it_cannot_hold_the_cache(
     cache: Filled, monkeypatch: pytest.MonkeyPatch, kind: str, available: int, stay: int
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(plan, "WINDOW_SHARDS", 1)
-    monkeypatch.setattr(maps, "available_bytes", lambda: available)
+    monkeypatch.setattr(plan, "MIN_WINDOW_SHARDS", 1)
+    monkeypatch.setattr(system, "available_memory_bytes", lambda: available)
     options: Any = {"batch_size": 5, "min_samples": 1, "samples_per_epoch": 80}
     with LOADERS[kind](cache.root, gather="thread", **options) as loader:
         first, second = read_all(loader), read_all(loader)
@@ -106,7 +114,7 @@ def is_here(memory: Any, start: int, nbytes: int) -> bool:
     first = memory.ctypes.data + start
     page = first // mmap.PAGESIZE * mmap.PAGESIZE
     told = np.zeros(-(-(first + nbytes - page) // mmap.PAGESIZE), np.uint8)
-    assert mapping._libc.mincore(page, first + nbytes - page, told.ctypes.data) == 0
+    assert mapped._libc.mincore(page, first + nbytes - page, told.ctypes.data) == 0
     return bool((told & 1).all())
 
 
@@ -115,10 +123,10 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(maps, "available_bytes", lambda: 0)
+    monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
     for path in (cache.root / "shards").rglob("*"):
         if path.is_file():
-            forget(path)
+            drop_from_page_cache(path)
     assert resident(cache) == 0
     cold: list[bool] = []  # of each row
 
@@ -127,7 +135,7 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
         take_rows(memory, starts, out)
 
     options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather="thread")
-    engine = Engine(options, Framework(take=take))
+    engine = Consumer(options, Framework(take=take))
     for _ in range(2):  # first they are checked, then known
         assert len(list(engine.epoch())) == 16
     engine.close()
@@ -153,7 +161,7 @@ def test_of_a_shard_that_was_in_memory_a_moment_ago_nobody_asks_again(
         for now[0] in (100.0, 100.5, 101.25, 101.5, 103.5):
             taken.mapped(3)
         assert asked == [100.0, 101.25, 103.5]
-        monkeypatch.setattr(maps, "available_bytes", lambda: 0)
+        monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
         taken.enter([3])
         taken.leave([3])
         assert in_memory(taken.mapped(3))  # for what was let go of is looked at
@@ -164,7 +172,7 @@ def test_of_a_shard_that_goes_meanwhile_nothing_need_be_let_go(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease of a pass may be closed before its last windows are."""
-    monkeypatch.setattr(maps, "available_bytes", lambda: 0)
+    monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
     with snapshot.Snapshot.take(cache.root) as taken:
         taken.enter([3])
         taken.mapped(3)
@@ -172,12 +180,12 @@ def test_of_a_shard_that_goes_meanwhile_nothing_need_be_let_go(
         def gone(*_: Any) -> list[Path]:
             raise FileNotFoundError
 
-        monkeypatch.setattr(maps, "shard_files", gone)
+        monkeypatch.setattr(formats, "shard_files", gone)
         taken.leave([3])
 
 
 def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
-    monkeypatch.setattr(maps, "available_bytes", lambda: 0)
+    monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
     with (
         snapshot.Snapshot.take(cache.root) as one,
         snapshot.Snapshot.take(cache.root) as other,
@@ -199,7 +207,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
     memory = map_file(path)
     os.truncate(path, 4096)
     with pytest.raises(CorruptShardError, match="cannot be read"):
-        list(bring(memory))
+        list(read_pieces(memory))
 
 
 @pytest.mark.parametrize("asking", [True, False])
@@ -208,19 +216,19 @@ def test_a_cold_file_is_in_memory_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: bool, advice: int
 ) -> None:
     """Also by a kernel that does not know how to map pages before they are touched."""
-    monkeypatch.setattr(mapping, "_POPULATE_READ", advice)
-    monkeypatch.setattr(mapping, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(mapped, "_POPULATE_READ", advice)
+    monkeypatch.setattr(mapped, "READ_PIECE_BYTES", 1 << 20)
     path = tmp_path / "shard"
     content = np.random.default_rng(0).integers(0, 256, (5 << 20) + 77, np.uint8)
     with path.open("wb") as file:
         file.write(content.tobytes())
         os.fsync(file.fileno())
-    forget(path)
+    drop_from_page_cache(path)
     memory, found = map_file(path), []
-    assert not in_memory(memory)
-    for piece in bring(memory, asking=asking):
+    assert not is_in_page_cache(memory)
+    for piece in read_pieces(memory, asking=asking):
         # Pieces begin on a page, so each can be asked for by itself.
-        assert in_memory(piece)
+        assert is_in_page_cache(piece)
         found.append(piece)
     np.testing.assert_array_equal(np.concatenate(found), content)
     assert len(found) == 6
@@ -229,5 +237,5 @@ def test_a_cold_file_is_in_memory_piece_by_piece(
 
 def test_a_file_that_cannot_be_opened_stays_in_memory(tmp_path: Path) -> None:
     (tmp_path / "shard").write_bytes(b"")
-    forget(tmp_path / "gone")
-    forget(tmp_path / "shard" / "in no folder")
+    drop_from_page_cache(tmp_path / "gone")
+    drop_from_page_cache(tmp_path / "shard" / "in no folder")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError
 from growcache.loading import plan
 from growcache.numpy import EpochLoader

@@ -14,15 +14,23 @@ from typing import Any
 
 import pytest
 
-from growcache.cache.index import IndexView, read_index
-from growcache.cache.leases import MAPPED, READ, LeaseView, RankNote, read_leases
-from growcache.config import CacheConfig, load_config
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.lease_views import MAPPED, READ, LeaseView, RankNote, read_leases
+from growcache.config import CacheConfig
+from growcache.config_text import load_config
 from growcache.errors import CacheError, CacheFullError, ConfigError
-from growcache.loading import gather, plan, reuse, waiting
+from growcache.loading import gather, plan, waiting
+from growcache.loading import snapshot as loading_snapshot
 from growcache.loading.options import LoaderOptions
-from growcache.loading.passes import Walk
-from growcache.loading.reuse import Watch, choose, limit_of, take, used_up
+from growcache.loading.passes import Passes
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import (
+    WaitControl,
+    choose_shards,
+    reuse_limit,
+    shards_at_limit,
+    take_snapshot,
+)
 from growcache.loading.windows import Piece
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -33,9 +41,9 @@ MakeCache = Callable[..., Filled]
 
 @pytest.fixture(autouse=True)
 def unwarned() -> Iterator[None]:
-    reuse._warned.clear()
+    waiting._warned_of_reuse.clear()
     yield
-    reuse._warned.clear()
+    waiting._warned_of_reuse.clear()
 
 
 def test_who_waited_for_room_takes_what_the_index_says_then(
@@ -45,7 +53,7 @@ def test_who_waited_for_room_takes_what_the_index_says_then(
     cache.add(0)
     options = LoaderOptions(path=cache.root, batch_size=1)
     wake = threading.Event()
-    choice = choose(options, Watch(wake, wake.is_set), read_index(cache.root))
+    choice = choose_shards(options, WaitControl(wake, wake.is_set), read_index(cache.root))
     assert choice.without == frozenset()
 
     class Full(Snapshot):
@@ -56,9 +64,9 @@ def test_who_waited_for_room_takes_what_the_index_says_then(
                 raise CacheFullError("no room")
             return Snapshot.take(*arguments, **keywords)
 
-    monkeypatch.setattr(reuse, "Snapshot", Full)
+    monkeypatch.setattr(loading_snapshot, "Snapshot", Full)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
-    snapshot = take(options, Watch(wake, wake.is_set), choice)
+    snapshot = take_snapshot(options, WaitControl(wake, wake.is_set), choice)
     assert snapshot is not None
     with snapshot:
         assert [row.number for row in snapshot.shards] == [0, 1]
@@ -112,7 +120,7 @@ def test_uses_are_those_of_finished_leases_and_of_the_others() -> None:
     note = RankNote("run", 0, 0, 1, 2)
 
     def found(*leases: LeaseView, own: str = "") -> set[int]:
-        return set(used_up(view, leases, "a", 2, {own: range(3)}))
+        return set(shards_at_limit(view, leases, "a", 2, {own: range(3)}))
 
     assert found() == {1}
     assert found(lease("x", read)) == {0, 1}
@@ -125,19 +133,19 @@ def test_uses_are_those_of_finished_leases_and_of_the_others() -> None:
 
 def test_the_limit_is_in_the_index_and_follows_the_service(make_cache: MakeCache) -> None:
     cache = make_cache(max_reuse=3, on_max_reuse="wait")
-    assert limit_of(read_index(cache.root)) == (3, True)
+    assert reuse_limit(read_index(cache.root)) == (3, True)
     values = {"path": cache.root, "max_bytes": 10**9, "min_free": 0}
     cache.cache.follow(CacheConfig.model_validate({**values, "max_reuse": 4}))
-    assert limit_of(read_index(cache.root)) == (4, False)
+    assert reuse_limit(read_index(cache.root)) == (4, False)
     cache.cache.follow(CacheConfig.model_validate(values))
-    assert limit_of(read_index(cache.root)) is None
+    assert reuse_limit(read_index(cache.root)) is None
 
 
 @pytest.mark.mutant(
     23,
     "growcache.loading.snapshot:Snapshot.take",
-    "row.samples and row.number not in without and _is_of(only, row)",
-    "row.samples and _is_of(only, row)",
+    "row.samples and row.number not in without and _is_wanted(only, row)",
+    "row.samples and _is_wanted(only, row)",
 )
 def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once(
     make_cache: MakeCache, caplog: pytest.LogCaptureFixture
@@ -157,7 +165,7 @@ def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once
         assert shards(loader) == {0, 1, 2}
 
 
-@pytest.mark.mutant(23, "growcache.loading.reuse:choose", "watch.hold()", "pass")
+@pytest.mark.mutant(23, "growcache.loading.waiting:choose_shards", "watch.hold()", "pass")
 def test_who_waits_for_new_samples_holds_no_shard_and_says_so(
     make_cache: MakeCache, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,13 +244,13 @@ def test_what_is_being_copied_counts_as_used(
 ) -> None:
     """A block takes all windows at once; the next snapshot is asked for before it is copied."""
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
-    copied = Walk.read
+    copied = Passes.read
 
-    def slowly(walk: Walk, pieces: list[Piece]) -> None:
+    def slowly(walk: Passes, pieces: list[Piece]) -> None:
         time.sleep(0.3)
         copied(walk, pieces)
 
-    monkeypatch.setattr(Walk, "read", slowly)
+    monkeypatch.setattr(Passes, "read", slowly)
     cache = make_cache(max_reuse=1, on_max_reuse="wait")
     cache.add(*range(16))
     with EpochLoader(cache.root, batch_size=5, min_samples=1) as loader:

@@ -14,21 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from growcache.loading.channel import Channel
 from growcache.loading.framework import (
     LONG_ROW_BYTES,
+    MIN_PARALLEL_BYTES,
     NUMPY,
     Bytes,
     Framework,
     Integers,
+    ParallelCopies,
     take_rows,
 )
-from growcache.loading.links import Link
-from growcache.loading.sharing import LEAST_BYTES, SharedCopies
 from growcache.torch import EpochLoader
 from tests.filled import Filled
 
 ROW_BYTES = 64 * 1024
-ROWS = LEAST_BYTES // ROW_BYTES + 1
+ROWS = MIN_PARALLEL_BYTES // ROW_BYTES + 1
 MEMORY = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
 NAME = "growcache-copies"
 
@@ -58,7 +59,7 @@ class Recorded:
 
 @contextmanager
 def shared(framework: Framework, *, waits: bool = True) -> Iterator[Framework]:
-    with closing(SharedCopies(framework, lambda: waits)) as copies:
+    with closing(ParallelCopies(framework, lambda: waits)) as copies:
         yield copies.lent()
     assert NAME not in {thread.name for thread in threading.enumerate()}
 
@@ -91,8 +92,8 @@ def test_what_two_copy_is_what_one_copies(
 
 
 def test_values_of_any_size_are_cut_between_two() -> None:
-    huge = np.array([0, 0, LEAST_BYTES, 0, 1, ROW_BYTES])
-    memory = np.random.default_rng(2).integers(0, 256, LEAST_BYTES, np.uint8)
+    huge = np.array([0, 0, MIN_PARALLEL_BYTES, 0, 1, ROW_BYTES])
+    memory = np.random.default_rng(2).integers(0, 256, MIN_PARALLEL_BYTES, np.uint8)
     for lengths in (huge, huge[::-1].copy(), huge[2:4], huge[1:3]):
         out = np.zeros(lengths.sum(), np.uint8)
         with shared(NUMPY) as lent:
@@ -114,7 +115,7 @@ def test_two_threads_copy_where_the_loop_waits() -> None:
 
 @two_cores
 def test_two_threads_copy_a_single_row() -> None:
-    memory = np.random.default_rng(3).integers(0, 256, 3 * LEAST_BYTES + 7, np.uint8)
+    memory = np.random.default_rng(3).integers(0, 256, 3 * MIN_PARALLEL_BYTES + 7, np.uint8)
     recorded = Recorded()
     with shared(recorded.framework()) as lent:
         for start in (0, 4, 7):
@@ -132,7 +133,7 @@ def test_a_value_that_is_copied_in_one_call_is_not_cut_into_halves_of_many() -> 
     def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
         calls.append(lengths.tolist())
 
-    short, long = [LONG_ROW_BYTES // 2] * 200, [2 * LEAST_BYTES]
+    short, long = [LONG_ROW_BYTES // 2] * 200, [2 * MIN_PARALLEL_BYTES]
     framework = Framework(take_slices=take_slices, frees_lock=True)
     with shared(framework) as lent:
         for lengths in (short + long, long + short, [0, *long], [*long, 0]):
@@ -183,7 +184,7 @@ def test_a_loop_that_waits_has_two_threads_that_copy_and_none_once_closed(
 def test_a_loop_that_computes_is_not_disturbed_because_it_waited_once(
     waits: bool, waited: bool, step_seconds: float, hurries: bool
 ) -> None:
-    link = Link(0, lambda item: None)
+    link = Channel(0, lambda item: None)
     link.waits, link.waited, link.step_seconds = waits, waited, step_seconds
     assert link.hurries() == hurries
 
@@ -200,7 +201,7 @@ def test_the_wait_for_the_other_half_is_known() -> None:
             time.sleep(0.1)
         assert begun.wait(30)
 
-    with closing(SharedCopies(Framework(slow, frees_lock=True), lambda: True)) as copies:
+    with closing(ParallelCopies(Framework(slow, frees_lock=True), lambda: True)) as copies:
         copies.lent().take(MEMORY, *rows())
         assert 0.03 < copies.waited_seconds < 30
 
@@ -228,7 +229,7 @@ def test_nobody_waits_for_a_thread_that_does_not_come() -> None:
         assert free.wait(30)
 
     framework = Framework(recorded.take, prepare=late, frees_lock=True)
-    with closing(SharedCopies(framework, lambda: True)) as copies:
+    with closing(ParallelCopies(framework, lambda: True)) as copies:
         starts, out = rows()
         copies.lent().take(MEMORY, starts, out)
         assert recorded.threads == [threading.current_thread().name] * 2

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache.cache import leases
 from growcache.cache.formats import shard_files
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index import read_index
-from growcache.cache.leases import DROPPED, HELD, MAPPED, Lease, read_leases
+from growcache.cache.index.reader import read_index
+from growcache.cache.lease_views import DROPPED, HELD, MAPPED, read_leases
+from growcache.cache.leases import Lease
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
-from growcache.loading import snapshot as module
-from growcache.loading.maps import MapPool
+from growcache.loading.maps import MapPool, file_identity
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.stamps import stamp_of
 from tests.filled import open_leases
 from tests.sampling.services import wait_until
 
@@ -102,7 +102,7 @@ def test_what_retires_while_the_lease_is_made_is_not_served(
             cache.retire(1)  # the evictor, between the two looks at the index
             return Lease.create(*arguments, **keywords)
 
-    monkeypatch.setattr(module, "Lease", Slow)
+    monkeypatch.setattr(leases, "Lease", Slow)
     with Snapshot.take(cache.root) as snapshot:
         assert [row.number for row in snapshot.shards] == [0, 2]
         (lease,) = read_leases(cache.root)
@@ -166,7 +166,7 @@ def test_what_was_found_whole_is_not_read_through_again_until_it_is_touched(
         *shard_files(cache.layout, 0, "tfrecord"),
         *shard_files(cache.layout, 1, "tfrecord"),
     ]
-    wait_until(lambda: stamp_of(files) is not None, 5, every=0.002)
+    wait_until(lambda: file_identity(files) is not None, 5, every=0.002)
     keep = MapPool.of(cache.root)
 
     def look(verify: Any = "first") -> int:

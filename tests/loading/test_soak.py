@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.numpy import EpochLoader
 
 SETTLED, EPOCHS, EVERY = 50, 201, 50

@@ -15,26 +15,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.index import live_numbers
-from growcache.cache.leases import Lease, read_leases
+from growcache.cache import leases as cache_leases
+from growcache.cache.index import reader
+from growcache.cache.index.reader import live_numbers
+from growcache.cache.lease_views import read_leases
+from growcache.cache.leases import Lease
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import plan
-from growcache.loading import snapshot as snapshots
 from growcache.loading.loader import Loader
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
-from growcache.loading.ranks import Ranks
-from growcache.loading.snapshot import Snapshot
-from growcache.loading.state import (
-    LoaderState,
-    Mark,
-    Marks,
+from growcache.loading.plan import Ranks
+from growcache.loading.position import (
     PassPlan,
+    PassPosition,
+    PassPositions,
     PlannedShard,
-    Rest,
-    rest_of,
+    Position,
+    RemainingPass,
+    remaining_pass,
     with_substitutes,
 )
+from growcache.loading.snapshot import Snapshot
 from growcache.schema import Origin, Sample
 from tests.filled import Filled, open_leases
 from tests.loading.conftest import full_of
@@ -254,7 +256,7 @@ def test_what_is_on_its_way_out_is_there_while_another_holds_it(
 
 
 @pytest.mark.mutant(
-    17, "growcache.loading.resume:_held", "lease.open and lease.settled", "lease.open"
+    17, "growcache.loading.resume:_leased_numbers", "lease.open and lease.settled", "lease.open"
 )
 def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
     cache: Any, loader: Any, monkeypatch: pytest.MonkeyPatch
@@ -278,8 +280,8 @@ def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
         looked.append(root)
         return live_numbers(root)
 
-    monkeypatch.setattr(snapshots, "Lease", Late)
-    monkeypatch.setattr(snapshots, "live_numbers", looking)
+    monkeypatch.setattr(cache_leases, "Lease", Late)
+    monkeypatch.setattr(reader, "live_numbers", looking)
     Snapshot.take(cache.root).close()
     assert looked
 
@@ -523,7 +525,7 @@ def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> No
 @given(
     st.lists(
         st.builds(
-            Mark,
+            PassPosition,
             st.integers(0, 1 << 40),
             st.integers(0, 1 << 40),
             st.lists(st.integers(0, 1 << 40), max_size=3).map(tuple),
@@ -531,10 +533,10 @@ def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> No
         max_size=200,
     )
 )
-def test_marks_travel_by_column(marks: list[Mark]) -> None:
-    sent = pickle.loads(pickle.dumps(Marks.of(marks), protocol=5))
+def test_marks_travel_by_column(marks: list[PassPosition]) -> None:
+    sent = pickle.loads(pickle.dumps(PassPositions.of(marks), protocol=5))
     assert (len(sent), list(sent)) == (len(marks), marks)
-    assert all(isinstance(mark, Mark) for mark in sent)
+    assert all(isinstance(mark, PassPosition) for mark in sent)
 
 
 def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:
@@ -542,11 +544,11 @@ def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:
     digests = [f"{number:032x}" for number in range(10_000)]
     planned = tuple(PlannedShard(10**6 + n, 1000, d) for n, d in enumerate(digests))
     plan_of_pass = PassPlan(3, planned, 10_000)
-    state = LoaderState(mark=Mark(3, 5_000_000), plan=plan_of_pass)
+    state = Position(mark=PassPosition(3, 5_000_000), plan=plan_of_pass)
     text = json.dumps(state.to_dict(options))
     assert len(text) < 1_000_000
-    assert LoaderState.from_dict(json.loads(text), options) == state
-    rest = rest_of(state, options)
+    assert Position.from_dict(json.loads(text), options) == state
+    rest = remaining_pass(state, options)
     assert rest is not None
     assert 4_990 < len(rest.needed()) < 5_010
 
@@ -557,11 +559,13 @@ def test_behind_the_last_step_of_all_ranks_nothing_is_left(ranks: int) -> None:
     options = LoaderOptions("cache", batch_size=64, ranks=here)
     step = 64 * ranks
     plan_of_pass = PassPlan(0, (PlannedShard(0, 10 * step - 1, "0" * 32),), 10 * step)
-    states = [LoaderState(mark=Mark(0, steps * step), plan=plan_of_pass) for steps in (8, 9)]
-    last, over = (rest_of(state, options) for state in states)
+    states = [
+        Position(mark=PassPosition(0, steps * step), plan=plan_of_pass) for steps in (8, 9)
+    ]
+    last, over = (remaining_pass(state, options) for state in states)
     assert last is not None
     assert over is None
-    kept = rest_of(states[1], replace(options, drop_last=False))
+    kept = remaining_pass(states[1], replace(options, drop_last=False))
     assert kept is not None
 
 
@@ -581,10 +585,10 @@ def test_what_is_needed_is_what_still_comes(
         (w.numbers[place], row)
         for w in whole.windows(options)
         for place, row in zip(
-            *(a.tolist() for a in plan.located(w.order(), w.starts())), strict=True
+            *(a.tolist() for a in plan.locate_samples(w.order(), w.starts())), strict=True
         )
     ]
-    rest = Rest(whole, whole.windows(options), Mark(0, position))
+    rest = RemainingPass(whole, whole.windows(options), PassPosition(0, position))
     before, after = {n for n, _ in rows[:position]}, {n for n, _ in rows[position:]}
     assert rest.needed() == after
     assert rest.begun() == before & after

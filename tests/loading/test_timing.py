@@ -10,20 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading.links import EpochEnd, Item, Link
-from growcache.loading.sources import Handover, Queued
-from growcache.loading.state import Mark
-from growcache.loading.timing import (
+from growcache.loading.channel import (
     HEAD_START_SECONDS,
+    AckQueue,
+    Channel,
+    EpochEnd,
+    Item,
+    QueuedStage,
+    head_start_seconds,
+)
+from growcache.loading.passes import (
     LOOK_SECONDS,
     MARGIN,
     MOST_SLACK_SECONDS,
     SLACK_SECONDS,
     SLACK_SHARE,
-    Timing,
-    head_start,
+    SnapshotTiming,
     is_due,
 )
+from growcache.loading.position import PassPosition
 
 seconds = st.floats(0.0001, 10)
 paces = st.floats(1, 1e7)
@@ -96,7 +101,7 @@ class Consumer:
 def test_a_steady_consumer_waits_for_no_snapshot_that_could_have_come_in_time(
     batches: int, batch: int, step: float, prepare: float, first_prepare: float
 ) -> None:
-    timing, consumer = Timing(), Consumer(batches * batch, batch, step)
+    timing, consumer = SnapshotTiming(), Consumer(batches * batch, batch, step)
     timing.learn(first_prepare, 0, first_prepare)
     for epoch in range(4):
         consumer.begin()
@@ -112,7 +117,7 @@ def test_a_steady_consumer_waits_for_no_snapshot_that_could_have_come_in_time(
 
 
 def test_a_long_epoch_takes_its_snapshot_near_the_end() -> None:
-    timing, consumer = Timing(), Consumer(64_000, 64, 0.01)  # ten seconds
+    timing, consumer = SnapshotTiming(), Consumer(64_000, 64, 0.01)  # ten seconds
     timing.learn(1.0, 0, 0.05)
     for _ in range(3):
         consumer.begin()
@@ -124,7 +129,7 @@ def test_a_long_epoch_takes_its_snapshot_near_the_end() -> None:
 
 
 def test_of_a_pass_of_a_minute_it_is_taken_a_second_before_the_end() -> None:
-    timing, consumer = Timing(), Consumer(600_000, 100, 0.01)
+    timing, consumer = SnapshotTiming(), Consumer(600_000, 100, 0.01)
     timing.learn(1.0, 0, 0.005)
     for _ in range(3):
         consumer.begin()
@@ -137,7 +142,7 @@ def test_of_a_pass_of_a_minute_it_is_taken_a_second_before_the_end() -> None:
 
 @pytest.mark.parametrize("looks", [0, 1, 20])
 def test_an_epoch_that_is_left_early_tells_nothing_of_the_pace(looks: int) -> None:
-    timing, consumer = Timing(), Consumer(64_000, 64, 0.01)  # ten seconds
+    timing, consumer = SnapshotTiming(), Consumer(64_000, 64, 0.01)  # ten seconds
     timing.learn(1.0, 0, 0.05)
     left_early = False
     for epoch in range(5):
@@ -159,7 +164,7 @@ def test_an_epoch_that_is_left_early_tells_nothing_of_the_pace(looks: int) -> No
 
 
 def test_who_stands_still_is_waited_for_and_a_stop_ends_it() -> None:
-    timing, looks = Timing(), []
+    timing, looks = SnapshotTiming(), []
     timing.learn(0.1, 0, 0.1)
 
     def pause(duration: float) -> bool:
@@ -175,7 +180,7 @@ def test_of_epochs_that_are_over_between_two_looks_only_the_first_ones_are_looke
     batches: int, lasts: float, prepare: float
 ) -> None:
     """Nothing is consumed while they are prepared, so no pace is known but that of whole ones."""
-    timing, consumer = Timing(), Consumer(batches * 8, 8, lasts / batches)
+    timing, consumer = SnapshotTiming(), Consumer(batches * 8, 8, lasts / batches)
     timing.learn(prepare, 0, prepare)
     for epoch in range(5):
         consumer.begin()
@@ -188,7 +193,7 @@ def test_of_epochs_that_are_over_between_two_looks_only_the_first_ones_are_looke
 
 
 def test_a_pause_ends_where_the_consumer_wants_the_next_epoch() -> None:
-    link = Link(3, lambda _: None)
+    link = Channel(3, lambda _: None)
     assert not link.pause(3, 0.001)
     woken(link, lambda: link.pause(3, 60), lambda: link.begin(4))
     assert not link.pause(3, 60)
@@ -198,8 +203,8 @@ def test_a_pause_ends_where_the_consumer_wants_the_next_epoch() -> None:
 
 @given(st.floats(0, allow_nan=False))
 def test_whoever_is_woken_works_neither_before_nor_after_the_step(step: float) -> None:
-    assert 0 <= head_start(step) <= min(step, HEAD_START_SECONDS)
-    assert head_start(math.inf) == HEAD_START_SECONDS
+    assert 0 <= head_start_seconds(step) <= min(step, HEAD_START_SECONDS)
+    assert head_start_seconds(math.inf) == HEAD_START_SECONDS
 
 
 class Waits(threading.Event):
@@ -214,7 +219,7 @@ class Waits(threading.Event):
         return False
 
 
-def woken(link: Link, wait: Callable[[], object], wake: Callable[[], object]) -> None:
+def woken(link: Channel, wait: Callable[[], object], wake: Callable[[], object]) -> None:
     """Have a thread wait for the consumer, which wakes it."""
     thread = threading.Thread(target=wait)
     thread.start()
@@ -223,14 +228,14 @@ def woken(link: Link, wait: Callable[[], object], wake: Callable[[], object]) ->
 
 
 def test_a_thread_that_the_consumer_wakes_lets_it_go_first() -> None:
-    link = Link(0, lambda _: None)
+    link = Channel(0, lambda _: None)
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.002]
 
 
 def test_a_consumer_in_another_process_needs_no_head_start() -> None:
-    link = Link(0, lambda _: None)
+    link = Channel(0, lambda _: None)
     link.stop, link.by_block = waits, _ = Waits(), True
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.0]
@@ -238,7 +243,7 @@ def test_a_consumer_in_another_process_needs_no_head_start() -> None:
 
 
 def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> None:
-    link = Link(0, lambda _: None)
+    link = Channel(0, lambda _: None)
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
     tokens = [link.token(), link.token()]
     assert (tokens, waits.seconds) == ([True, True], [])
@@ -267,38 +272,38 @@ def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> 
 def test_the_step_is_from_one_delivery_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    queued = Queued(0)
+    queued = QueuedStage(0)
     assert queued._link.step_seconds == math.inf
-    queued.delivered = Mark(0, 1)
+    queued.delivered = PassPosition(0, 1)
     assert queued._link.step_seconds == math.inf
     for seconds in (0.5, 0.25):
         now[0] += seconds
-        queued.delivered = Mark(0, 2)
+        queued.delivered = PassPosition(0, 2)
         assert queued._link.step_seconds == seconds
 
 
 def test_who_waits_for_a_block_is_in_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
 
-    class Slow(Handover):
+    class Slow(AckQueue):
         def get(self, block: bool = True, timeout: float | None = None) -> Item:
             now[0] += 7.0
             return super().get(timeout=0)
 
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    queued = Queued(0)
+    queued = QueuedStage(0)
     queued._items = Slow()
-    queued.delivered = Mark(0, 1)
+    queued.delivered = PassPosition(0, 1)
     now[0] += 0.5
     assert queued.receive(0) is None
     queued._items.put(EpochEnd(0))
     assert queued.receive() == EpochEnd(0)
-    queued.delivered = Mark(0, 2)
+    queued.delivered = PassPosition(0, 2)
     assert queued._link.step_seconds == 0.5
 
 
 def test_whether_a_block_was_waited_for_is_told_with_it() -> None:
-    queued = Queued(0)
+    queued = QueuedStage(0)
     told = []
     for there in (True, False, True):
         if not there:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError, FormatError
-from growcache.loading.crews import arguments_of
-from growcache.loading.transforms import Transform
+from growcache.loading.transform import BlockTransform
+from growcache.loading.user_function import function_arguments
 from growcache.schema import Origin, Sample, Schema
 
 ROWS = 40
@@ -18,11 +18,13 @@ PLACES = [(2, 100 + i) for i in range(ROWS)]
 
 @pytest.fixture
 def run() -> Iterator[Any]:
-    made: list[Transform] = []
+    made: list[BlockTransform] = []
 
     def call(function: Any, seed: int = 0, origins: list[Origin] | None = None) -> Sample:
         made.append(
-            Transform(function, seed, ROWS, Schema.of({k: v[0] for k, v in ARRAYS.items()}))
+            BlockTransform(
+                function, seed, ROWS, Schema.of({k: v[0] for k, v in ARRAYS.items()})
+            )
         )
         return made[-1].run({k: v.copy() for k, v in ARRAYS.items()}, PLACES, origins)
 
@@ -75,13 +77,13 @@ def test_origins_go_by_name(run: Any) -> None:
     ],
 )
 def test_arguments_that_are_given(function: Any, takes: set[str]) -> None:
-    assert arguments_of(function) == takes
+    assert function_arguments(function) == takes
 
 
 @pytest.mark.parametrize("function", [lambda: 1, lambda sample, labels: sample])
 def test_arguments_that_nobody_can_give(function: Any) -> None:
     with pytest.raises(ConfigError, match="rng and origin"):
-        arguments_of(function)
+        function_arguments(function)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.errors import CorruptShardError
-from growcache.loading import vectored
-from growcache.loading.framework import Bytes, Take, take_rows, take_slices
-from growcache.loading.vectored import MOST_ROWS, copy_rows
+from growcache.loading import framework
+from growcache.loading.framework import (
+    MAX_IOVEC_ROWS,
+    Bytes,
+    Take,
+    copy_rows,
+    take_rows,
+    take_slices,
+)
 
 MEMORY: Bytes = np.random.default_rng(0).integers(0, 256, 3 << 20, np.uint8)
 
@@ -42,7 +48,7 @@ def test_rows_lie_one_behind_the_other(parts: list[tuple[int, int]]) -> None:
 
 
 def test_rows_are_more_than_one_call_takes() -> None:
-    starts = np.random.default_rng(1).permutation(2 * MOST_ROWS + 7)
+    starts = np.random.default_rng(1).permutation(2 * MAX_IOVEC_ROWS + 7)
     out = np.zeros((len(starts), 100), np.uint8)
     lengths = np.full(len(starts), 100)
     assert copy_rows(MEMORY, starts, lengths, out.reshape(-1))
@@ -55,7 +61,7 @@ def test_what_a_call_leaves_over_is_copied_by_the_next(
 ) -> None:
     """As of more than 2 GB: here calls end early, wherever it is in a row."""
     limits = iter(least)
-    real = vectored._read
+    real = framework._process_vm_readv
     assert real is not None
 
     def short(pid: int, into: ctypes.Array[ctypes.c_size_t], *rest: int) -> int:
@@ -65,7 +71,7 @@ def test_what_a_call_leaves_over_is_copied_by_the_next(
 
     starts = [7 * i for i in range(len(lengths))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectored, "_read", short)
+        patch.setattr(framework, "_process_vm_readv", short)
         found = copied(starts, lengths)
     expected = [MEMORY[s : s + n] for s, n in zip(starts, lengths, strict=True)]
     assert (found == np.concatenate(expected)).all()
@@ -164,7 +170,9 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    monkeypatch.setattr(vectored, "_read", None if request.param == "unknown" else refused)
+    monkeypatch.setattr(
+        framework, "_process_vm_readv", None if request.param == "unknown" else refused
+    )
 
 
 @pytest.mark.usefixtures("elsewhere")

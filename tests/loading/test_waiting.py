@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from growcache.cache.index import IndexView, Totals
+from growcache.cache.index.reader import IndexView
+from growcache.cache.index.schema import CacheTotals
 from growcache.cache.status import Status, write_status
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import waiting
@@ -37,7 +38,7 @@ def test_what_is_waited_for_is_capped(
     complete: bool, population: float | None, wanted: int
 ) -> None:
     view = IndexView(
-        totals=Totals(samples=40), complete=complete, population_samples=population
+        totals=CacheTotals(samples=40), complete=complete, population_samples=population
     )
     assert samples_wanted(view, 1000) == wanted
 

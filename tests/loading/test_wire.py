@@ -12,12 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.errors import CacheError
-from growcache.loading.wire import PACKET_BYTES, Frame, ToldError, Wire, pair
+from growcache.loading.child_process import (
+    PACKET_BYTES,
+    Message,
+    MessageSocket,
+    PeerFailedError,
+    socket_pair,
+)
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Wire, Wire]]:
-    out, into = map(Wire, pair())
+def ends() -> Iterator[tuple[MessageSocket, MessageSocket]]:
+    out, into = map(MessageSocket, socket_pair())
     yield out, into
     out.close()
     into.close()
@@ -32,12 +38,12 @@ around_packets = st.builds(
 
 @given(st.lists(around_packets, min_size=1, max_size=3))
 def test_messages_of_any_size_arrive_one_by_one(sizes: list[int]) -> None:
-    out, into = map(Wire, pair())
+    out, into = map(MessageSocket, socket_pair())
     bodies = [bytes([i]) * size for i, size in enumerate(sizes)]
 
     def send() -> None:
         for i, body in enumerate(bodies):
-            out.send(Frame({"n": i}, body))
+            out.send(Message({"n": i}, body))
 
     sending = threading.Thread(target=send)
     sending.start()
@@ -50,9 +56,9 @@ def test_messages_of_any_size_arrive_one_by_one(sizes: list[int]) -> None:
     into.close()
 
 
-def test_the_end_is_told(ends: tuple[Wire, Wire]) -> None:
+def test_the_end_is_told(ends: tuple[MessageSocket, MessageSocket]) -> None:
     out, into = ends
-    out.send(Frame("last"))
+    out.send(Message("last"))
     out.shut()
     assert into.receive().head == "last"
     with pytest.raises(EOFError):
@@ -60,22 +66,22 @@ def test_the_end_is_told(ends: tuple[Wire, Wire]) -> None:
 
 
 def test_last_words_are_heard_of_one_who_left_something_unread(
-    ends: tuple[Wire, Wire],
+    ends: tuple[MessageSocket, MessageSocket],
 ) -> None:
     ours, theirs = ends
-    ours.send(Frame("an order that nobody takes"))
+    ours.send(Message("an order that nobody takes"))
     theirs.tell(RuntimeError("no such thing here"))
     theirs.close()
-    with pytest.raises(ToldError, match="no such thing here"):
+    with pytest.raises(PeerFailedError, match="no such thing here"):
         ours.receive()
     with pytest.raises(EOFError):
         ours.receive()
 
 
-def test_descriptors_come_with_their_message(ends: tuple[Wire, Wire]) -> None:
+def test_descriptors_come_with_their_message(ends: tuple[MessageSocket, MessageSocket]) -> None:
     out, into = ends
     reading, writing = os.pipe()
-    out.send(Frame("a pipe", b"body", [writing]))
+    out.send(Message("a pipe", b"body", [writing]))
     os.close(writing)
     (found,) = into.receive().descriptors
     os.write(found, b"through it")
@@ -84,10 +90,12 @@ def test_descriptors_come_with_their_message(ends: tuple[Wire, Wire]) -> None:
     os.close(reading)
 
 
-def test_descriptors_that_did_not_arrive_are_missed(ends: tuple[Wire, Wire]) -> None:
+def test_descriptors_that_did_not_arrive_are_missed(
+    ends: tuple[MessageSocket, MessageSocket],
+) -> None:
     out, into = ends
     reading, writing = os.pipe()
-    out.send(Frame("a pipe", b"", [reading, writing]))
+    out.send(Message("a pipe", b"", [reading, writing]))
     free = os.dup(reading)
     os.close(free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import growcache
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError, ConfigError
 from growcache.numpy import EpochLoader
 from tests.sampling.services import make_source, run, service, write_config

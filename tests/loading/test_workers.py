@@ -19,15 +19,19 @@ import psutil
 import pytest
 
 from growcache.errors import CacheError, ConfigError, FormatError
-from growcache.loading.buffers import Bytes, allocate_here
-from growcache.loading.calls import portable
-from growcache.loading.crews import MAX_THREADS, Call, Rows, Threads
-from growcache.loading.epochs import Engine
+from growcache.loading.buffers import BufferBytes, allocate_private
+from growcache.loading.epochs import Consumer
 from growcache.loading.framework import NUMPY
-from growcache.loading.late_calls import LateCalls
 from growcache.loading.options import Gather, LoaderOptions
-from growcache.loading.stopping import StoppedError
+from growcache.loading.transform import (
+    MAX_THREADS,
+    ThreadExecutor,
+    TransformCall,
+    TransformRows,
+)
+from growcache.loading.user_function import SlowCallWatch, portable_error
 from growcache.numpy import EpochLoader
+from growcache.threads import StoppedError
 from tests.filled import Filled, open_leases
 from tests.loading import functions
 from tests.loading.loaders import as_bytes
@@ -132,11 +136,13 @@ def test_threads_begin_no_row_once_they_are_cancelled() -> None:
         cancelled.wait()
         return sample
 
-    crew = Threads(Call(lambda sample: (wait if sample["id"] else cancel)(sample), 0))
+    crew = ThreadExecutor(
+        TransformCall(lambda sample: (wait if sample["id"] else cancel)(sample), 0)
+    )
     try:
-        rows = Rows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None)
+        rows = TransformRows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None)
         with pytest.raises(StoppedError):
-            crew.results(rows, LateCalls(60, lambda row, seconds: None))
+            crew.results(rows, SlowCallWatch(60, lambda row, seconds: None))
     finally:
         crew.close()
     assert len(called) <= MAX_THREADS
@@ -182,11 +188,11 @@ class Locking:
     def enter(self) -> None:
         """Do nothing."""
 
-    def lock(self, buffer: Bytes) -> None:
+    def lock(self, buffer: BufferBytes) -> None:
         self.locked.append(buffer.ctypes.data)
 
-    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
-        return allocate_here(nbytes, kept)
+    def allocate(self, nbytes: int, kept: list[BufferBytes] | None) -> BufferBytes:
+        return allocate_private(nbytes, kept)
 
     def send(self, batch: Any, origin: object = None) -> Any:
         self.sent.append(batch["large"].ctypes.data)
@@ -206,7 +212,7 @@ def test_what_is_sent_to_a_device_lies_in_memory_that_was_locked(cache: Filled) 
         num_workers=1,
         gather="thread",
     )
-    engine = Engine(options, replace(NUMPY, carrier=carrier, allocate=carrier.allocate))
+    engine = Consumer(options, replace(NUMPY, carrier=carrier, allocate=carrier.allocate))
     try:
         assert sum(1 for _ in engine.epoch()) == 11
     finally:
@@ -266,7 +272,7 @@ def test_errors_that_cannot_travel_are_told() -> None:
     try:
         raise LocalError("in the user's code")
     except LocalError as error:
-        found = portable(error, "another process")
+        found = portable_error(error, "another process")
     assert isinstance(found, CacheError)
     assert "LocalError: in the user's code" in str(found)
     assert "in another process:\nTraceback" in str(found)

@@ -8,9 +8,9 @@ from typing import Any
 
 from growcache.config import SourceConfig
 from growcache.errors import ObjectMissingError, StoreError
-from growcache.remote.formats import ObjectFormat, Visit
-from growcache.remote.store import Entry
+from growcache.formats.base import ObjectFormat, Visit
 from growcache.schema import Sample
+from growcache.store.contract import Entry
 
 Row = tuple[Sample, int, int]
 SOURCE = SourceConfig(url=("s3://held/",), storage_options={"anon": True})

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from growcache.config import SourceConfig
-from growcache.remote.store import Entry, RemoteStore, open_store
+from growcache.store.contract import Entry
+from growcache.store.store import RemoteStore, open_store
 from tests.servers import Bucket, S3Server
 from tests.servers.azure import Azure, AzureContainer
 from tests.servers.ceph import missing

@@ -12,7 +12,8 @@ import pytest
 
 from growcache.config import SourceConfig
 from growcache.errors import TransientStoreError
-from growcache.remote.store import Entry, RemoteStore, open_store
+from growcache.store.contract import Entry
+from growcache.store.store import RemoteStore, open_store
 from tests.servers import Bucket
 from tests.servers.slowlink import SlowLink
 

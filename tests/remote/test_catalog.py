@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import CacheError, CacheFullError
-from growcache.remote.catalog import Catalog
-from growcache.remote.catalog_blocks import BLOCK
-from growcache.remote.seen import SeenKeys
-from growcache.remote.store import Entry
+from growcache.store.catalog import BLOCK_ENTRIES, Catalog
+from growcache.store.contract import Entry
+from growcache.store.key_set import KeySet
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 ENTRIES = st.lists(
@@ -77,47 +76,52 @@ def test_what_is_flushed_is_there_again(
 
 
 def test_digests_do_not_depend_on_blocks(tmp_path: Path) -> None:
-    entries = some(3 * BLOCK + 5)
+    entries = some(3 * BLOCK_ENTRIES + 5)
     found = []
-    for step in (1, 7, BLOCK, 1000):
+    for step in (1, 7, BLOCK_ENTRIES, 1000):
         with Catalog.open(tmp_path / f"{step}") as catalog:
             for at in range(0, len(entries), step):
                 catalog.append(entries[at : at + step])
                 if step == 7:
                     catalog.flush()
-            found.append([catalog.digest(n) for n in (0, 1, BLOCK, BLOCK + 1, len(entries))])
+            found.append(
+                [
+                    catalog.digest(n)
+                    for n in (0, 1, BLOCK_ENTRIES, BLOCK_ENTRIES + 1, len(entries))
+                ]
+            )
     assert found[0] == found[1] == found[2] == found[3]
 
 
 def test_a_torn_tail_is_cut_off(path: Path) -> None:
     with Catalog.open(path) as catalog:
-        catalog.append(some(BLOCK))
+        catalog.append(some(BLOCK_ENTRIES))
         catalog.flush()
         whole = path.stat().st_size
-        catalog.append(some(BLOCK, BLOCK))
+        catalog.append(some(BLOCK_ENTRIES, BLOCK_ENTRIES))
         catalog.flush()
     data = path.read_bytes()
     for cut in (whole, whole + 1, whole + 9, whole + 40, len(data) - 1):
         path.write_bytes(data[:cut])
         with Catalog.open(path, readonly=True) as read:
-            assert len(read) == BLOCK
+            assert len(read) == BLOCK_ENTRIES
         assert path.stat().st_size == cut
         with Catalog.open(path) as mended:
-            assert len(mended) == BLOCK
+            assert len(mended) == BLOCK_ENTRIES
             assert path.stat().st_size == whole
-            assert mended.append(some(2 * BLOCK)) == BLOCK
+            assert mended.append(some(2 * BLOCK_ENTRIES)) == BLOCK_ENTRIES
             mended.flush()
-            assert mended.entry(2 * BLOCK - 1) == some(2 * BLOCK)[-1]
+            assert mended.entry(2 * BLOCK_ENTRIES - 1) == some(2 * BLOCK_ENTRIES)[-1]
 
 
 def test_a_damaged_block_ends_the_catalog(path: Path) -> None:
     with Catalog.open(path) as catalog:
-        catalog.append(some(2 * BLOCK))
+        catalog.append(some(2 * BLOCK_ENTRIES))
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
     with Catalog.open(path) as catalog:
-        assert len(catalog) == BLOCK
+        assert len(catalog) == BLOCK_ENTRIES
 
 
 @pytest.mark.parametrize("taken", [0, 1, 9, 200])
@@ -135,22 +139,22 @@ def test_a_full_disk_costs_no_key(
         left[0] -= count
         return count
 
-    entries = some(5 * BLOCK + 3)
+    entries = some(5 * BLOCK_ENTRIES + 3)
     with Catalog.open(path) as catalog:
-        catalog.append(entries[:BLOCK])
+        catalog.append(entries[:BLOCK_ENTRIES])
         whole = path.stat().st_size
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", full)
             with pytest.raises(CacheFullError, match=r"no room on the disk .*catalog\.bin"):
-                catalog.append(entries[: 3 * BLOCK + 1])
+                catalog.append(entries[: 3 * BLOCK_ENTRIES + 1])
             with pytest.raises(CacheFullError):
                 catalog.flush()
             with pytest.raises(CacheFullError):
                 catalog.complete = True
         assert path.stat().st_size == whole
         assert not catalog.complete
-        assert catalog.entries(range(len(catalog))) == entries[: 3 * BLOCK + 1]
-        assert catalog.append(entries) == 2 * BLOCK + 2
+        assert catalog.entries(range(len(catalog))) == entries[: 3 * BLOCK_ENTRIES + 1]
+        assert catalog.append(entries) == 2 * BLOCK_ENTRIES + 2
         catalog.complete = True
     with Catalog.open(path) as again:
         assert again.entries(range(len(again))) == entries
@@ -182,11 +186,11 @@ def test_what_a_failed_sync_lost_is_not_believed(
     def failing(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    entries = some(3 * BLOCK)
+    entries = some(3 * BLOCK_ENTRIES)
     with Catalog.open(path) as catalog:
-        catalog.append(entries[:BLOCK])
+        catalog.append(entries[:BLOCK_ENTRIES])
         catalog.flush()
-        catalog.append(entries[BLOCK:])
+        catalog.append(entries[BLOCK_ENTRIES:])
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", failing)
             with pytest.raises(CacheError, match="Input/output"):
@@ -194,11 +198,11 @@ def test_what_a_failed_sync_lost_is_not_believed(
         with pytest.raises(CacheError, match="start again"):
             catalog.flush()
         with pytest.raises(CacheError, match="start again"):
-            catalog.append(some(BLOCK, first=3 * BLOCK))
-        assert catalog.entries(range(3 * BLOCK)) == entries
+            catalog.append(some(BLOCK_ENTRIES, first=3 * BLOCK_ENTRIES))
+        assert catalog.entries(range(3 * BLOCK_ENTRIES)) == entries
     with Catalog.open(path) as again:
-        assert again.entries(range(len(again))) == entries[:BLOCK]
-        assert again.append(entries) == 2 * BLOCK
+        assert again.entries(range(len(again))) == entries[:BLOCK_ENTRIES]
+        assert again.append(entries) == 2 * BLOCK_ENTRIES
 
 
 def test_a_failing_disk_is_named(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +211,15 @@ def test_a_failing_disk_is_named(catalog: Catalog, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "pwrite", failing)
     with pytest.raises(CacheError, match=r"cannot write the listing .*Input/output") as caught:
-        catalog.append(some(BLOCK))
+        catalog.append(some(BLOCK_ENTRIES))
     assert not isinstance(caught.value, CacheFullError)
 
 
-@pytest.mark.parametrize("limits", [(0, 0), (0, 1), (3, 200), (BLOCK, 2 * BLOCK), (100, 203)])
+@pytest.mark.parametrize(
+    "limits", [(0, 0), (0, 1), (3, 200), (BLOCK_ENTRIES, 2 * BLOCK_ENTRIES), (100, 203)]
+)
 def test_keys_come_in_pieces(catalog: Catalog, limits: tuple[int, int]) -> None:
-    catalog.append(some(3 * BLOCK))
+    catalog.append(some(3 * BLOCK_ENTRIES))
     catalog.append(some(203))  # the last eleven are not written yet
     found = [key for piece in catalog.keys(*limits) for key in piece]
     assert found == [entry.key for entry in some(203)[slice(*limits)]]
@@ -252,7 +258,7 @@ def test_the_same_key_of_two_urls_is_two_objects(catalog: Catalog) -> None:
 
 @pytest.mark.mutant(
     1,
-    "growcache.remote.catalog:Catalog.append",
+    "growcache.store.catalog:Catalog.append",
     "seen.add(keys, self._count, self._identities_of)",
     "[seen.add(keys, self._count, self._identities_of), *range(len(keys))][1:]",
 )
@@ -280,13 +286,13 @@ def test_complete_is_kept_and_may_be_taken_back(path: Path) -> None:
 
 def test_a_reader_follows_the_writer(path: Path, catalog: Catalog) -> None:
     with Catalog.open(path, readonly=True) as reader:
-        catalog.append(some(BLOCK + 1))
-        assert reader.refresh() == BLOCK
+        catalog.append(some(BLOCK_ENTRIES + 1))
+        assert reader.refresh() == BLOCK_ENTRIES
         catalog.flush()
-        assert reader.refresh() == BLOCK + 1
-        assert reader.entry(BLOCK) == some(BLOCK + 1)[-1]
+        assert reader.refresh() == BLOCK_ENTRIES + 1
+        assert reader.entry(BLOCK_ENTRIES) == some(BLOCK_ENTRIES + 1)[-1]
         with pytest.raises(CacheError, match="for reading"):
-            reader.append(some(BLOCK, 1000))
+            reader.append(some(BLOCK_ENTRIES, 1000))
 
 
 def test_views_of_sizes_stay_as_they_were(catalog: Catalog) -> None:
@@ -348,7 +354,7 @@ def test_seen_keys_take_little_memory() -> None:
     """Less than thirty bytes each while they are listed, which a dict would take several times."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 1 << 63, 1 << 17, dtype=np.int64).tolist()
-    seen = SeenKeys(int)
+    seen = KeySet(int)
     keys = list(map(str, words))
     tracemalloc.start()
     try:

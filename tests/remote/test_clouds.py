@@ -9,7 +9,7 @@ import pytest
 
 from growcache.config import SourceConfig
 from growcache.errors import AccessError, ObjectChangedError, ObjectMissingError
-from growcache.remote.store import RemoteStore, open_store
+from growcache.store.store import RemoteStore, open_store
 from tests.remote.places import listed, only, read_once
 from tests.servers.azure import ACCOUNT, KEY, Azure, AzureContainer
 from tests.servers.imagined_gcs import ImaginedGcs, imagined_gcs

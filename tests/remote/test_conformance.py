@@ -24,7 +24,8 @@ from growcache.errors import (
     StoreError,
     TransientStoreError,
 )
-from growcache.remote.formats import FORMATS, ObjectFormat, open_format
+from growcache.formats import FORMATS, open_format
+from growcache.formats.base import ObjectFormat
 from growcache.schema import Schema
 from tests.remote import lmdb_built, test_tar, test_tfrecord
 from tests.remote.held import Held, Row, visited

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.errors import FormatError
-from growcache.remote.formats.compressed import read_unpacked
-from growcache.remote.formats.decoding import Gate, decoded, decodes, refuse_large_sample
+from growcache.formats.compressed import read_unpacked
+from growcache.formats.memory import (
+    DecodeGate,
+    correct_decoded,
+    refuse_large_sample,
+    reserve_decoded,
+)
 from tests.remote.held import Held
 
 MOST = 100
@@ -25,9 +30,9 @@ def test_all_end_and_only_one_is_beyond_the_bound(
 ) -> None:
     held: dict[int, int] = {}
 
-    async def one(number: int, sizes: list[int], gate: Gate) -> None:
+    async def one(number: int, sizes: list[int], gate: DecodeGate) -> None:
         async def step(nbytes: int) -> None:
-            await decodes(nbytes)
+            await reserve_decoded(nbytes)
             first = not held.get(number)
             held[number] = held.get(number, 0) + nbytes
             if first and sum(map(bool, held.values())) > 1:
@@ -46,7 +51,7 @@ def test_all_end_and_only_one_is_beyond_the_bound(
                 held.pop(number, None)
 
     async def run() -> None:
-        gate = Gate(MOST)
+        gate = DecodeGate(MOST)
         tasks = [asyncio.create_task(one(n, v, gate)) for n, v in enumerate(visits)]
         await asyncio.sleep(0)
         for number in given_up & set(range(len(tasks))):
@@ -55,11 +60,11 @@ def test_all_end_and_only_one_is_beyond_the_bound(
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait_for(task, 10)
         with gate.visit(None):  # and nothing was forgotten
-            await asyncio.wait_for(decodes(MOST), 10)
+            await asyncio.wait_for(reserve_decoded(MOST), 10)
             other = asyncio.create_task(one(99, [1], gate))
             await asyncio.sleep(0)
             assert not other.done()
-            decoded(0, MOST)
+            correct_decoded(0, MOST)
             await asyncio.wait_for(other, 10)
 
     asyncio.run(run())
@@ -67,9 +72,9 @@ def test_all_end_and_only_one_is_beyond_the_bound(
 
 def test_a_sample_is_refused_only_where_its_size_says_all() -> None:
     refuse_large_sample(10**12, "k")
-    with Gate().visit(None):
+    with DecodeGate().visit(None):
         refuse_large_sample(10**12, "k")
-    with Gate().visit(1000):
+    with DecodeGate().visit(1000):
         refuse_large_sample(1000, "k")
         with pytest.raises(FormatError, match=r"k: a sample of 1,001 bytes"):
             refuse_large_sample(1001, "k")
@@ -84,7 +89,7 @@ def test_what_an_object_says_it_unpacks_to_decides_about_no_byte(lie: bool) -> N
         whole += b"end"
 
     async def read() -> bytes:
-        with Gate(1).visit(None):
+        with DecodeGate(1).visit(None):
             return bytes(await read_unpacked(Held(packed), "gzip"))
 
     assert asyncio.run(read()) == whole

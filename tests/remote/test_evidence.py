@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.remote.evidence import Evidence
-from growcache.remote.store import Entry
+from growcache.store.contract import Entry
+from growcache.store.retries import RecentReads
 
 
 def entry(key: str) -> Entry:
@@ -16,27 +16,27 @@ def entry(key: str) -> Entry:
 
 
 def test_nothing_is_known_at_first() -> None:
-    evidence = Evidence()
+    evidence = RecentReads()
     assert not evidence.others_since("a", 0.0)
     assert evidence.witnesses("a") == []
 
 
 def test_a_key_does_not_speak_for_itself() -> None:
-    evidence = Evidence()
+    evidence = RecentReads()
     evidence.answered(entry("a"), time.monotonic())
     assert not evidence.others_since("a", 0.0)
     assert evidence.others_since("b", 0.0)
 
 
 def test_what_was_before_the_request_says_nothing() -> None:
-    evidence = Evidence()
+    evidence = RecentReads()
     evidence.answered(entry("a"), time.monotonic())
     assert not evidence.others_since("b", time.monotonic() + 1)
     assert evidence.witnesses("b") == [entry("a")]
 
 
 def test_what_was_let_in_before_a_refusal_says_nothing_about_it() -> None:
-    evidence = Evidence()
+    evidence = RecentReads()
     refused_at = time.monotonic()
     evidence.answered(entry("a"), refused_at - 1)
     assert evidence.others_since("b", refused_at)
@@ -47,7 +47,7 @@ def test_what_was_let_in_before_a_refusal_says_nothing_about_it() -> None:
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"))
 def test_as_if_all_reads_were_kept(reads: list[str], key: str) -> None:
-    evidence = Evidence()
+    evidence = RecentReads()
     for one in reads:
         evidence.answered(entry(one), 0.0)
     assert evidence.others_since(key, 0.0) == any(one != key for one in reads)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.config import Config, SourceConfig, load_config
+from growcache.config import Config, SourceConfig
+from growcache.config_text import load_config
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import Visit, open_source
-from growcache.remote.formats.objects import Found, Measure, PartlyReadError
-from growcache.sampling.reasons import suspects
-from growcache.sampling.stratify import named_by
+from growcache.formats import open_source
+from growcache.formats.base import Measure, PartlyReadError, SamplesWithOrigins, Visit
+from growcache.sampling.strata import stratum_names
+from growcache.sampling.worker_pool import crash_suspects
 from growcache.schema import Array
 from tests.remote.held import Held
 
@@ -91,7 +92,7 @@ class Pair:
         self.x, self.y = Held(x[2], "x_1"), Held(y[2], "y_1")
         self.x.others = [self.y]
 
-    def read(self, part: int = 0, parts: int = 1, **more: Any) -> Found:
+    def read(self, part: int = 0, parts: int = 1, **more: Any) -> SamplesWithOrigins:
         visit = Visit(part, parts, more.pop("round", 0), 0, **more)
         return asyncio.run(self.form.read(self.x, visit))
 
@@ -99,7 +100,7 @@ class Pair:
         return asyncio.run(self.form.measure(self.x))
 
 
-def rows_of(found: Found) -> list[int]:
+def rows_of(found: SamplesWithOrigins) -> list[int]:
     """The rows that samples are of; every value of both fields says which."""
     for sample, start, stop in found:
         assert stop == start + 1
@@ -233,9 +234,9 @@ def test_the_first_field_says_what_a_label_is() -> None:
         source = {"fields": {"photo": {**photo, **more}, "note": note}}
         return load_config({"source": source, "sampling": {"strata": {"by": "label"}}})
 
-    named_by(config())
+    stratum_names(config())
     with pytest.raises(ConfigError, match=r"or label with source\.format image"):
-        named_by(config(options={"label": None}))
+        stratum_names(config(options={"label": None}))
 
 
 def test_the_code_of_any_field_may_have_ended_a_sampler() -> None:
@@ -243,10 +244,10 @@ def test_the_code_of_any_field_may_have_ended_a_sampler() -> None:
         "x": {"url": "s3://b/x_{k}", "format": "mine:read"},
         "y": {"url": "s3://b/y_{k}", "format": "bytes", "options": {"decode": "mine:decode"}},
     }
-    told = suspects(load_config({"source": {"fields": fields}}))
+    told = crash_suspects(load_config({"source": {"fields": fields}}))
     assert told == "; does mine:read or mine:decode crash, or is there too little memory?"
     plain = {"url": "x", "format": "tfrecord", "options": {"decode": "none"}}
-    assert suspects(load_config({"source": plain})) == "; is there too little memory?"
+    assert crash_suspects(load_config({"source": plain})) == "; is there too little memory?"
 
 
 def test_garbage_that_holds_open_files_disturbs_no_call() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import FORMATS, open_format
+from growcache.formats import FORMATS, open_format
 from growcache.schema import Array
 from tests.remote.held import Held, visited
 

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import Visit, open_format
-from growcache.remote.formats.hdf5_filters import fletcher32
+from growcache.formats import open_format
+from growcache.formats.base import Visit
+from growcache.formats.hdf5_dataset import fletcher32
 from growcache.schema import Array
 from tests.remote.held import Held, Row, visited
 
@@ -452,7 +453,7 @@ def test_claims_cost_nothing() -> None:
 
 def test_without_h5py_one_line_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("source: {url: 's3://b/*.h5', format: hdf5}\n")
-    hidden = "import sys; sys.modules['h5py'] = None; from growcache.service.cli import main; sys.exit(main())"
+    hidden = "import sys; sys.modules['h5py'] = None; from growcache.cli.cli import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", hidden, "run", str(tmp_path / "c.yaml")],
         capture_output=True,
@@ -490,7 +491,7 @@ def test_a_process_ends_well_with_files_open() -> None:
     """The library closes what is open when its process ends, at a time when Python is gone."""
     code = """
 import io, h5py, numpy as np
-from growcache.remote.formats import open_format
+from growcache.formats import open_format
 from tests.remote.held import Held, visited
 file = io.BytesIO()
 with h5py.File(file, "w") as opened:

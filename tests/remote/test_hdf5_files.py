@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from growcache.remote.formats import hdf5_file
-from growcache.remote.formats.hdf5_file import BLOCK, MOST_IMAGE, RemoteFiles
-from growcache.remote.store import Entry
+from growcache.formats import hdf5_file
+from growcache.formats.hdf5_file import METADATA_BLOCK_BYTES, MOST_METADATA_BYTES, HDF5Files
+from growcache.store.contract import Entry
 
 
-class Counted(hdf5_file.Image):
+class Counted(hdf5_file.MetadataImage):
     """Counts how often somebody asked an image for its size."""
 
     asked = 0
@@ -19,9 +19,9 @@ class Counted(hdf5_file.Image):
 
 
 def test_a_new_file_costs_the_same_however_many_are_known(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(hdf5_file, "Image", Counted)
-    files, each = RemoteFiles(), 5 * BLOCK
-    known = MOST_IMAGE // (each + BLOCK)
+    monkeypatch.setattr(hdf5_file, "MetadataImage", Counted)
+    files, each = HDF5Files(), 5 * METADATA_BLOCK_BYTES
+    known = MOST_METADATA_BYTES // (each + METADATA_BLOCK_BYTES)
     for number in range(2 * known):
         image = files.of(Entry(f"{number}.h5", 1 << 20, "v", None)).image
         image.put(0, memoryview(bytes(each)))
@@ -33,7 +33,7 @@ def test_a_new_file_costs_the_same_however_many_are_known(monkeypatch) -> None: 
 
 
 def test_files_of_which_nothing_came_are_forgotten_too() -> None:
-    files = RemoteFiles()
-    for number in range(2 * MOST_IMAGE // BLOCK):
+    files = HDF5Files()
+    for number in range(2 * MOST_METADATA_BYTES // METADATA_BLOCK_BYTES):
         files.of(Entry(f"{number}.h5", 1 << 20, "v", None))
-    assert len(files._files) <= MOST_IMAGE // BLOCK + 1
+    assert len(files._files) <= MOST_METADATA_BYTES // METADATA_BLOCK_BYTES + 1

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format
-from growcache.remote.formats.image import image_kind
+from growcache.formats import open_format
+from growcache.formats.image import image_kind
 from tests.remote.held import Held, visited
 
 KINDS = ("JPEG", "PNG", "WEBP")
@@ -139,7 +139,7 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     program = """
 import asyncio, resource, warnings
 from growcache.errors import FormatError
-from growcache.remote.formats.image import decode_image
+from growcache.formats.image import decode_image
 from tests.remote.test_images import bomb
 warnings.simplefilter("ignore")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format, read_found
-from growcache.remote.formats.objects import PartlyReadError, Visit
+from growcache.formats import open_format
+from growcache.formats.base import PartlyReadError, Visit, read_partly
 from tests.remote.held import Held, visited
 
 
@@ -222,7 +222,7 @@ def test_bad_lines_cost_themselves_only() -> None:
     form = open_format("jsonl", {})
     with pytest.raises(PartlyReadError, match=r"k: the line at byte 9: .* \(and 1 lines more"):
         visited(form, Held(data))
-    found, why = asyncio.run(read_found(form, Held(data), Visit(0, 1, 0, 0)))
+    found, why = asyncio.run(read_partly(form, Held(data), Visit(0, 1, 0, 0)))
     assert [(int(sample["a"]), start) for sample, start, _ in found] == [(1, 0), (3, 16)]
     assert why is not None
 

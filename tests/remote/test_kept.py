@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from growcache.errors import TransientStoreError
-from growcache.remote.formats import ObjectFormat, Visit, open_format
-from growcache.remote.formats.ahead import Ahead
-from growcache.remote.formats.kept import Asked
+from growcache.formats import open_format
+from growcache.formats.base import ObjectFormat, Visit
+from growcache.formats.byte_ranges import ReadAhead
+from growcache.formats.memory import SingleFlightCache
 from tests.remote.held import Held
 from tests.remote.test_formats import npy
 
@@ -61,7 +62,7 @@ def test_where_one_who_asks_fails_the_next_one_asks() -> None:
         return "found", 1
 
     async def run() -> list[str | BaseException]:
-        known: Asked[str, str] = Asked(10)
+        known: SingleFlightCache[str, str] = SingleFlightCache(10)
         given_up = asyncio.create_task(known.get("k", ask))
         others = [asyncio.create_task(known.get("k", ask)) for _ in range(4)]
         await asyncio.sleep(0)
@@ -74,7 +75,7 @@ def test_where_one_who_asks_fails_the_next_one_asks() -> None:
 
 
 def test_what_is_ahead_is_the_longest_at_most_and_twice_the_average_at_most() -> None:
-    ahead = Ahead(4096, 64, 1 << 20)
+    ahead = ReadAhead(4096, 64, 1 << 20)
     assert ahead.step(10, 999) == 999
     ahead.learn([])
     assert ahead.nbytes == 4096

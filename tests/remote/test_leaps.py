@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.remote.leaps import Leaps, just_before
-from growcache.remote.odd_keys import is_odd
-from growcache.remote.urls import parse_url
+from growcache.store.listing import MatchSeeker, name_before
+from growcache.store.urls import is_unsupported_key, parse_url
 
 PARTS = st.sampled_from(["a", "b", "*", "a*", "b?", "[ab]*", "**", "*0", "ab", "?"])
 GLOBS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
@@ -19,7 +18,7 @@ KEYS = st.lists(st.text("ab0/-~é", min_size=1, max_size=7), max_size=30)
 @settings(max_examples=500)
 def test_no_match_is_leapt_over(pattern: str, keys: list[str], key: str) -> None:
     location = parse_url(f"s3://b/{pattern}")
-    there = Leaps(pattern, is_glob=location.is_glob).over(key)
+    there = MatchSeeker(pattern, is_glob=location.is_glob).over(key)
     assert there is None or there >= key
     for other in keys:
         if other >= key and location.matches(other):
@@ -45,12 +44,12 @@ def test_no_match_is_leapt_over(pattern: str, keys: list[str], key: str) -> None
     ],
 )
 def test_what_is_leapt_over(pattern: str, key: str, there: str | None) -> None:
-    assert Leaps(pattern, is_glob=True).over(key) == there
+    assert MatchSeeker(pattern, is_glob=True).over(key) == there
 
 
 @given(st.text("ab0/-.~é \x01!\ud7ff\ue000", max_size=7))
 def test_what_is_listed_after_is_smaller_and_can_be_named(key: str) -> None:
-    before = just_before(key)
+    before = name_before(key)
     assert before is None or before < key
-    if before is not None and not is_odd(key):
-        assert not is_odd(before)
+    if before is not None and not is_unsupported_key(key):
+        assert not is_unsupported_key(before)

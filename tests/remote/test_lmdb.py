@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import FormatError
-from growcache.remote.formats import ObjectFormat, open_format
-from growcache.remote.formats.lmdb_tree import MOST_BRANCHES, Trees
-from growcache.remote.formats.objects import PartlyReadError
+from growcache.formats import open_format
+from growcache.formats.base import ObjectFormat, PartlyReadError
+from growcache.formats.lmdb_tree import MOST_BRANCHES, TreeReader
 from tests.remote.held import Held, Row, visited
 from tests.remote.lmdb_built import small
 
@@ -262,7 +262,7 @@ def test_deep_trees_are_not_read_to_the_end(tmp_path: Path) -> None:
     """Of many small values only so many branches are read as a few requests tell of."""
     values = {b"%06d" % i + b"k" * 400: b"v" * 20 for i in range(30_000)}
     held = Held(written(tmp_path / "d", put(values)))
-    top = asyncio.run(Trees(None).top(held))
+    top = asyncio.run(TreeReader(None).top(held))
     assert top.levels >= 2
     assert MOST_BRANCHES < len(top.pages) < 8 * MOST_BRANCHES
     held.asked.clear()

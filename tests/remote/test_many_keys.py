@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from growcache.config import SourceConfig
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry, open_store
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+from growcache.store.store import open_store
 from tests.servers import Bucket, S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import FormatError
-from growcache.remote.formats import open_format
-from growcache.remote.formats.zips import Member, unpacked
+from growcache.formats import open_format
+from growcache.formats.npz import ZipMember, unpack_member
 from tests.remote.held import Held, visited
 
 
@@ -255,16 +255,16 @@ def test_bombs(real: int, said: int) -> None:
     """However large it would come out, no more than was said is taken; nor what was said."""
     packed = deflated(bytes(real))
     local = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 8, 0, 0, 0, 0, 0, 1, 0) + b"x" + packed
-    member = Member("x", 8, 0, len(packed), said, 0, len(local))
+    member = ZipMember("x", 8, 0, len(packed), said, 0, len(local))
     tracemalloc.start()
     with pytest.raises(FormatError, match="x has other than"):
-        unpacked(memoryview(local), member, "k")
+        unpack_member(memoryview(local), member, "k")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2 * min(real, said) + 100_000
-    damaged = Member("x", 8, 0, len(packed) - 1, real, 0, len(local))
+    damaged = ZipMember("x", 8, 0, len(packed) - 1, real, 0, len(local))
     with pytest.raises(FormatError, match="k: member x"):
-        unpacked(memoryview(flipped(local, 35)), damaged, "k")
+        unpack_member(memoryview(flipped(local, 35)), damaged, "k")
 
 
 def test_an_archive_that_says_it_is_too_large() -> None:

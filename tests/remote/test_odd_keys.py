@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.errors import StoreError
-from growcache.remote.odd_keys import is_odd
+from growcache.store.urls import is_unsupported_key
 from tests.remote.places import MARKED, Place, listed, opened, read
 from tests.servers.web import web
 
@@ -134,4 +134,4 @@ def test_what_is_odd_is_what_obstore_refuses(parts: list[str]) -> None:
         (found,) = [meta["path"] for page in store.list() for meta in page]
     except (BaseError, OSError, ValueError):
         found = None
-    assert is_odd(key) == (found != key)
+    assert is_unsupported_key(key) == (found != key)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import Visit, open_format
-from growcache.remote.formats.objects import PartlyReadError
+from growcache.formats import open_format
+from growcache.formats.base import PartlyReadError, Visit
 from tests.remote.held import Held, Row, visited
 
 pa = pytest.importorskip("pyarrow")

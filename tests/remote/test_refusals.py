@@ -18,8 +18,16 @@ from growcache.errors import (
     StoreMissingError,
 )
 from growcache.errors import TransientStoreError as Transient
-from growcache.remote.answers import LATE, REFUSED, UNRESOLVED, UNTRUSTED, Answer, explain
-from growcache.remote.store import Entry, RemoteStore, open_store
+from growcache.store.contract import Entry
+from growcache.store.store import RemoteStore, open_store
+from growcache.store.store_errors import (
+    CONNECTION_REFUSED,
+    TIMED_OUT,
+    UNKNOWN_HOST,
+    UNTRUSTED_CERTIFICATE,
+    FailedRequest,
+    store_error,
+)
 from tests.servers import Bucket, free_port
 
 CLIENTS = pytest.mark.parametrize("client", ["obstore", "fsspec"])
@@ -154,28 +162,48 @@ def test_sources_that_cannot_be_meant(source: dict[str, Any], words: str) -> Non
     ("answer", "kind", "words"),
     [
         (
-            Answer("E", 301, "PermanentRedirect", region="eu-west-1"),
+            FailedRequest("E", 301, "PermanentRedirect", region="eu-west-1"),
             CredentialsError,
             "eu-west-1",
         ),
-        (Answer("E", 400, "ExpiredToken"), CredentialsError, "expired"),
-        (Answer("E", 403, "RequestTimeTooSkewed"), CredentialsError, "clock"),
-        (Answer("E", 403, "InvalidAccessKeyId"), CredentialsError, "refuses the credentials"),
-        (Answer("E", 403, "AccessDenied"), AccessError, "s3://bucket/key may not be read"),
-        (Answer("E", 401), AccessError, "s3://bucket/key refuses the credentials"),
-        (Answer("E", 404, "NoSuchBucket"), StoreMissingError, "s3://bucket does not exist"),
-        (Answer("E", 404, "NoSuchKey"), ObjectMissingError, "s3://bucket/key does not exist"),
-        (Answer("E", 503, "SlowDown"), Transient, "503 SlowDown"),
-        (Answer("E", 429), Transient, "429"),
-        (Answer("E", 400, "RequestTimeout"), Transient, "RequestTimeout"),
-        (Answer("E", None, cause="the connection was reset"), Transient, "was reset"),
-        (Answer("E", cause=UNTRUSTED), CredentialsError, "{client_kwargs: {verify: FILE}}"),
-        (Answer("E", 400, "MalformedXML"), StoreError, "answered 400 MalformedXML"),
-        (Answer("E", 418), StoreError, "answered 418"),
+        (FailedRequest("E", 400, "ExpiredToken"), CredentialsError, "expired"),
+        (FailedRequest("E", 403, "RequestTimeTooSkewed"), CredentialsError, "clock"),
+        (
+            FailedRequest("E", 403, "InvalidAccessKeyId"),
+            CredentialsError,
+            "refuses the credentials",
+        ),
+        (
+            FailedRequest("E", 403, "AccessDenied"),
+            AccessError,
+            "s3://bucket/key may not be read",
+        ),
+        (FailedRequest("E", 401), AccessError, "s3://bucket/key refuses the credentials"),
+        (
+            FailedRequest("E", 404, "NoSuchBucket"),
+            StoreMissingError,
+            "s3://bucket does not exist",
+        ),
+        (
+            FailedRequest("E", 404, "NoSuchKey"),
+            ObjectMissingError,
+            "s3://bucket/key does not exist",
+        ),
+        (FailedRequest("E", 503, "SlowDown"), Transient, "503 SlowDown"),
+        (FailedRequest("E", 429), Transient, "429"),
+        (FailedRequest("E", 400, "RequestTimeout"), Transient, "RequestTimeout"),
+        (FailedRequest("E", None, cause="the connection was reset"), Transient, "was reset"),
+        (
+            FailedRequest("E", cause=UNTRUSTED_CERTIFICATE),
+            CredentialsError,
+            "{client_kwargs: {verify: FILE}}",
+        ),
+        (FailedRequest("E", 400, "MalformedXML"), StoreError, "answered 400 MalformedXML"),
+        (FailedRequest("E", 418), StoreError, "answered 418"),
     ],
 )
-def test_what_answers_mean(answer: Answer, kind: Callable[..., Any], words: str) -> None:
-    error = explain(answer, "s3://bucket/", "key")
+def test_what_answers_mean(answer: FailedRequest, kind: Callable[..., Any], words: str) -> None:
+    error = store_error(answer, "s3://bucket/", "key")
     assert type(error) is kind
     assert words in str(error)
 
@@ -183,12 +211,12 @@ def test_what_answers_mean(answer: Answer, kind: Callable[..., Any], words: str)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Answer("E", 403), "s3://bucket may not be read"),
-        (Answer("E", 401), "s3://bucket refuses the credentials"),
+        (FailedRequest("E", 403), "s3://bucket may not be read"),
+        (FailedRequest("E", 401), "s3://bucket refuses the credentials"),
     ],
 )
-def test_a_refused_listing_is_about_no_key(answer: Answer, words: str) -> None:
-    error = explain(answer, "s3://bucket/", "")
+def test_a_refused_listing_is_about_no_key(answer: FailedRequest, words: str) -> None:
+    error = store_error(answer, "s3://bucket/", "")
     assert type(error) is CredentialsError
     assert words in str(error)
 
@@ -196,12 +224,15 @@ def test_a_refused_listing_is_about_no_key(answer: Answer, words: str) -> None:
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (REFUSED, "connection refused by minio:9 (endpoint_url in source.storage_options)"),
-        (UNRESOLVED, "unknown host minio:9 (endpoint_url in source.storage_options)"),
-        (LATE, "no answer in time from minio:9 (endpoint_url in source.storage_options)"),
+        (
+            CONNECTION_REFUSED,
+            "connection refused by minio:9 (endpoint_url in source.storage_options)",
+        ),
+        (UNKNOWN_HOST, "unknown host minio:9 (endpoint_url in source.storage_options)"),
+        (TIMED_OUT, "no answer in time from minio:9 (endpoint_url in source.storage_options)"),
     ],
 )
 def test_who_did_not_answer_is_named_with_the_option(cause: str, words: str) -> None:
     option = "endpoint_url in source.storage_options"
-    answer = Answer("E", cause=cause, address="minio:9")
-    assert words in str(explain(answer, "s3://bucket/", "key", option))
+    answer = FailedRequest("E", cause=cause, address="minio:9")
+    assert words in str(store_error(answer, "s3://bucket/", "key", option))

@@ -20,12 +20,11 @@ from growcache.errors import (
     StoreRefusedError,
     TransientStoreError,
 )
-from growcache.remote import clients, refusals
-from growcache.remote.clients import Client
-from growcache.remote.refusals import ruling
-from growcache.remote.retry import Patience
-from growcache.remote.store import Entry, Page, RemoteStore
-from growcache.remote.urls import Location, parse_url
+from growcache.store import retries
+from growcache.store.contract import Entry, Page
+from growcache.store.retries import RenewableBackend, RetryPolicy, store_refusal
+from growcache.store.store import RemoteStore
+from growcache.store.urls import Location, parse_url
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -68,15 +67,15 @@ def store_of(
 ) -> RemoteStore:
     """A store whose client is one of the backends after the other."""
     following = list(backends)
-    client = Client(lambda: following.pop(0) if len(following) > 1 else following[0])
+    client = RenewableBackend(lambda: following.pop(0) if len(following) > 1 else following[0])
     source = SourceConfig(url=("memory://x/*",))
-    return RemoteStore(source, [(parse_url("memory://*"), client)], Patience(1, on_retry), 4)
+    return RemoteStore(source, [(parse_url("memory://*"), client)], RetryPolicy(1, on_retry), 4)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "RENEW_SECONDS", 0.0)
-    monkeypatch.setattr("growcache.remote.store.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "RENEW_SECONDS", 0.0)
+    monkeypatch.setattr("growcache.store.store.PAUSES", (0.0, 0.0))
 
 
 ERRORS = [AccessError("no"), ObjectMissingError("gone"), StoreError("418")]
@@ -161,7 +160,7 @@ def test_what_cannot_be_made_anew_lacks_credentials() -> None:
         made.append(Fake({}))
         return made[0]
 
-    client = Client(make)
+    client = RenewableBackend(make)
     with pytest.raises(CredentialsError, match="no profile lab"):
         client.renew(0)
 
@@ -176,16 +175,16 @@ def test_a_client_without_credentials_is_made_when_it_is_asked() -> None:
         return made[-1]
 
     with pytest.raises(CredentialsError):
-        Client(make)
-    client = Client(make, lazily=True)
+        RenewableBackend(make)
+    client = RenewableBackend(make, lazily=True)
     assert client.head("x").key == "x"
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_ruling_needs_no_store(error: StoreError) -> None:
-    assert ruling(error, others_answer=True) is None
-    assert isinstance(ruling(error, others_answer=False), StoreRefusedError)
-    assert not refusals.is_passing(CredentialsError("no"))
+    assert store_refusal(error, others_answer=True) is None
+    assert isinstance(store_refusal(error, others_answer=False), StoreRefusedError)
+    assert not retries.is_transient(CredentialsError("no"))
 
 
 def test_an_answer_without_a_word_may_be_about_credentials() -> None:
@@ -196,7 +195,7 @@ def test_an_answer_without_a_word_may_be_about_credentials() -> None:
             raise StoreError(f"{key}: the store answered 400")
 
     source = SourceConfig(url=("s3://b/x",))
-    store = RemoteStore(source, [(parse_url("s3://b/x"), Wordless({}))], Patience(1), 4)
+    store = RemoteStore(source, [(parse_url("s3://b/x"), Wordless({}))], RetryPolicy(1), 4)
     with pytest.raises(CredentialsError, match="where credentials have expired"):
         list(store.pages())
 

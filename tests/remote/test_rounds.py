@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from growcache.config import SourceConfig
 from growcache.errors import AccessError, StoreError, TransientStoreError
-from growcache.remote import rounds
-from growcache.remote.retry import Patience
-from growcache.remote.rounds import WIDTH, spread
-from growcache.remote.store import Entry, Page, RemoteStore
-from growcache.remote.urls import Location, parse_url
+from growcache.store import listing as store_listing
+from growcache.store.contract import Entry, Page
+from growcache.store.listing import WIDTH, spread_survey
+from growcache.store.retries import RetryPolicy
+from growcache.store.store import RemoteStore
+from growcache.store.urls import Location, parse_url
 
 SOURCE = SourceConfig(url=("s3://b/",), storage_options={"anon": True})
 
@@ -70,17 +71,17 @@ class Sorted:
             raise TransientStoreError("503")
 
 
-def opened(backend: Any, urls: Sequence[str], patience: Patience, most: int) -> RemoteStore:
+def opened(backend: Any, urls: Sequence[str], patience: RetryPolicy, most: int) -> RemoteStore:
     pairs = [(parse_url(url), backend) for url in urls]
     return RemoteStore(SOURCE, pairs, patience, most)
 
 
 def listed(backend: Any, *urls: str, most: int = 16, seconds: float = 5) -> list[str]:
-    store = opened(backend, urls or ("s3://b/",), Patience(seconds), most)
+    store = opened(backend, urls or ("s3://b/",), RetryPolicy(seconds), most)
     return [entry.key for page in store.pages() for entry in page]
 
 
-class Impatient(Patience):
+class Impatient(RetryPolicy):
     """Tries again at once."""
 
     def __init__(self) -> None:
@@ -114,12 +115,12 @@ def names(count: int) -> dict[str, list[str]]:
 def test_pages_come_by_the_dozen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    class Counted(rounds.Together[Any]):
+    class Counted(store_listing.ConcurrentCalls[Any]):
         def __init__(self, calls: Sequence[Any], most: int) -> None:
             asked.append(len(calls))
             super().__init__(calls, most)
 
-    monkeypatch.setattr(rounds, "Together", Counted)
+    monkeypatch.setattr(store_listing, "ConcurrentCalls", Counted)
     backend = Sorted(names(12_000)[kind], page=50)
     assert sorted(listed(backend)) == backend.keys
     pages = 12_000 // 50
@@ -228,7 +229,7 @@ def test_the_first_objects_are_from_everywhere() -> None:
 @settings(max_examples=30)
 def test_each_beginning_is_spread(count: int) -> None:
     entries = [Entry(f"{n:05}", 1, None, None) for n in range(count)]
-    found = [int(entry.key) for entry in spread(entries[::-1])]
+    found = [int(entry.key) for entry in spread_survey(entries[::-1])]
     assert sorted(found) == list(range(count))
     for some in (8, 16, 64, 500):
         if count >= 4 * some:

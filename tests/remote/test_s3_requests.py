@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from growcache.config import SourceConfig
-from growcache.remote.store import open_store
+from growcache.store.store import open_store
 from tests.remote.places import only, read_once
 from tests.servers import REGION
 from tests.servers.threads import DATED, Handler, in_threads

@@ -20,7 +20,7 @@ from growcache.errors import (
     ObjectMissingError,
     TransientStoreError,
 )
-from growcache.remote.store import RemoteStore, open_store
+from growcache.store.store import RemoteStore, open_store
 from tests.remote.places import listed, only, read
 from tests.servers import free_port, wait_until
 from tests.servers.sftp import Relay, Ssh, relay
@@ -54,7 +54,7 @@ def test_links_are_what_they_point_to(ssh_server: Ssh, tmp_path: Path) -> None:
 def test_a_connection_that_breaks_in_the_middle(
     ssh_server: Ssh, link: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growcache.remote.sftp_store._TOGETHER_BYTES", 1 << 19)
+    monkeypatch.setattr("growcache.store.sftp._IN_FLIGHT_BYTES", 1 << 19)
     data = os.urandom(3_000_000)
     (tmp_path / "x").write_bytes(data)
     failures: list[BaseException] = []

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from growcache.errors import ObjectChangedError, ObjectMissingError, StoreError
-from growcache.remote.formats import Visit, open_format
-from growcache.remote.store import StoreReader
+from growcache.formats import open_format
+from growcache.formats.base import Visit
+from growcache.store.contract import StoredObject
 from tests.remote.places import MARKED, Place, listed, only, opened, read, read_once
 
 
@@ -142,7 +143,7 @@ def test_a_url_of_no_object_ends_with_2(place: Place) -> None:
 def test_the_format_bytes_reads_it(place: Place) -> None:
     place.put("a/x.npy", b"of any kind")
     store = place.open("a/x.npy")
-    reader = StoreReader(store, only(store))
+    reader = StoredObject(store, only(store))
 
     async def sample() -> Any:
         visit = Visit(0, 1, 0, 0, None)

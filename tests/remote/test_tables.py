@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import FormatError
-from growcache.remote import table_files
-from growcache.remote.table_files import parse_table
-from growcache.remote.tables import NONE, Growing, Table, Texts
+from growcache.store import tables as store_tables
+from growcache.store.tables import NO_ROW, ColumnBuilder, KeyedTable, TextColumn, parse_table
 
 HAS_PARQUET = importlib.util.find_spec("pyarrow") is not None
 LINES = 'path,subject,age\na.npy,anna,31\nb.npy,bert,\nc.npy,"c, d",7\n'
 
 
-def table(data: str | bytes, *columns: str, kind: str = "csv", key: str = "path") -> Table:
+def table(data: str | bytes, *columns: str, kind: str = "csv", key: str = "path") -> KeyedTable:
     return parse_table(data if isinstance(data, bytes) else data.encode(), kind, key, columns)
 
 
@@ -55,7 +54,7 @@ def test_all_cells_say_what_a_column_is(cells: list[str], expected: list[Any]) -
     np.testing.assert_equal(found, expected)
 
 
-def values(found: Table, keys: str = "abc") -> list[list[Any]]:
+def values(found: KeyedTable, keys: str = "abc") -> list[list[Any]]:
     rows = found.find([f"{key}.npy" for key in keys]).tolist()
     return [[found.cell(name, row) for name in ("subject", "age")] for row in rows]
 
@@ -130,14 +129,14 @@ def test_other_columns_do_not_matter() -> None:
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(min_size=1), st.text(), min_size=1), st.lists(st.text()))
 def test_a_key_finds_its_row_and_no_other(rows: dict[str, str], others: list[str]) -> None:
-    keys, texts = Growing(), Growing()
+    keys, texts = ColumnBuilder(), ColumnBuilder()
     keys.add_texts(list(rows))
     texts.add_values(list(rows.values()))
-    made = Table(keys, {"x": texts})
+    made = KeyedTable(keys, {"x": texts})
     asked = [*rows, *others]
     for key, row in zip(asked, made.find(asked).tolist(), strict=True):
-        assert (row != NONE) == (key in rows)
-        assert row == NONE or made.cell("x", row) == rows[key]
+        assert (row != NO_ROW) == (key in rows)
+        assert row == NO_ROW or made.cell("x", row) == rows[key]
 
 
 def test_a_row_costs_tens_of_bytes() -> None:
@@ -145,7 +144,7 @@ def test_a_row_costs_tens_of_bytes() -> None:
     lines = [f"sub-{n // 50}/run-{n:06}.npy,sub-{n // 50},{n % 3}" for n in range(count)]
     found = table("path,subject,state\n" + "\n".join(lines), "subject", "state")
     assert found.nbytes < 40 * count
-    assert isinstance(found.column("subject"), Texts)
+    assert isinstance(found.column("subject"), TextColumn)
 
 
 BAD = [
@@ -184,7 +183,7 @@ def test_what_is_no_table_is_told_with_its_place(
 
 
 def test_a_table_is_bounded_unpacked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_files, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(store_tables, "MOST_TABLE_BYTES", 1_000_000)
     bomb = gzip.compress(LINES.encode() + b"x.npy,1,2\n" * 200_000)
     assert len(bomb) < 100_000
     with pytest.raises(FormatError, match="at most 1,000,000 bytes, found more, unpacked"):

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format, read_found
-from growcache.remote.formats.objects import PartlyReadError, Visit
-from growcache.remote.formats.tar_headers import pax_records, split_name
+from growcache.formats import open_format
+from growcache.formats.base import PartlyReadError, Visit, read_partly
+from growcache.formats.tar_headers import pax_records, sample_key_and_extension
 from tests.remote.held import Held, Row, visited
 
 RAW = {"decode": "none"}
@@ -54,7 +54,7 @@ def samples(count: int, nbytes: int = 3000) -> list[tuple[str, bytes]]:
 def expected(files: Files) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, data in files:
-        key, ext = split_name(name) or ("", "")
+        key, ext = sample_key_and_extension(name) or ("", "")
         if key and (not found or found[-1]["__key__"] != key):
             found.append({"__key__": key})
         if key:
@@ -126,10 +126,10 @@ def test_a_border_at_every_block_of_long_names() -> None:
 
 
 def test_names() -> None:
-    assert split_name("a/b.c/d.tar.gz") == ("a/b.c/d", "tar.gz")
-    assert split_name("./x.JPG") == ("./x", "jpg")
+    assert sample_key_and_extension("a/b.c/d.tar.gz") == ("a/b.c/d", "tar.gz")
+    assert sample_key_and_extension("./x.JPG") == ("./x", "jpg")
     for name in ("a/.hidden", "README", "a.b/c", "__meta__/x.json", "__index__.json", "x.", ""):
-        assert split_name(name) is None
+        assert sample_key_and_extension(name) is None
 
 
 def test_what_is_no_file_is_of_no_sample_and_divides_none() -> None:
@@ -221,7 +221,7 @@ def test_an_archive_that_is_cut_off() -> None:
 def seen(data: bytes, **options: Any) -> tuple[list[dict[str, Any]], str]:
     form = open_format("tar", {**RAW, **options})
     try:
-        rows, why = asyncio.run(read_found(form, Held(data), Visit(0, 1, 0, 0)))
+        rows, why = asyncio.run(read_partly(form, Held(data), Visit(0, 1, 0, 0)))
     except FormatError as error:
         return [], str(error)
     return values(rows), str(why or "")

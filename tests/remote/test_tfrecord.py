@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.formats.wire import crc_bytes, head, varint
+from growcache.cache.formats.encoding import length_delimited_head, masked_crc_bytes, varint
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format, read_found
-from growcache.remote.formats.framing import heads_in
-from growcache.remote.formats.objects import PartlyReadError, Visit
+from growcache.formats import open_format
+from growcache.formats.base import PartlyReadError, Visit, read_partly
+from growcache.formats.tfrecord_scan import find_heads
 from tests.remote.held import Held, visited
 
 RAW = {"decode": "none"}
@@ -29,7 +29,7 @@ RAW = {"decode": "none"}
 
 def framed(payload: bytes) -> bytes:
     length = struct.pack("<Q", len(payload))
-    crcs = [crc_bytes(google_crc32c.value(data)) for data in (length, payload)]
+    crcs = [masked_crc_bytes(google_crc32c.value(data)) for data in (length, payload)]
     return length + crcs[0] + payload + crcs[1]
 
 
@@ -38,7 +38,7 @@ def file(payloads: Sequence[bytes]) -> bytes:
 
 
 def message(tag: int, content: bytes) -> bytes:
-    return head(tag, len(content)) + content
+    return length_delimited_head(tag, len(content)) + content
 
 
 def example(features: Mapping[str, Any], *, packed: bool = True) -> bytes:
@@ -189,7 +189,7 @@ def test_a_damaged_record_is_a_hole(parts: int, index: bool) -> None:
         for part in range(parts):
             visit = Visit(part, parts, 0, 0)
             try:
-                some, error = asyncio.run(read_found(form, Held(bytes(data)), visit))
+                some, error = asyncio.run(read_partly(form, Held(bytes(data)), visit))
             except FormatError as failed:
                 some, error = [], failed
             found += some
@@ -333,7 +333,7 @@ def test_some_records_of_many_are_read_out_of_few_stretches() -> None:
 
 def test_a_length_that_no_sampler_can_hold_is_refused_unread() -> None:
     length = struct.pack("<Q", 10**12)
-    data = length + crc_bytes(google_crc32c.value(length)) + bytes(300_000)
+    data = length + masked_crc_bytes(google_crc32c.value(length)) + bytes(300_000)
     held = Held(data, size=1 << 41)
     for options in (RAW, {**RAW, "index": True}):
         with pytest.raises(FormatError):
@@ -348,9 +348,9 @@ def test_heads_are_found_where_a_look_at_each_byte_finds_them() -> None:
     data = memoryview(
         rng.bytes(100) + framed(b"a" * 5) + bytes(70_000) + framed(b"") + rng.bytes(30)
     )
-    assert list(heads_in(data, 0, len(data), 100)) == [100, 100 + 21 + 70_000]
-    assert list(heads_in(data, 0, len(data), 3)) == [100 + 21 + 70_000]
-    assert list(heads_in(data, 101, 70_121, 100)) == []
+    assert list(find_heads(data, 0, len(data), 100)) == [100, 100 + 21 + 70_000]
+    assert list(find_heads(data, 0, len(data), 3)) == [100 + 21 + 70_000]
+    assert list(find_heads(data, 101, 70_121, 100)) == []
 
 
 @pytest.mark.parametrize(

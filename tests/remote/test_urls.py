@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError
-from growcache.remote.urls import parse_url, redact, translate_glob
+from growcache.store.urls import parse_url, redact, translate_glob
 
 COMPONENT = st.sampled_from(
     ["a", "b", "*", "?", "a*", "*.npy", "[ab]", "[!a]", "[a-c]x", "[", "**"]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import growcache.remote.formats.user as user
 from growcache.config import SourceConfig
 from growcache.errors import (
     ConfigError,
@@ -21,9 +20,11 @@ from growcache.errors import (
     ObjectMissingError,
     TransientStoreError,
 )
-from growcache.remote.formats import Visit, check_format, endless_entry, open_format
-from growcache.remote.formats.threads import Call, Threads
-from growcache.remote.store import StoreReader, open_store
+from growcache.formats import base, check_format, open_format, user
+from growcache.formats.base import Visit, endless_entry
+from growcache.formats.user_threads import UserCall, UserThreads
+from growcache.store.contract import StoredObject
+from growcache.store.store import open_store
 from tests.remote.held import SOURCE, Held, visited
 
 MODULE = """
@@ -233,9 +234,9 @@ def test_a_file_is_one_that_libraries_read() -> None:
     held = Held(file.getvalue())
 
     async def compare() -> None:
-        threads = Threads()
+        threads = UserThreads()
 
-        def work(call: Call) -> None:
+        def work(call: UserCall) -> None:
             with user.UserObject(call, held).open() as opened_file:
                 assert (opened_file.readable(), opened_file.writable()) == (True, False)
                 with np.load(opened_file) as arrays:
@@ -345,7 +346,7 @@ def test_samples_drawn_by_the_user() -> None:
     assert (form.ranged, form.listed) == (True, False)
     held = Held(b"", "user_formats:draw", BESIDE)
     parts = asyncio.run(form.measure(held)).samples
-    assert parts == endless_entry("f").size == user.ENDLESS
+    assert parts == endless_entry("f").size == base.ENDLESS_PARTS
     found = [visited(form, held, part, parts)[0] for part in (0, 1, 2, parts - 1)]
     assert [(start, stop) for _, start, stop in found] == [
         (n, n + 1) for n in (0, 1, 2, parts - 1)
@@ -360,27 +361,27 @@ def test_samples_drawn_by_the_user() -> None:
 def test_several_draws_of_one_visit() -> None:
     form = opened("draw")
     held = Held(b"", "f", BESIDE)
-    found = visited(form, held, 5, user.ENDLESS // 16)
+    found = visited(form, held, 5, base.ENDLESS_PARTS // 16)
     assert [start for _, start, _ in found] == list(range(80, 96))
-    single = visited(form, held, 83, user.ENDLESS)[0]
+    single = visited(form, held, 83, base.ENDLESS_PARTS)[0]
     np.testing.assert_array_equal(single[0]["x"], found[3][0]["x"])
 
 
 def test_a_draw_may_open_files_keep_them_and_pass_over() -> None:
     held = Held(b"", "f", BESIDE)
-    sample = visited(opened("opens"), held, 0, user.ENDLESS)[0][0]
+    sample = visited(opened("opens"), held, 0, base.ENDLESS_PARTS)[0][0]
     assert (sample["x"], bool(sample["anon"])) == (BESIDE["b"][2:5], True)
     keeps = opened("Keeps")
     for part in range(3):
-        assert visited(keeps, held, part, user.ENDLESS)[0][0]["x"] == BESIDE["a"]
-    found = visited(opened("rejects"), held, 0, user.ENDLESS // 100)
+        assert visited(keeps, held, part, base.ENDLESS_PARTS)[0][0]["x"] == BESIDE["a"]
+    found = visited(opened("rejects"), held, 0, base.ENDLESS_PARTS // 100)
     assert 20 < len(found) < 80
 
 
 def test_a_draw_that_fails_is_named_with_its_line() -> None:
     where = rf"user_formats.py:{line('zzz')} on draw 3$"
     with pytest.raises(FormatError, match=f"ObjectMissingError: zzz does not exist at {where}"):
-        visited(opened("lost"), Held(b"", "f", BESIDE), 3, user.ENDLESS)
+        visited(opened("lost"), Held(b"", "f", BESIDE), 3, base.ENDLESS_PARTS)
 
 
 def test_objects_are_found_by_key_below_a_folder_and_by_path(tmp_path: Path) -> None:
@@ -388,8 +389,8 @@ def test_objects_are_found_by_key_below_a_folder_and_by_path(tmp_path: Path) -> 
     (tmp_path / "data" / "b").write_bytes(b"0123456")
     source = SourceConfig(url=(f"{tmp_path}/data/",), storage_options={"anon": True})
     store = open_store(source, timeout_seconds=1)
-    reader = StoreReader(store, endless_entry("f"))
-    found = asyncio.run(opened("opens").read(reader, Visit(0, user.ENDLESS, 0, 0)))
+    reader = StoredObject(store, endless_entry("f"))
+    found = asyncio.run(opened("opens").read(reader, Visit(0, base.ENDLESS_PARTS, 0, 0)))
     assert found[0][0]["x"] == b"234"
     by_path = asyncio.run(store.find(f"{tmp_path}/data/b"))
     assert (by_path.key, by_path.size) == (f"{tmp_path}/data/b", 7)

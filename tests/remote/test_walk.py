@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from growcache.config import SourceConfig
 from growcache.errors import StoreError, TransientStoreError
-from growcache.remote.fsspec_store import walk
-from growcache.remote.store import open_store
+from growcache.store.listing import walk_folders
+from growcache.store.store import open_store
 from tests.servers.web import web
 
 NAMES = ["a/1", "a/2", "b/4", "b/c/3", "z"]
@@ -94,10 +94,10 @@ def memory_tree(paths: list[list[str]]) -> tuple[Any, str, set[str]]:
 @given(PATHS, st.integers(1, 5))
 def test_names_come_in_order_and_go_on_anywhere(paths: list[list[str]], depth: int) -> None:
     fs, root, files = memory_tree(paths)
-    names = [info["name"] for info in walk(fs, root, None)]
+    names = [info["name"] for info in walk_folders(fs, root, None)]
     assert names == sorted(files)
     for at, name in enumerate(names):
-        assert [info["name"] for info in walk(fs, root, None, name)] == names[at + 1 :]
+        assert [info["name"] for info in walk_folders(fs, root, None, name)] == names[at + 1 :]
     near = {name for name in files if name.removeprefix(root).count("/") <= depth}
-    assert {info["name"] for info in walk(fs, root, depth)} == near
+    assert {info["name"] for info in walk_folders(fs, root, depth)} == near
     fs.rm(root, recursive=True)

@@ -12,8 +12,8 @@ import pytest
 
 from growcache.config import SourceConfig
 from growcache.errors import ObjectChangedError
-from growcache.remote.store import RemoteStore, open_store
-from growcache.remote.whole import say_whole
+from growcache.store.response_check import warn_no_ranges
+from growcache.store.store import RemoteStore, open_store
 from tests.remote.places import only, read_once
 from tests.servers.web import web
 
@@ -26,7 +26,7 @@ PROGRAM = """
 import asyncio, sys
 from growcache.config import SourceConfig
 from growcache.errors import StoreError
-from growcache.remote.store import open_store
+from growcache.store.store import open_store
 
 async def read(store, entry):
     return len(await store.read(entry)), len(await store.read(entry, 5, 9))
@@ -57,7 +57,7 @@ def test_a_server_without_ranges(
     folder: Path, client: str, pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It sends all of the file: what was asked for is cut out of it."""
-    say_whole.cache_clear()
+    warn_no_ranges.cache_clear()
     with web(folder, ranges=False) as address:
         url = f"{address}/{pattern}"
         entry = only(opened(url, client))

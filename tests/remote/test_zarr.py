@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError, FormatError
-from growcache.remote.formats import open_format
+from growcache.formats import open_format
 from tests.remote.held import Held, Row, visited
 
 pytest.importorskip("numcodecs")

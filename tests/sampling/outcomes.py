@@ -13,8 +13,8 @@ import numpy as np
 from growcache import Snapshot
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status
+from growcache.cli.cli import main
 from growcache.schema import Array, Sample
-from growcache.service.cli import main
 from tests.tables import Table, code
 
 ENDS = "`run` ends, exit code {}"

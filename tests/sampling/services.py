@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.cache.status import Status, read_status
 from growcache.errors import CacheError
 

@@ -13,17 +13,18 @@ import pytest
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
 from growcache.cache.leases import Lease
-from growcache.config import CacheConfig, load_config
+from growcache.config import CacheConfig
+from growcache.config_text import load_config
 from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
 from growcache.sampling.engines.local import SamplerProcess
-from growcache.sampling.identification import MOST_FAILED, PROBED, Identification
-from growcache.sampling.landlord import Landlord
+from growcache.sampling.evictor import SpaceAllocator
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
-from growcache.sampling.roster import Death, Slot, Work
+from growcache.sampling.schema_search import MOST_FAILED, PROBED, SchemaSearch
+from growcache.sampling.worker_pool import AssignedPermit, SamplerDeath, WorkerSlot
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 from tests.filled import Filled
 from tests.sampling.services import (
     drawn,
@@ -52,20 +53,20 @@ def one_clear_line(code: int, errors: str, expected: int) -> str:
 
 
 @pytest.fixture
-def search(tmp_path: Path, url: str) -> Identification:
+def search(tmp_path: Path, url: str) -> SchemaSearch:
     config = load_config(write_config(tmp_path / "c.yaml", url))
     catalog = Catalog.open(tmp_path / "catalog.bin")
     catalog.append([Entry(f"k{i:03d}", 100, None, 0.0) for i in range(3 * PROBED)])
     with Cache.open(config.cache.path, config.cache) as cache:
-        return Identification(config, cache, catalog, Objects(catalog))
+        return SchemaSearch(config, cache, catalog, Objects(catalog))
 
 
 READY = {"ranged": [False], "digests": {}}
-KILLED, CRASHED = Death(-9), Death(11)
+KILLED, CRASHED = SamplerDeath(-9), SamplerDeath(11)
 
 
-def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification) -> None:
-    first, second = Slot(0), Slot(1)
+def test_a_probe_that_dies_with_its_sampler_is_made_again(search: SchemaSearch) -> None:
+    first, second = WorkerSlot(0), WorkerSlot(1)
     search.probe([first, second], listed=True)
     assert (first.probing, second.probing) == (True, False)
     search.probe([second], listed=True)  # one at a time
@@ -78,18 +79,18 @@ def test_a_probe_that_dies_with_its_sampler_is_made_again(search: Identification
     assert second.probing
 
 
-def test_an_object_whose_look_kills_is_named_in_the_end(search: Identification) -> None:
-    asked = Slot(0)
+def test_an_object_whose_look_kills_is_named_in_the_end(search: SchemaSearch) -> None:
+    asked = WorkerSlot(0)
     for _ in range(2):
         search.probe([asked], listed=True)
-        search.lost(Slot(1), CRASHED)  # not the one who looked
+        search.lost(WorkerSlot(1), CRASHED)  # not the one who looked
         search.lost(asked, CRASHED)
     search.probe([asked], listed=True)
     with pytest.raises(SamplingError, match=r"looked at k000.*exit code 11"):
         search.lost(asked, CRASHED)
 
 
-def test_a_crash_makes_the_first_object_decide_alone(search: Identification) -> None:
+def test_a_crash_makes_the_first_object_decide_alone(search: SchemaSearch) -> None:
     looked = Looking()
     search.probe([looked], listed=True)
     search.lost(looked, KILLED)  # by somebody, or for want of memory: as if nothing had been
@@ -108,7 +109,7 @@ def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
         Catalog.open(tmp_path / "catalog.bin") as catalog,
         Cache.open(config.cache.path, config.cache) as cache,
     ):
-        search = Identification(config, cache, catalog, Objects(catalog))
+        search = SchemaSearch(config, cache, catalog, Objects(catalog))
         for number in range(PROBED):
             search.probe([looked], listed=False)
             assert not looked.probing
@@ -118,8 +119,8 @@ def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
 
 
 @pytest.mark.parametrize("passed_over", [0, 1])
-def test_a_search_without_end_is_given_up(search: Identification, passed_over: int) -> None:
-    slot = Slot(0)
+def test_a_search_without_end_is_given_up(search: SchemaSearch, passed_over: int) -> None:
+    slot = WorkerSlot(0)
     errors = ["k000: expected an .npy file"] * MOST_FAILED
     message = {"type": "probed", "errors": errors, "passed_over": passed_over, "set_aside": 0}
     search.probe([slot], listed=False)
@@ -131,9 +132,9 @@ def test_a_search_without_end_is_given_up(search: Identification, passed_over: i
 
 
 def test_a_listing_that_ends_after_the_last_look_ends_the_search(
-    search: Identification,
+    search: SchemaSearch,
 ) -> None:
-    slot = Slot(0)
+    slot = WorkerSlot(0)
     for _ in range(3):
         search.probe([slot], listed=False)
         message = {
@@ -149,7 +150,7 @@ def test_a_listing_that_ends_after_the_last_look_ends_the_search(
         search.probe([slot], listed=True)
 
 
-class Looking(Slot):
+class Looking(WorkerSlot):
     """A sampler's place that notes how many objects it is asked to look at."""
 
     def __init__(self) -> None:
@@ -171,7 +172,9 @@ class Unkilled(SamplerProcess):
 
 
 def test_only_a_call_that_does_not_end_is_given_up() -> None:
-    slot = Slot(0, process=(process := Unkilled()), ready=True, permits={"p": Work(1)})
+    slot = WorkerSlot(
+        0, process=(process := Unkilled()), ready=True, permits={"p": AssignedPermit(1)}
+    )
     slot.moved_at = time.monotonic() - 20
     assert slot.idles(time.monotonic(), 10)
     slot.called(5, "source.format my:read on k")
@@ -184,21 +187,25 @@ def test_only_a_call_that_does_not_end_is_given_up() -> None:
     assert why.startswith(
         "after 20 s in one call of source.format my:read on k; make it faster"
     )
-    assert Death(-9, why).suspicion == Death(11).suspicion > Death(-9).suspicion
+    assert (
+        SamplerDeath(-9, why).suspicion
+        == SamplerDeath(11).suspicion
+        > SamplerDeath(-9).suspicion
+    )
     slot.call = (0.0, "long ago")
     assert slot.give_up(slot.moved_at + 7) == "after 7 s without progress"
 
 
-def test_only_the_one_who_was_asked_is_believed(search: Identification) -> None:
-    first, second = Slot(0), Slot(1)
+def test_only_the_one_who_was_asked_is_believed(search: SchemaSearch) -> None:
+    first, second = WorkerSlot(0), WorkerSlot(1)
     search.probe([first], listed=True)
     nonsense = {"type": "probed", "schema": "not looked at"}
     assert search.answered(second, nonsense, READY, listed=True) is None
     assert first.probing
 
 
-def test_a_store_that_does_not_answer_is_no_unreadable_object(search: Identification) -> None:
-    slot = Slot(0)
+def test_a_store_that_does_not_answer_is_no_unreadable_object(search: SchemaSearch) -> None:
+    slot = WorkerSlot(0)
     search.probe([slot], listed=True)
     found = search.answered(slot, {"transient": "503 SlowDown"}, READY, listed=True)
     assert found is None
@@ -368,7 +375,7 @@ def test_whoever_holds_shards_is_named(tmp_path: Path) -> None:
     with Filled(tmp_path / "cache") as filled:
         filled.add(0, 1)
         bounds = CacheConfig.model_validate({"path": filled.root, "max_bytes": "1GB"})
-        landlord = Landlord(bounds, filled.cache, evicts=True)
+        landlord = SpaceAllocator(bounds, filled.cache, evicts=True)
         first = Lease.create(filled.root, "train", [0])
         filled.retire(0)
         filled.poll()

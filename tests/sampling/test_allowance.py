@@ -10,18 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.allowance import Allowance, Limits, Visited, Yields, admit
+from growcache.sampling.sampler_limits import (
+    GroupLimits,
+    MemoryBudget,
+    VisitResult,
+    YieldEstimate,
+    admit,
+)
 
-LIMITS = Limits(group_bytes=100, sample_bytes=60, most_bytes=100)
-CUT = Limits(group_bytes=100, sample_bytes=1000, most_bytes=200)
+LIMITS = GroupLimits(group_bytes=100, sample_bytes=60, most_bytes=100)
+CUT = GroupLimits(group_bytes=100, sample_bytes=1000, most_bytes=200)
 
 
-def visited(*sizes: int) -> Visited:
+def visited(*sizes: int) -> VisitResult:
     samples = [{"x": np.zeros(size, "|u1")} for size in sizes]
-    return Visited(samples, [(i, i + 1) for i in range(len(sizes))])
+    return VisitResult(samples, [(i, i + 1) for i in range(len(sizes))])
 
 
-def kept(result: Visited) -> list[int]:
+def kept(result: VisitResult) -> list[int]:
     return [sample["x"].nbytes for sample in result.samples]
 
 
@@ -40,7 +46,7 @@ def test_what_fits_is_kept_and_what_does_not_is_a_hole() -> None:
 @given(st.lists(st.lists(st.integers(0, 70), max_size=3), max_size=8), st.randoms())
 def test_any_order_keeps_the_same(sizes: list[list[int]], rng: random.Random) -> None:
     def run(order: list[int]) -> list[tuple[list[int], str | None]]:
-        allowance = Allowance(len(sizes), LIMITS)
+        allowance = MemoryBudget(len(sizes), LIMITS)
         for place in order:
             allowance.put(place, visited(*sizes[place]))
         return [(kept(result), result.hole) for result in allowance.results()]
@@ -53,7 +59,7 @@ def test_any_order_keeps_the_same(sizes: list[list[int]], rng: random.Random) ->
 
 
 def test_samples_of_one_size_are_never_refused() -> None:
-    allowance = Allowance(2, None)
+    allowance = MemoryBudget(2, None)
     allowance.put(1, visited(1000))
     allowance.put(0, visited(1000))
     assert [kept(result) for result in allowance.results()] == [[1000], [1000]]
@@ -65,10 +71,10 @@ Run = list[tuple[list[int], bool, bool]]  # sizes, left out, a hole
 def run(
     sizes: list[list[int]], order: list[int], *, defers: bool, without: frozenset[int]
 ) -> Run:
-    allowance = Allowance(len(sizes), CUT, defers=defers)
+    allowance = MemoryBudget(len(sizes), CUT, defers=defers)
     for place in order:
         out = place in without
-        allowance.put(place, Visited(left_out=True) if out else visited(*sizes[place]))
+        allowance.put(place, VisitResult(left_out=True) if out else visited(*sizes[place]))
     return [(kept(r), r.left_out, r.hole is not None) for r in allowance.results()]
 
 
@@ -104,8 +110,8 @@ def test_a_single_visit_may_take_more_than_its_group() -> None:
 
 def test_visits_wait_for_one_that_may_fill_the_group() -> None:
     async def follow() -> None:
-        yields = Yields()
-        allowance = Allowance(4, CUT, defers=True, yields=yields)
+        yields = YieldEstimate()
+        allowance = MemoryBudget(4, CUT, defers=True, yields=yields)
         assert await allowance.begin(0, 1000.0)  # nothing is known of what bytes bring
         assert await allowance.begin(1, 1000.0)
         allowance.put(0, visited(60))
@@ -124,7 +130,7 @@ def test_visits_wait_for_one_that_may_fill_the_group() -> None:
 
 def test_of_samples_of_one_size_no_visit_waits() -> None:
     async def follow() -> None:
-        allowance = Allowance(2, None)
+        allowance = MemoryBudget(2, None)
         assert await allowance.begin(0, 1e12)
         assert await allowance.begin(1, 1e12)
 
@@ -136,7 +142,7 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
     cache_format: str, least: int
 ) -> None:
     from growcache.config import Config
-    from growcache.remote.formats import Measure
+    from growcache.formats.base import Measure
     from growcache.sampling.sizing import (
         GROUP_BYTES,
         MOST_GROUP_BYTES,
@@ -165,10 +171,9 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
 @pytest.mark.parametrize(("workers", "max_bytes"), [(8, 64_000_000), (2, 10**9), (32, 10**8)])
 def test_a_group_may_take_its_share_of_the_bound(workers: int, max_bytes: int) -> None:
     """However small the first samples were (protocol 10)."""
-    from growcache.cache.budget import fixed_budget
+    from growcache.cache.space import fixed_budget
     from growcache.config import Config
-    from growcache.sampling.draws import Sizing
-    from growcache.sampling.sizing import GROUP_BYTES, group_limits
+    from growcache.sampling.sizing import GROUP_BYTES, Sizing, group_limits
     from growcache.schema import Field, Schema
 
     config = Config.model_validate(
@@ -191,7 +196,7 @@ def test_a_group_may_take_its_share_of_the_bound(workers: int, max_bytes: int) -
 @pytest.mark.parametrize("visit", [1, 16])
 def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
     from growcache.config import Config
-    from growcache.remote.formats import Measure
+    from growcache.formats.base import Measure
     from growcache.sampling.sizing import SIDECAR_BYTES, check_bound, measure_sizing
     from growcache.schema import Field, Schema
 
@@ -214,7 +219,7 @@ def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
     11, "growcache.sampling.sizing:check_bound", "int(config.cache.max_bytes) < least", "False"
 )
 def test_a_bound_that_cannot_hold_the_groups_in_flight_is_refused() -> None:
-    from growcache.cache.budget import minimum_bytes
+    from growcache.cache.space import minimum_bytes
     from growcache.config import Config
     from growcache.errors import ConfigError
     from growcache.sampling.sizing import check_bound

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from tests.disks import KINDS, small_disk
 from tests.sampling.disk_watcher import watching
 from tests.sampling.services import (

@@ -12,10 +12,16 @@ import yaml
 import growcache
 from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
-from growcache.config import Config, load_config
+from growcache.config import Config
+from growcache.config_text import load_config
 from growcache.errors import CacheFullError, ConfigError
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling.following import LOOK_SECONDS, ConfigFile, Following, merged
+from growcache.sampling.config_reload import (
+    LOOK_SECONDS,
+    ConfigFile,
+    ConfigReload,
+    merged_config,
+)
 from tests.sampling.services import make_source, service, status, wait_until, write_config
 
 MB = 1_000_000
@@ -42,7 +48,7 @@ class Followed:
         path.write_text(yaml.safe_dump(BASE))
         file = ConfigFile(path, overrides, environment)
         self.config = file.load()
-        self.following = Following(file, self.config, self.adopt, lambda: None)
+        self.following = ConfigReload(file, self.config, self.adopt, lambda: None)
         self.following.stop()  # so that nothing but the test's own clock decides
         self.clock = time.monotonic()
 
@@ -89,7 +95,7 @@ def test_overrides_and_the_environment_keep_winning(path: Path) -> None:
 
 @pytest.mark.mutant(
     12,
-    "growcache.sampling.following:Following.look",
+    "growcache.sampling.config_reload:ConfigReload.look",
     "said = self._take()\nself._taken = signature",
     "self._taken = signature\nsaid = self._take()",
 )
@@ -172,7 +178,7 @@ def test_a_file_that_is_being_written_is_not_read(path: Path) -> None:
 def test_only_live_keys_are_merged() -> None:
     running = load_config(BASE)
     others = {"source": {"url": "/else/*.npy"}, "cache": {"path": "else", "max_bytes": "30MB"}}
-    config, keys = merged(running, load_config(others))
+    config, keys = merged_config(running, load_config(others))
     assert keys == ["source.url", "cache.path"]
     assert config.cache.path == running.cache.path
     assert config.source == running.source

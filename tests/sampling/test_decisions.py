@@ -9,18 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.book import LONGEST_DELAY_SECONDS, LONGEST_DISK_SECONDS, Book
-from growcache.sampling.pace import Pace
-from growcache.sampling.permits import Outlook, decide
+from growcache.sampling.group_queue import (
+    LONGEST_DELAY_SECONDS,
+    LONGEST_DISK_SECONDS,
+    GroupQueue,
+)
+from growcache.sampling.rate_limiter import LimiterInputs, decide
+from growcache.sampling.sampler_limits import ByteRateLimit
 
-READY = Outlook(group_bytes=10, room_bytes=100)
+READY = LimiterInputs(group_bytes=10, room_bytes=100)
 
 
 def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
     assert decide(READY).granted
 
 
-@pytest.mark.mutant(9, "growcache.sampling.permits:_for_budgets", "not o.index_ok", "False")
+@pytest.mark.mutant(
+    9, "growcache.sampling.rate_limiter:_for_budgets", "not o.index_ok", "False"
+)
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -45,7 +51,7 @@ def test_whoever_waits_names_the_event(change: dict[str, object], word: str) -> 
 
 @pytest.mark.mutant(
     9,
-    "growcache.sampling.permits:_for_room",
+    "growcache.sampling.rate_limiter:_for_room",
     "o.evictable_bytes + o.clearing_bytes",
     "o.evictable_bytes",
 )
@@ -68,7 +74,7 @@ def test_complete_needs_no_reason() -> None:
 
 @given(st.lists(st.sampled_from(["take", "done", "fail", "die"]), max_size=60))
 def test_no_group_is_lost_or_filled_twice_at_once(steps: list[str]) -> None:
-    book = Book(3, [0, 2])
+    book = GroupQueue(3, [0, 2])
     filling: list[int] = []
     done: set[int] = {1}
     now = 0.0
@@ -103,7 +109,7 @@ def test_no_group_is_lost_or_filled_twice_at_once(steps: list[str]) -> None:
 
 
 def test_failures_come_back_later_and_later() -> None:
-    book = Book(0, [])
+    book = GroupQueue(0, [])
     book.start(0)
     book.failed(0, now=100.0)
     assert (book.due(100.0), book.failing) == (None, 1)
@@ -115,7 +121,7 @@ def test_failures_come_back_later_and_later() -> None:
 
 
 def test_a_full_disk_is_tried_again_soon_however_often_it_was_full() -> None:
-    book = Book(0, [])
+    book = GroupQueue(0, [])
     for now in range(0, 100, 10):
         book.start(0)
         book.failed(0, now=now, disk=True)
@@ -124,7 +130,7 @@ def test_a_full_disk_is_tried_again_soon_however_often_it_was_full() -> None:
 
 
 def test_a_died_sampler_costs_no_delay() -> None:
-    book = Book(0, [])
+    book = GroupQueue(0, [])
     book.start(0)
     assert book.abandoned(0) == 1
     assert (book.due(0.0), book.failing) == (0, 0)
@@ -134,7 +140,7 @@ def test_a_died_sampler_costs_no_delay() -> None:
 
 def test_pace_works_debts_off() -> None:
     now = [0.0]
-    pace = Pace(100.0, clock=lambda: now[0])
+    pace = ByteRateLimit(100.0, clock=lambda: now[0])
     assert pace.seconds_left() == 0
     pace.charge(50)
     pace.charge(50)
@@ -146,7 +152,7 @@ def test_pace_works_debts_off() -> None:
 
 
 def test_without_a_limit_nobody_waits() -> None:
-    pace = Pace(None)
+    pace = ByteRateLimit(None)
     pace.charge(10**12)
     asyncio.run(pace.wait())
     assert pace.seconds_left() == 0

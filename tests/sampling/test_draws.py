@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.draws import Draws, Permutation, Sizing, Span, locate
+from growcache.sampling.draws import DrawnEdition, Draws
+from growcache.sampling.orders import Permutation, locate
+from growcache.sampling.sizing import Sizing
 
 
 def sizing(shard: int = 8, **more: object) -> Sizing:
@@ -17,7 +19,7 @@ def sizing(shard: int = 8, **more: object) -> Sizing:
     return Sizing(**{**values, "shard_samples": shard, **more})  # type: ignore[arg-type]
 
 
-def draws(seed: int, spans: list[Span], **more: object) -> Draws:
+def draws(seed: int, spans: list[DrawnEdition], **more: object) -> Draws:
     result = Draws(seed, sizing(), **more)  # type: ignore[arg-type]
     for span in spans:
         result.add(span)
@@ -30,7 +32,7 @@ def parts_of(order: Draws, groups: range) -> list[list[int]]:
 
 
 @pytest.mark.mutant(
-    3, "growcache.sampling.draws:Permutation._decrypt", "reversed(self._keys)", "self._keys"
+    3, "growcache.sampling.orders:Permutation._decrypt", "reversed(self._keys)", "self._keys"
 )
 @given(st.integers(1, 3000), st.integers(0, 2**64))
 def test_permutation_is_a_bijection_and_inverse_undoes_it(size: int, key: int) -> None:
@@ -69,7 +71,7 @@ def test_no_part_twice_before_all_were_drawn(
     total, group, spans = 0, 0, []
     for edition, more in enumerate(growth):
         total += more
-        spans.append(Span(edition, total, group))
+        spans.append(DrawnEdition(edition, total, group))
         group += gaps[edition % 3]
     order = draws(seed, spans)
     seen: dict[int, list[int]] = {}
@@ -86,7 +88,7 @@ def test_no_part_twice_before_all_were_drawn(
 
 @given(st.integers(0, 3), st.permutations(range(30)))
 def test_any_order_of_asking_gives_the_same_groups(seed: int, asked: list[int]) -> None:
-    spans = [Span(0, 30, 0), Span(1, 75, 3), Span(2, 100, 9)]
+    spans = [DrawnEdition(0, 30, 0), DrawnEdition(1, 75, 3), DrawnEdition(2, 100, 9)]
     expected = parts_of(draws(seed, spans), range(30))
     order = draws(seed, spans)
     answers = {number: order.group(number) for number in asked}
@@ -96,7 +98,7 @@ def test_any_order_of_asking_gives_the_same_groups(seed: int, asked: list[int]) 
 @given(st.integers(0, 400))
 def test_leaping_to_a_group_equals_walking_there(number: int) -> None:
     """A restart finds its place without redrawing everything (guarantee 6)."""
-    spans = [Span(0, 30, 0), Span(1, 75, 3), Span(2, 1000, 9)]
+    spans = [DrawnEdition(0, 30, 0), DrawnEdition(1, 75, 3), DrawnEdition(2, 1000, 9)]
     walked = draws(1, spans)
     for group in range(number):
         walked.group(group)
@@ -108,14 +110,14 @@ def test_leaping_to_a_group_equals_walking_there(number: int) -> None:
 
 def test_an_edition_added_late_continues_the_round() -> None:
     """Asking which round comes next must not decide it: the listing may still grow."""
-    late = draws(0, [Span(0, 10, 0)])
+    late = draws(0, [DrawnEdition(0, 10, 0)])
     groups = 0
     while late.round_of(groups) == 0:
         late.group(groups)
         groups += 1
-    late.add(Span(1, 40, groups))
+    late.add(DrawnEdition(1, 40, groups))
     assert late.round_of(groups) == 0
-    known = draws(0, [Span(0, 10, 0), Span(1, 40, groups)])
+    known = draws(0, [DrawnEdition(0, 10, 0), DrawnEdition(1, 40, groups)])
     assert parts_of(late, range(20)) == parts_of(known, range(20))
 
 
@@ -124,7 +126,7 @@ def test_nodes_draw_disjoint_parts_that_cover_all(nodes: int, seed: int) -> None
     drawn: list[int] = []
     for node in range(nodes):
         mine = lambda parts, node=node: parts % nodes == node  # noqa: E731
-        order = draws(seed, [Span(0, 60, 0)], mine=mine)
+        order = draws(seed, [DrawnEdition(0, 60, 0)], mine=mine)
         number = 0
         while order.round_of(number) == 0:
             draw = order.group(number)
@@ -135,7 +137,7 @@ def test_nodes_draw_disjoint_parts_that_cover_all(nodes: int, seed: int) -> None
 
 
 def test_replacement_draws_repeat_and_are_repeatable() -> None:
-    one, two = (draws(seed, [Span(0, 20, 0)], replacement=True) for seed in (0, 0))
+    one, two = (draws(seed, [DrawnEdition(0, 20, 0)], replacement=True) for seed in (0, 0))
     drawn = parts_of(one, range(40))
     assert drawn == parts_of(two, range(40))
     flat = [part for group in drawn for part in group]
@@ -143,13 +145,13 @@ def test_replacement_draws_repeat_and_are_repeatable() -> None:
 
 
 def test_seeds_matter() -> None:
-    spans = [Span(0, 1000, 0)]
+    spans = [DrawnEdition(0, 1000, 0)]
     assert parts_of(draws(0, spans), range(9)) != parts_of(draws(1, spans), range(9))
 
 
 @pytest.mark.mutant(
     7,
-    "growcache.sampling.draws:Sizing.group_parts",
+    "growcache.sampling.sizing:Sizing.group_parts",
     "max(0, self.doublings - group // RAMP_GROUPS)",
     "0",
 )
@@ -163,13 +165,13 @@ def test_first_groups_are_small_and_sizes_never_shrink() -> None:
 
 def test_a_fixed_set_ends_exactly() -> None:
     order = Draws(0, sizing(64, max_parts=100))
-    order.add(Span(0, 1000, 0))
+    order.add(DrawnEdition(0, 1000, 0))
     drawn = [order.group(number) for number in range(200)]
     assert sum(len(draw.parts) for draw in drawn if draw) == 100
     assert drawn[-1] is None
 
 
-@pytest.mark.mutant(2, "growcache.sampling.cuts:Cut.parts", "self.whole", "True")
+@pytest.mark.mutant(2, "growcache.sampling.sizing:Partitioning.parts", "self.whole", "True")
 def test_long_recordings_are_visited_more_often() -> None:
     """Protocol 2: 99 small recordings and one large."""
     sizes = np.array([100] * 99 + [100_000])

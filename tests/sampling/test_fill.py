@@ -11,14 +11,13 @@ import pytest
 
 from growcache.config import SourceConfig
 from growcache.errors import FormatError, StoreError, TransientStoreError
-from growcache.remote.formats import ObjectFormat
-from growcache.remote.formats.objects import PartlyReadError
-from growcache.remote.sources import Opened, Sources
-from growcache.remote.store import Entry, Store
-from growcache.sampling.fill import Filler
-from growcache.sampling.messages import Permit, Stop
-from growcache.sampling.pace import Pace
+from growcache.formats.base import ObjectFormat, PartlyReadError
+from growcache.sampling.fill import GroupFiller
+from growcache.sampling.messages import PartVisit, Permit
+from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Schema
+from growcache.store.contract import Entry, Store
 
 SCHEMA = Schema.of({"x": np.zeros(2, "<f4")})
 
@@ -60,14 +59,14 @@ class Held(Reading):
 
 
 def permit(*keys: str) -> Permit:
-    stops = tuple(Stop(Entry(key, 8, None, None), 0, 1) for key in keys)
+    stops = tuple(PartVisit(Entry(key, 8, None, None), 0, 1) for key in keys)
     return Permit("p", 0, 0, 0, (0,), stops, None)
 
 
-def filler(form: Reading) -> Filler:
+def filler(form: Reading) -> GroupFiller:
     store = SimpleNamespace(source=SourceConfig(url=("memory://x",)))
-    sources = Sources([Opened(cast(Store, store), cast(ObjectFormat, form))])
-    return Filler(sources, None, 0, 4, Pace(None))
+    sources = Sources([OpenSource(cast(Store, store), cast(ObjectFormat, form))])
+    return GroupFiller(sources, None, 0, 4, ByteRateLimit(None))
 
 
 def visit(*keys: str) -> list[Any]:
@@ -76,7 +75,7 @@ def visit(*keys: str) -> list[Any]:
 
 
 @pytest.mark.mutant(
-    6, "growcache.sampling.fill:Filler.visit", "(StoreError, FormatError)", "FormatError"
+    6, "growcache.sampling.fill:GroupFiller.visit", "(StoreError, FormatError)", "FormatError"
 )
 def test_a_permanent_failure_is_a_hole_with_its_reason() -> None:
     found = visit("1", "gone", "odd", "2")
@@ -93,7 +92,7 @@ def test_what_can_be_read_of_a_visit_is_kept_beside_the_hole() -> None:
     assert mixed.hole.startswith("mixed: expected a sample with x: float32[2], found x: float3")
 
 
-@pytest.mark.mutant(6, "growcache.sampling.fill:Filler.visit", "TransientStoreError", "()")
+@pytest.mark.mutant(6, "growcache.sampling.fill:GroupFiller.visit", "TransientStoreError", "()")
 def test_a_transient_failure_fails_the_whole_group() -> None:
     with pytest.raises(TransientStoreError, match="503"):
         visit("1", "busy", "2")

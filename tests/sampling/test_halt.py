@@ -5,26 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.config import Config, load_config
-from growcache.sampling.book import Book
-from growcache.sampling.following import merged
-from growcache.sampling.halt import (
+from growcache.config import Config
+from growcache.config_text import load_config
+from growcache.sampling.config_reload import merged_config
+from growcache.sampling.group_queue import GroupQueue
+from growcache.sampling.rate_limiter import (
     LONGEST_DELAY_SECONDS,
     NOTICE_SECONDS,
     OVER_SECONDS,
     RECENT_SECONDS,
     SAY_SECONDS,
-    Halt,
-    Notice,
-    Silence,
+    CircuitBreaker,
+    LimiterInputs,
+    OutageNotice,
+    StoreSilence,
+    decide,
 )
-from growcache.sampling.permits import Outlook, decide
 
 WORDS = "credentials (s3://b: the credentials have expired)"
 
 
-def halted() -> Halt:
-    halt = Halt()
+def halted() -> CircuitBreaker:
+    halt = CircuitBreaker()
     halt.took_off("first")
     halt.refused("first", WORDS, 0.0)
     return halt
@@ -71,7 +73,7 @@ def test_trials_never_end_and_never_come_late(ends: list[str]) -> None:
 
 
 def test_a_refused_group_costs_no_try() -> None:
-    book = Book(0, ())
+    book = GroupQueue(0, ())
     for _ in range(20):
         book.start(0)
         book.returned(0)
@@ -80,14 +82,14 @@ def test_a_refused_group_costs_no_try() -> None:
 
 
 def test_nothing_else_is_waited_for_while_the_store_refuses() -> None:
-    verdict = decide(Outlook(refused=WORDS, complete=True, wished=True, room_bytes=100))
+    verdict = decide(LimiterInputs(refused=WORDS, complete=True, wished=True, room_bytes=100))
     assert not verdict.granted
     assert not verdict.final
     assert verdict.waiting_for == WORDS
 
 
 def test_a_silence_is_noticed_when_failures_are_all_there_is() -> None:
-    silence = Silence()
+    silence = StoreSilence()
     silence.failed("the store to answer (x)", 10.0)
     assert not silence.waiting_for(10.0)
     assert silence.waiting_for(10.0 + NOTICE_SECONDS) == "the store to answer (x)"
@@ -98,13 +100,13 @@ def test_a_silence_is_noticed_when_failures_are_all_there_is() -> None:
 
 
 def test_a_refusal_is_noticed_at_once() -> None:
-    silence = Silence()
+    silence = StoreSilence()
     silence.failed(WORDS, 10.0, refused=True)
     assert silence.waiting_for(10.0) == WORDS
 
 
 def test_it_is_said_once_and_once_that_it_is_over() -> None:
-    notice = Notice()
+    notice = OutageNotice()
     assert notice.look(WORDS, 0.0) == []
     (said,) = notice.look(WORDS, SAY_SECONDS)
     assert WORDS in said
@@ -116,7 +118,7 @@ def test_it_is_said_once_and_once_that_it_is_over() -> None:
 
 
 def test_what_lasts_for_a_moment_is_not_worth_a_word() -> None:
-    notice = Notice()
+    notice = OutageNotice()
     assert notice.look(WORDS, 0.0) == []
     assert notice.look("", 1.0) == []
     assert notice.look("", 1.0 + OVER_SECONDS) == []
@@ -132,7 +134,7 @@ def s3(url: str = "s3://b/*", **options: object) -> dict[str, object]:
 
 
 def test_who_asks_may_change_while_the_service_runs() -> None:
-    found, restart_for = merged(
+    found, restart_for = merged_config(
         config(s3(key="a", secret="b")), config(s3(key="c", secret="d"))
     )
     assert restart_for == []
@@ -142,7 +144,7 @@ def test_who_asks_may_change_while_the_service_runs() -> None:
 def test_of_several_sources_too() -> None:
     before = config(s3(key="a", secret="b"), s3("s3://c/*", key="a", secret="b"))
     after = config(s3(key="a", secret="b"), s3("s3://c/*", key="x", secret="y"))
-    found, restart_for = merged(before, after)
+    found, restart_for = merged_config(before, after)
     assert restart_for == []
     assert found.sources[1].storage_options == {"key": "x", "secret": "y"}
 
@@ -150,6 +152,6 @@ def test_of_several_sources_too() -> None:
 def test_whom_is_asked_needs_a_restart() -> None:
     before = config(s3(endpoint_url="http://a:1", key="a", secret="b"))
     after = config(s3(endpoint_url="http://b:1", key="a", secret="b"))
-    found, restart_for = merged(before, after)
+    found, restart_for = merged_config(before, after)
     assert restart_for == ["source.storage_options"]
     assert found == before

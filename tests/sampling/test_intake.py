@@ -14,9 +14,9 @@ from growcache.cache.files import allocated_tree
 from growcache.cache.leases import Lease
 from growcache.config import Config
 from growcache.errors import ConfigError
-from growcache.remote.catalog import Catalog
-from growcache.sampling.intake import Intake
-from growcache.sampling.landlord import Landlord
+from growcache.sampling.evictor import SpaceAllocator
+from growcache.sampling.listing_ingest import ListingIngest
+from growcache.store.catalog import Catalog
 from tests.cache.making import MAX_BYTES, add, need, opened
 
 OBJECTS = 2500
@@ -59,7 +59,7 @@ class Service:
             {"source": {"url": f"{source}/*", "format": "bytes"}, "cache": values}
         )
         self.cache = cache
-        self.landlord = Landlord(self.config.cache, cache, evicts=True)
+        self.landlord = SpaceAllocator(self.config.cache, cache, evicts=True)
         self.catalog = Catalog.open(cache.layout.catalog)
         self.free = 0  # at most, for shards, while it was listed
 
@@ -69,7 +69,7 @@ class Service:
         """List until the end, or until the listing waits; return whether it was the end."""
         woken = asyncio.Event()
         failed: list[BaseException] = []
-        self.intake = Intake(
+        self.intake = ListingIngest(
             self.config, self.cache, self.catalog, woken.set, failed.append, failed.append
         )
         self.intake.start(None, refresh=refresh)

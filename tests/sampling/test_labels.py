@@ -15,19 +15,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.cache.status import read_status
+from growcache.cli.refetch import refetch_sample
 from growcache.config import LabelsConfig, SourceConfig, SplitConfig
 from growcache.errors import ConfigError, FingerprintError, FormatError
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
-from growcache.remote.table_files import parse_table, read_table
-from growcache.remote.tables import NONE
-from growcache.sampling.fill import join
+from growcache.sampling.fill import with_labels
 from growcache.sampling.labels import Labels
-from growcache.sampling.messages import Joined, Stop, pack, unpack
-from growcache.sampling.objects import Objects
-from growcache.sampling.subsets import Subsets
-from growcache.service.refetch import refetch_sample
+from growcache.sampling.messages import LabelValues, PartVisit, pack, unpack
+from growcache.sampling.objects import Objects, Split
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+from growcache.store.tables import NO_ROW, parse_table, read_table
 from tests.sampling.services import run, service, wait_until, write_config
 
 
@@ -63,13 +61,13 @@ def test_a_row_belongs_to_an_object(match: str, row: str, url: str, key: str) ->
     made = labels(["other", row], match, url)
     key = key.replace("{cwd}", str(Path.cwd()))
     assert made.joined([0], [key]) == [{"n": 1, "group": "g1"}]
-    assert made.rows([0, 0], [f"{key}x/y", "rec/z/q.npy"]).tolist() == [NONE, NONE]
+    assert made.rows([0, 0], [f"{key}x/y", "rec/z/q.npy"]).tolist() == [NO_ROW, NO_ROW]
 
 
 def test_keys_below_the_prefix_are_those_of_the_url_they_came_by() -> None:
     made = labels(["a.npy", "b.npy"], url=("s3://b/one/*.npy", "s3://b/two/*.npy"))
     rows = made.rows([0, 1, 0], ["one/a.npy", "two/b.npy", "two/b.npy"])
-    assert rows.tolist()[2] == NONE
+    assert rows.tolist()[2] == NO_ROW
     assert [made.joined([s], [k])[0]["n"] for s, k in ((0, "one/a.npy"), (1, "two/b.npy"))] == [
         0,
         1,
@@ -114,7 +112,7 @@ def test_skipped_objects_have_no_number_however_the_listing_came(
     made = labels([f"{n:04d}" for n in sorted(rows)], "stem")
     split = SplitConfig(group=by, fractions={"a": 0.5, "b": 0.5}, use="a") if by else None
     with listed(tmp_path_factory.mktemp("c"), 200) as catalog:
-        subsets = Subsets(split) if split is not None else None
+        subsets = Split(split) if split is not None else None
         objects = Objects(catalog, subsets, skips=True)
         objects.labels = made
         for step in sorted(steps):
@@ -148,7 +146,7 @@ def test_an_object_without_a_row_is_an_error_at_its_page(tmp_path: Path) -> None
 
 def test_an_object_of_another_subset_needs_no_labels(tmp_path: Path) -> None:
     split = SplitConfig(group="(?P<group>s[0-9])", fractions={"a": 0.5, "b": 0.5}, use="a")
-    subsets = Subsets(split)
+    subsets = Split(split)
     with listed(tmp_path, 64) as catalog:
         keys = [key for page in catalog.keys(0, 64) for key in page]
         mine = [key for key, place in zip(keys, subsets.places(subsets.groups(keys)), strict=True) if place == 0]  # fmt: skip
@@ -158,7 +156,7 @@ def test_an_object_of_another_subset_needs_no_labels(tmp_path: Path) -> None:
 
 
 def test_values_cross_the_pipe_as_they_are() -> None:
-    values: Joined = {
+    values: LabelValues = {
         "a": 1,
         "b": 1.0,
         "c": "x",
@@ -166,18 +164,18 @@ def test_values_cross_the_pipe_as_they_are() -> None:
         "i": float("-inf"),
         "z": 2**62,
     }
-    stop = Stop(Entry("k\udcff", 1, None, None), 1, 2, joined=values)
-    found = Stop.from_values(unpack(pack({"stop": stop.to_values()}))["stop"])
+    stop = PartVisit(Entry("k\udcff", 1, None, None), 1, 2, joined=values)
+    found = PartVisit.from_values(unpack(pack({"stop": stop.to_values()}))["stop"])
     assert (found.entry, found.part, found.parts) == (stop.entry, 1, 2)
     assert repr(found.joined) == repr(values)
 
 
 def test_what_is_joined_are_plain_values() -> None:
-    sample = join({"x": np.zeros(2)}, {"a": 1, "b": 1.5, "c": "x"}, "k")
+    sample = with_labels({"x": np.zeros(2)}, {"a": 1, "b": 1.5, "c": "x"}, "k")
     assert [sample["a"].dtype.str, sample["b"].dtype.str, sample["c"]] == ["<i8", "<f8", "x"]
     assert sample["a"].shape == ()
     with pytest.raises(FormatError, match="k: its samples have a field 'x' of their own"):
-        join({"x": np.zeros(2)}, {"x": 1}, "k")
+        with_labels({"x": np.zeros(2)}, {"x": 1}, "k")
 
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:

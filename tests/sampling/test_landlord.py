@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import growcache.sampling.landlord
+import growcache.sampling.evictor
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import RETIRED_SHARE
-from growcache.cache.index import KEPT_JOBS, read_index
-from growcache.cache.lease_counters import Counters
+from growcache.cache.index.reader import read_index
+from growcache.cache.index.schema import KEPT_JOBS
+from growcache.cache.lease_views import LeaseCounters
 from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
-from growcache.sampling.landlord import Landlord
+from growcache.sampling.evictor import SpaceAllocator
 from tests.cache.making import MAX_BYTES, add, opened
 from tests.disks import filled_up, small_disk
 
@@ -38,7 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(growcache.sampling.landlord, "time", made)
+    monkeypatch.setattr(growcache.sampling.evictor, "time", made)
     return made
 
 
@@ -58,12 +59,12 @@ def lease(cache: Cache) -> Iterator[Lease]:
         yield held
 
 
-def landlord_of(cache: Cache) -> Landlord:
+def landlord_of(cache: Cache) -> SpaceAllocator:
     bounds = {"path": cache.layout.root, "max_bytes": MAX_BYTES, "min_uses": 0}
-    return Landlord(CacheConfig.model_validate(bounds), cache, evicts=True)
+    return SpaceAllocator(CacheConfig.model_validate(bounds), cache, evicts=True)
 
 
-def passes(landlord: Landlord, clock: Clock, seconds: float, nbytes: int) -> None:
+def passes(landlord: SpaceAllocator, clock: Clock, seconds: float, nbytes: int) -> None:
     """Let time go by, in which shards come."""
     landlord.keep_ahead()
     clock.now += seconds
@@ -72,7 +73,7 @@ def passes(landlord: Landlord, clock: Clock, seconds: float, nbytes: int) -> Non
 
 @pytest.mark.mutant(
     21,
-    "growcache.sampling.landlord:Landlord.keep_ahead",
+    "growcache.sampling.evictor:SpaceAllocator.keep_ahead",
     "self.at_bound and self.evicts",
     "self.evicts",
 )
@@ -86,7 +87,7 @@ def test_a_cache_that_may_yet_hold_everything_loses_nothing(
 
 
 @pytest.mark.mutant(
-    21, "growcache.sampling.landlord:Landlord.keep_ahead", "coming >= wanted", "True"
+    21, "growcache.sampling.evictor:SpaceAllocator.keep_ahead", "coming >= wanted", "True"
 )
 def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
     cache: Cache, lease: Lease, clock: Clock
@@ -121,7 +122,9 @@ def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) ->
 
 def resumable(cache: Cache, job: str, numbers: Iterable[int]) -> Lease:
     """The lease of a reader that gave a state, so that it may come back."""
-    return Lease.create(cache.layout.root, job, numbers, counters=Counters(gave_state=True))
+    return Lease.create(
+        cache.layout.root, job, numbers, counters=LeaseCounters(gave_state=True)
+    )
 
 
 def kill(lease: Lease) -> None:
@@ -132,7 +135,7 @@ def kill(lease: Lease) -> None:
 
 @pytest.mark.mutant(
     21,
-    "growcache.sampling.landlord:Landlord._that_clear",
+    "growcache.sampling.evictor:SpaceAllocator._that_clear",
     "[candidate for candidate in candidates if candidate.number not in kept]",
     "list(candidates)",
 )
@@ -156,7 +159,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.readers:Readers._survey",
+    "growcache.cache.evict:LeaseTable._survey",
     "self._keep()",
     "self._keep() - self._protected(lease for lease in self.leases if lease.open)",
 )
@@ -180,7 +183,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.readers:Readers._keep",
+    "growcache.cache.evict:LeaseTable._keep",
     "row is not None and nbytes <= left",
     "row is not None",
 )
@@ -317,7 +320,7 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.mutant(
     18,
-    "growcache.cache.readers:Readers._survey",
+    "growcache.cache.evict:LeaseTable._survey",
     "held = held.union(*self._there.values())",
     "",
 )

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals
-from growcache.config import Config, load_config
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
-from growcache.sampling.drawing import Drawing
-from growcache.sampling.draws import Draw, Sizing
+from growcache.config import Config
+from growcache.config_text import load_config
+from growcache.sampling.draw_sequence import DrawSequence
+from growcache.sampling.draws import GroupDraw
 from growcache.sampling.objects import Objects
+from growcache.sampling.sizing import Sizing
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 
 SIZING = Sizing(1, 1000.0, 0, whole=False, shard_samples=64)
 KINDS: dict[str, dict[str, Any]] = {
@@ -50,10 +52,10 @@ class Play:
         self.seen: dict[int, list[tuple[Any, ...]]] = {}
         self.drawing = self.made()
 
-    def made(self) -> Drawing:
+    def made(self) -> DrawSequence:
         """The draws as a service that starts now has them."""
         objects = Objects(self.catalog)
-        return Drawing(self.config, cast(Cache, self.cache), self.catalog, objects, SIZING)
+        return DrawSequence(self.config, cast(Cache, self.cache), self.catalog, objects, SIZING)
 
     def lists(self, count: int) -> None:
         at = len(self.catalog)
@@ -61,7 +63,7 @@ class Play:
             [Entry(f"{'ab'[n % 2]}/{n}", 3000, None, None) for n in range(at, at + count)]
         )
 
-    def visits(self, drawing: Drawing, draw: Draw) -> list[tuple[Any, ...]]:
+    def visits(self, drawing: DrawSequence, draw: GroupDraw) -> list[tuple[Any, ...]]:
         stops = drawing.population.stops(draw)
         rounds = [draw.round if stop.round is None else stop.round for stop in stops]
         return [
@@ -84,7 +86,7 @@ class Play:
             assert draw is not None
             self.commit(draw, left_out)
 
-    def commit(self, draw: Draw, left_out: set[int]) -> None:
+    def commit(self, draw: GroupDraw, left_out: set[int]) -> None:
         assert draw.group == self.groups
         left = left_out & set(range(len(draw.parts)))
         if left:

@@ -9,14 +9,14 @@ from typing import cast
 
 import pytest
 
+from growcache.cache import deferrals
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals
-from growcache.remote.store import Entry
-from growcache.sampling import makeups
-from growcache.sampling.allowance import Visited
+from growcache.sampling.failed_visits import Makeups
 from growcache.sampling.fill import none_came
-from growcache.sampling.makeups import Makeups
-from growcache.sampling.messages import Permit, Stop
+from growcache.sampling.messages import PartVisit, Permit
+from growcache.sampling.sampler_limits import VisitResult
+from growcache.store.contract import Entry
 from tests.sampling.test_made_up import SIZING, Play
 
 
@@ -68,7 +68,7 @@ def test_what_is_pending_comes_when_nothing_more_may_be_set_aside(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run until all is cached would never end else."""
-    monkeypatch.setattr(makeups, "MOST_MAKEUPS", 1)
+    monkeypatch.setattr(deferrals, "MOST_MAKEUPS", 1)
     play.draw({0, 1})
     found = made(play)
     assert found.may_defer
@@ -94,7 +94,7 @@ def test_no_more_is_kept_of_objects_than_waits(play: Play) -> None:
 
 
 def permit_of(*left_out: int) -> Permit:
-    stops = tuple(Stop(Entry(str(number), 1, None, None)) for number in range(2))
+    stops = tuple(PartVisit(Entry(str(number), 1, None, None)) for number in range(2))
     return Permit("p", 3, 0, 0, (3,), stops, None, left_out=left_out)
 
 
@@ -111,5 +111,5 @@ def test_a_makeup_group_is_tried_again_at_once_where_its_objects_fail_no_more(
 def test_a_group_without_what_was_left_out_of_it_before_is_no_failure(
     recorded: tuple[int, ...], left: tuple[int, ...], expected: bool
 ) -> None:
-    visited = [Visited(left_out=place in left) for place in range(2)]
+    visited = [VisitResult(left_out=place in left) for place in range(2)]
     assert none_came(permit_of(*recorded), visited) is expected

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from growcache import Snapshot
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.config import SourceConfig
-from growcache.remote.catalog import Catalog
-from growcache.remote.formats import Visit, open_format
-from growcache.remote.store import StoreReader, open_store
-from growcache.sampling.draws import Draws, Sizing, Span
+from growcache.formats import open_format
+from growcache.formats.base import Visit
+from growcache.sampling.draws import DrawnEdition, Draws
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
+from growcache.sampling.sizing import Sizing
+from growcache.store.catalog import Catalog
+from growcache.store.contract import StoredObject
+from growcache.store.store import open_store
 from tests.sampling.outcomes import ODD
 from tests.sampling.services import run, status, write_config
 from tests.servers.imagined import HUGE_ROWS, KEYS, TINY, TINY_ROWS, imagined, size
@@ -45,7 +48,7 @@ def test_all_are_listed_and_any_row_is_read(options: dict[str, Any], client: Any
     async def rows(parts: int) -> list[int]:
         try:
             visits = [Visit(part, parts, 0, 0) for part in (0, parts // 2, parts - 1)]
-            found = [await form.read(StoreReader(store, huge), visit) for visit in visits]
+            found = [await form.read(StoredObject(store, huge), visit) for visit in visits]
         finally:
             await store.close()
         assert all(sample["x"].tolist() == [at, at] for one in found for sample, at, _ in one)
@@ -68,7 +71,7 @@ def test_draws_are_as_the_weights_say(
         parts = population.parts(len(catalog))
         assert parts == (TINY + 1 if by_objects else TINY * TINY_ROWS + HUGE_ROWS)
         draws = Draws(0, sizing)
-        draws.add(Span(0, parts, 0))
+        draws.add(DrawnEdition(0, parts, 0))
         draw = draws.group(100)
         assert draw is not None
         stops = population.stops(draw)

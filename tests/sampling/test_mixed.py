@@ -13,23 +13,28 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.identity import read_identity
+from growcache.cache.side_files import read_identity
 from growcache.cache.status import read_status
-from growcache.config import load_config
+from growcache.cli.refetch import refetch_sample
+from growcache.config_text import load_config
 from growcache.errors import ConfigError
+from growcache.formats.base import Measure
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.catalog import Catalog
-from growcache.remote.formats import Measure
-from growcache.remote.sources import firsts, open_pages, owner
-from growcache.remote.store import Entry
 from growcache.sampling import supervisor
-from growcache.sampling.cuts import Cut
-from growcache.sampling.draws import Sizing
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
-from growcache.sampling.sizing import Measured, mixed_sizing, sizing_values, stored_sizing
+from growcache.sampling.sizing import (
+    MeasuredSource,
+    Partitioning,
+    Sizing,
+    mixed_sizing,
+    sizing_values,
+    stored_sizing,
+)
+from growcache.sampling.sources import first_urls, open_listings, source_of_url
 from growcache.schema import Field, Schema
-from growcache.service.refetch import refetch_sample
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 from tests.sampling.services import run
 
 # ------------------------------------------------------------------------- shares
@@ -44,7 +49,7 @@ def sizing_of(*sources: tuple[int, bool, float], **sampling: Any) -> Sizing:
         }
     )
     measured = [
-        Measured(Measure(4000.0, 0, round(samples), together), samples, ranged)
+        MeasuredSource(Measure(4000.0, 0, round(samples), together), samples, ranged)
         for together, ranged, samples in sources
     ]
     schema = Schema((Field("x", "<f4", (1000,)),))
@@ -73,7 +78,10 @@ def test_objects_that_take_turns_are_cut_as_those_that_do_not() -> None:
 
 
 def test_a_visit_is_counted_by_what_objects_hold(tmp_path: Path) -> None:
-    cuts = (Cut(4, 100.0, 0, whole=False), Cut(1, 1.0, 0, whole=True, samples_per_whole=2.5))
+    cuts = (
+        Partitioning(4, 100.0, 0, whole=False),
+        Partitioning(1, 1.0, 0, whole=True, samples_per_whole=2.5),
+    )
     sizing = Sizing(2, 0.0, 0, whole=False, shard_samples=8, cuts=cuts)
     # Five samples in two visits, and an object that is read whole, again and again.
     entries = [Entry(str(n), 500, None, None, n % 2) for n in range(20)]
@@ -99,11 +107,11 @@ def test_listings_come_by_turns_and_urls_are_numbered_through(tmp_path: Path) ->
     sources = load_config(
         {"source": [{"url": f"{tmp_path}/a/*"}, {"url": [f"{tmp_path}/{n}/*" for n in "bc"]}]}
     ).sources
-    pages = open_pages(sources, timeout_seconds=5, on_retry=lambda error: None)
+    pages = open_listings(sources, timeout_seconds=5, on_retry=lambda error: None)
     stores = [{entry.store for entry in page} for page in pages.pages()]
     assert stores == [{0}, {1, 2}, {0}, {0}]
-    assert firsts(sources) == [0, 1]
-    assert [owner(firsts(sources), store) for store in (0, 1, 2)] == [0, 1, 1]
+    assert first_urls(sources) == [0, 1]
+    assert [source_of_url(first_urls(sources), store) for store in (0, 1, 2)] == [0, 1, 1]
 
 
 # ---------------------------------------------------------------------- configurations
@@ -346,5 +354,5 @@ def test_a_cache_of_more_sources_is_refused_before_anything_is_listed(tmp_path: 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_every_url_has_one_owner(counts: list[int]) -> None:
     sources = load_config({"source": [{"url": ["a"] * count} for count in counts]}).sources
-    owners = [owner(firsts(sources), store) for store in range(sum(counts))]
+    owners = [source_of_url(first_urls(sources), store) for store in range(sum(counts))]
     assert owners == np.repeat(np.arange(len(counts)), counts).tolist()

@@ -15,22 +15,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.cache.status import read_status
-from growcache.config import Config, SourceConfig, SplitConfig, load_config
+from growcache.cli.peek import sample_at
+from growcache.cli.refetch import refetch_sample
+from growcache.config import Config, SourceConfig, SplitConfig
+from growcache.config_text import load_config
 from growcache.errors import ConfigError, FormatError
+from growcache.formats import open_source
+from growcache.formats.base import SamplesWithOrigins, Visit
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.catalog import Catalog
-from growcache.remote.formats import Visit, open_source
-from growcache.remote.formats.objects import Found
-from growcache.remote.store import Entry, open_store
-from growcache.remote.templates import Template
-from growcache.sampling.draws import Sizing
-from growcache.sampling.messages import Stop, pack, unpack
-from growcache.sampling.objects import Objects
-from growcache.sampling.pairs import Pairs
+from growcache.sampling.messages import PartVisit, pack, unpack
+from growcache.sampling.objects import FieldJoin, Objects, Split
 from growcache.sampling.population import Population
-from growcache.sampling.subsets import Subsets
-from growcache.service.peeked import sample_at
-from growcache.service.refetch import refetch_sample
+from growcache.sampling.sizing import Sizing
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+from growcache.store.store import open_store
+from growcache.store.urls import UrlTemplate
 from tests.remote.held import Held
 from tests.sampling.services import run, write_config
 
@@ -41,8 +41,8 @@ def source(fields: dict[str, Any], **more: Any) -> SourceConfig:
     return SourceConfig.model_validate({"fields": fields, **more})
 
 
-def pairs(fields: dict[str, Any]) -> Pairs:
-    return Pairs(source(fields).fields)
+def pairs(fields: dict[str, Any]) -> FieldJoin:
+    return FieldJoin(source(fields).fields)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def pairs(fields: dict[str, Any]) -> Pairs:
 def test_a_key_gives_the_values_and_they_the_key(
     url: str, key: str, values: tuple[str, ...] | None
 ) -> None:
-    template = Template.of(url)
+    template = UrlTemplate.of(url)
     assert template.values(key) in (values, None if values is None else values[::-1])
     if (found := template.values(key)) is not None:
         assert key.endswith(template.rendered(found))
@@ -90,7 +90,7 @@ def test_numbers_follow_from_the_order_of_the_catalog_alone(
         if len(by_k[key[4:7]]) == 2:
             whole.append((key[4:7], n + 1))
     split = SplitConfig(fractions={"a": 0.5, "b": 0.5}, use=use) if use else None
-    subsets = Subsets(split) if split else None
+    subsets = Split(split) if split else None
     if subsets is not None:
         whole = [
             one for one in whole if subsets.places([f"d/x_{one[0]}.npy"])[0] == subsets.used
@@ -133,7 +133,9 @@ def test_nodes_share_out_pairs(tmp_path: Path) -> None:
     assert not drawn[0] & drawn[1]
 
 
-def taken(fields: dict[str, Any], listed: Sequence[tuple[int, str]]) -> tuple[Pairs, list[str]]:
+def taken(
+    fields: dict[str, Any], listed: Sequence[tuple[int, str]]
+) -> tuple[FieldJoin, list[str]]:
     made = pairs(fields)
     whole = made.take(0, [store for store, _ in listed], [key for _, key in listed])
     return made, whole.keys
@@ -168,8 +170,8 @@ def test_what_has_no_partner_is_an_error_once_all_is_listed(tmp_path: Path) -> N
 
 
 def test_partners_cross_the_pipe() -> None:
-    stop = Stop(Entry("a", 1, '"e"', 2.0), 1, 2, partners=(Entry("b", 3, None, None, 1),))
-    assert Stop.from_values(unpack(pack({"stop": stop.to_values()}))["stop"]) == stop
+    stop = PartVisit(Entry("a", 1, '"e"', 2.0), 1, 2, partners=(Entry("b", 3, None, None, 1),))
+    assert PartVisit.from_values(unpack(pack({"stop": stop.to_values()}))["stop"]) == stop
 
 
 # ------------------------------------------------------------------------------ samples
@@ -179,7 +181,7 @@ def raw(rows: int, scale: int = 1) -> bytes:
     return (np.arange(rows) * scale).astype("<i4").tobytes()
 
 
-def read(made: SourceConfig, members: Sequence[bytes], visit: Visit) -> Found:
+def read(made: SourceConfig, members: Sequence[bytes], visit: Visit) -> SamplesWithOrigins:
     first, *others = [Held(data, f"k{n}") for n, data in enumerate(members)]
     first.others = others
     return asyncio.run(open_source(made).read(first, visit))
@@ -382,7 +384,7 @@ def test_labels_strata_and_a_split_by_a_label_are_those_of_the_first_field(
         rare = k % 4 == 3
         assert (sample["subject"], sample["kind"]) == (f"s{k // 4}", ["common", "rare"][rare])
         assert float(sample["_weight"]) == pytest.approx(0.5 if rare else 1.5)
-    subsets = Subsets(SplitConfig.model_validate(split))
+    subsets = Split(SplitConfig.model_validate(split))
     mine = {f"s{n}" for n, place in enumerate(subsets.places(["s0", "s1", "s2"])) if place == 0}
     assert {str(sample["subject"]) for sample in samples} == mine
     assert 0 < len(mine) < 3

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from growcache.cache.index.rows import Edition
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
-from growcache.sampling.draws import Draw, Sizing
+from growcache.cache.side_files import Edition
+from growcache.sampling.draws import GroupDraw
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
+from growcache.sampling.sizing import Sizing
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 
 # One part for each thousand bytes.
 SIZING = Sizing(1, 1000.0, 0, whole=False, shard_samples=8)
@@ -31,7 +32,7 @@ def drawn_by(catalog: Catalog, node: int, nodes: int, *steps: int) -> set[tuple[
     assert population.mine is not None
     parts = np.arange(population.parts(len(catalog)))
     kept = parts[population.mine(parts)]
-    return {(stop.entry.key, stop.part) for stop in population.stops(Draw(0, 0, 0, kept))}
+    return {(stop.entry.key, stop.part) for stop in population.stops(GroupDraw(0, 0, 0, kept))}
 
 
 @pytest.mark.mutant(

@@ -14,15 +14,21 @@ from hypothesis import strategies as st
 
 from growcache.config import SourceConfig
 from growcache.errors import FormatError
-from growcache.remote.formats import open_format
-from growcache.remote.sources import Opened, Sources
-from growcache.remote.store import Entry, open_store
-from growcache.sampling.fill import Filler
-from growcache.sampling.messages import Message, Stop
-from growcache.sampling.pace import Pace
-from growcache.sampling.probing import PROBE_BYTES, PROBE_OBJECTS, Prober, chunk, settle
-from growcache.sampling.transforms import load_transform
+from growcache.formats import open_format
+from growcache.sampling.fill import GroupFiller, load_transform
+from growcache.sampling.messages import Message, PartVisit
+from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.schema_probe import (
+    PROBE_BYTES,
+    PROBE_OBJECTS,
+    SchemaProbe,
+    probed_together,
+    settled_schema,
+)
+from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Array, Field, Schema
+from growcache.store.contract import Entry
+from growcache.store.store import open_store
 
 
 def _rows(n: int, dtype: str = "<f4") -> Schema:
@@ -35,23 +41,23 @@ RAGGED = Schema((Field("x", "<f4", (None, 4)),))
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
 def test_a_schema_fits_most_samples(rows: list[int]) -> None:
     schemas = [_rows(n) for n in rows]
-    settled = settle(schemas)
+    settled = settled_schema(schemas)
     fit = sum(settled.allows(schema) for schema in schemas)
     assert fit >= 0.75 * len(schemas)
     assert settled.is_ragged == (fit == len(schemas) and len(set(rows)) > 1)
 
 
 def test_an_odd_one_makes_nothing_ragged() -> None:
-    assert settle([_rows(5)] * 7 + [_rows(2)]) == _rows(5)
-    assert settle([_rows(5)] * 7 + [_rows(5, "<i2")]) == _rows(5)
+    assert settled_schema([_rows(5)] * 7 + [_rows(2)]) == _rows(5)
+    assert settled_schema([_rows(5)] * 7 + [_rows(5, "<i2")]) == _rows(5)
 
 
 def test_an_odd_one_among_samples_of_many_sizes_is_left_out() -> None:
-    assert settle([_rows(n) for n in range(1, 8)] + [_rows(1, "<i2")]) == RAGGED
+    assert settled_schema([_rows(n) for n in range(1, 8)] + [_rows(1, "<i2")]) == RAGGED
 
 
 def test_two_that_differ_in_size_are_ragged() -> None:
-    assert settle([_rows(5), _rows(6)]) == RAGGED
+    assert settled_schema([_rows(5), _rows(6)]) == RAGGED
 
 
 def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> None:
@@ -63,9 +69,11 @@ def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> N
     source = SourceConfig(url=(f"{tmp_path}/*.h5",), format="hdf5", options={"axis": 0})
     store = open_store(source, on_bytes=read.append)
     form = open_format("hdf5", {"axis": 0})
-    sources = Sources([Opened(store, form)])
-    prober = Prober(sources, Filler(sources, None, 0, 4, Pace(None)), 0, None)
-    found = asyncio.run(prober.probe([*map(Stop, next(iter(store.pages())))]))
+    sources = Sources([OpenSource(store, form)])
+    prober = SchemaProbe(
+        sources, GroupFiller(sources, None, 0, 4, ByteRateLimit(None)), 0, None
+    )
+    found = asyncio.run(prober.probe([*map(PartVisit, next(iter(store.pages())))]))
     assert found["measure"]["together"] == 100
     assert found["sample_bytes"] == 4000
     assert sum(read) < 1.2 * 100 * 4000
@@ -73,17 +81,17 @@ def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> N
 
 def test_what_cannot_be_one_schema_says_what_to_do() -> None:
     with pytest.raises(FormatError, match=r"sampling\.transform.*sampling\.schema"):
-        settle([_rows(5), _rows(5, "<i2")])
+        settled_schema([_rows(5), _rows(5, "<i2")])
 
 
 def test_large_objects_are_not_all_fetched_to_look_at_them() -> None:
-    def objects(size: int) -> list[Stop]:
-        return [Stop(Entry(str(i), size, None, None)) for i in range(16)]
+    def objects(size: int) -> list[PartVisit]:
+        return [PartVisit(Entry(str(i), size, None, None)) for i in range(16)]
 
-    assert len(chunk(objects(100), ranged=False)) == PROBE_OBJECTS
-    assert len(chunk(objects(PROBE_BYTES // 2), ranged=False)) == 3
-    assert len(chunk(objects(PROBE_BYTES + 1), ranged=False)) == 1
-    assert len(chunk(objects(PROBE_BYTES + 1), ranged=True)) == PROBE_OBJECTS
+    assert len(probed_together(objects(100), ranged=False)) == PROBE_OBJECTS
+    assert len(probed_together(objects(PROBE_BYTES // 2), ranged=False)) == 3
+    assert len(probed_together(objects(PROBE_BYTES + 1), ranged=False)) == 1
+    assert len(probed_together(objects(PROBE_BYTES + 1), ranged=True)) == PROBE_OBJECTS
 
 
 def probed(
@@ -93,15 +101,15 @@ def probed(
     for number, array in enumerate(arrays):
         np.save(folder / f"{number:03d}.npy", array)
     store = open_store(SourceConfig(url=(f"{folder}/*.npy",)))
-    objects = [Stop(entry) for page in store.pages() for entry in page]
+    objects = [PartVisit(entry) for page in store.pages() for entry in page]
     form = open_format("npy", options)
     code = load_transform(transform, {}, 0)
-    sources = Sources([Opened(store, form)])
-    filler = Filler(sources, code, 0, 4, Pace(None))
+    sources = Sources([OpenSource(store, form)])
+    filler = GroupFiller(sources, code, 0, 4, ByteRateLimit(None))
 
     async def probe() -> Message:
         try:
-            return await Prober(sources, filler, 0, None).probe(objects)
+            return await SchemaProbe(sources, filler, 0, None).probe(objects)
         finally:
             await store.close()
 

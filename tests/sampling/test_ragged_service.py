@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout, allocated_tree
-from growcache.cache.index import read_index
+from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.index.reader import read_index
 from growcache.cache.sidecar import Sidecar
 from growcache.loading.snapshot import Snapshot
 from tests.sampling.services import run, write_config
@@ -65,7 +65,9 @@ def test_objects_of_every_size_are_cached_byte_for_byte(
     (hole,) = [
         hole
         for row in view.shards
-        for hole in Sidecar.from_bytes(Layout(cache).sidecar(row.number).read_bytes()).holes
+        for hole in Sidecar.from_bytes(
+            CacheLayout(cache).sidecar(row.number).read_bytes()
+        ).holes
     ]
     assert Path(hole.key).name.startswith(f"{HUGE:03d}")
     assert "a sample of 12,000,000 bytes does not fit into the " in hole.reason

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from growcache.cache.check import check
-from growcache.cache.files import Layout, number_of
-from growcache.cache.index import read_index
+from growcache.cache.files import CacheLayout, shard_number
+from growcache.cache.index.reader import read_index
 from growcache.cache.sidecar import Sidecar
-from growcache.service.cli import main
+from growcache.cli.cli import main
 from tests.sampling.services import (
     digests,
     make_source,
@@ -37,7 +37,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def keep_only_shards(layout: Layout) -> None:
+def keep_only_shards(layout: CacheLayout) -> None:
     for path in layout.root.iterdir():
         if path.is_dir() and path != layout.shards:
             shutil.rmtree(path)
@@ -45,7 +45,7 @@ def keep_only_shards(layout: Layout) -> None:
             path.unlink()
 
 
-def times_drawn(layout: Layout) -> Counter[str]:
+def times_drawn(layout: CacheLayout) -> Counter[str]:
     """How often each object was drawn into the shards that lie there."""
     found: Counter[str] = Counter()
     for path in layout.shards.glob("*.json"):
@@ -57,7 +57,7 @@ def times_drawn(layout: Layout) -> Counter[str]:
 def test_damaged_shards_and_index_are_mended_and_drawn_again(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layout = Layout(root_of(config))
+    layout = CacheLayout(root_of(config))
     assert run(config, "--until-full") == (0, "")
     before = digests(layout.root)
     flip(layout.shard(2), 3000)
@@ -81,7 +81,7 @@ def test_damaged_shards_and_index_are_mended_and_drawn_again(
 
 
 def test_shards_alone_are_taken_over_and_nothing_is_drawn_twice(config: Path) -> None:
-    layout = Layout(root_of(config))
+    layout = CacheLayout(root_of(config))
     assert run(config, "--samples", "60") == (0, "")
     before = digests(layout.root)
     keep_only_shards(layout)
@@ -90,7 +90,7 @@ def test_shards_alone_are_taken_over_and_nothing_is_drawn_twice(config: Path) ->
     assert before.items() <= after.items()
     assert set(times_drawn(layout).values()) == {1}
     assert check(layout.root) == []
-    highest = max(n for name in before if (n := number_of(Path(name))) is not None)
+    highest = max(n for name in before if (n := shard_number(Path(name))) is not None)
     missing = set(range(highest)) - {row.number for row in read_index(layout.root).shards}
     assert not missing, "all of them lay there"
     assert len(times_drawn(layout)) == 120
@@ -99,7 +99,7 @@ def test_shards_alone_are_taken_over_and_nothing_is_drawn_twice(config: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_shards_alone_of_another_configuration_are_refused(config: Path) -> None:
-    layout = Layout(root_of(config))
+    layout = CacheLayout(root_of(config))
     assert run(config, "--samples", "20") == (0, "")
     before = digests(layout.root)
     keep_only_shards(layout)

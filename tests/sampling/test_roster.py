@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.roster import MOST_PERMITS, PERMITS_EACH, Slot, Work
+from growcache.sampling.worker_pool import (
+    MOST_PERMITS,
+    PERMITS_EACH,
+    AssignedPermit,
+    WorkerSlot,
+)
 
 
 def taken(visits: int, concurrency: int) -> int:
     """Return how many groups of so many visits a sampler takes."""
-    slot = Slot(0, ready=True)
+    slot = WorkerSlot(0, ready=True)
     while slot.has_room(concurrency):
-        slot.permits[str(len(slot.permits))] = Work(visits)
+        slot.permits[str(len(slot.permits))] = AssignedPermit(visits)
     return len(slot.permits)
 
 
@@ -35,7 +40,7 @@ def test_while_one_is_written_the_others_are_enough_or_the_most(
 
 
 def test_one_more_for_wishes_where_all_others_wait_for_room() -> None:
-    slot = Slot(0, ready=True, permits={"a": Work(99), "b": Work(99)})
+    slot = WorkerSlot(0, ready=True, permits={"a": AssignedPermit(99), "b": AssignedPermit(99)})
     assert not slot.has_room_for_wishes(16)
     slot.paused |= {"a"}
     assert not slot.has_room_for_wishes(16)

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from growcache.cache.adoption import adopt
 from growcache.cache.check import check
-from growcache.cache.files import Layout, allocated_tree
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from growcache.cache.locks import FileLock
 from growcache.cache.sidecar import Sidecar
-from growcache.config import load_config
+from growcache.config_text import load_config
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.messages import pack
 from tests.sampling.services import (
@@ -163,7 +163,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, ur
 def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, url: str) -> None:
     """Also one that has nothing to say: its answers go to a file here, which never breaks."""
     config = load_config(write_config(tmp_path / "c.yaml", url))
-    adopt(layout := Layout(config.cache.path))
+    adopt(layout := CacheLayout(config.cache.path))
     FileLock.acquire(layout.samplers_lock).close()  # the supervisor makes it
     with (tmp_path / "said").open("wb") as said:
         sampler = subprocess.Popen(
@@ -301,7 +301,7 @@ def test_a_second_service_is_refused(tmp_path: Path, url: str) -> None:
         assert len(errors.splitlines()) <= 2
 
 
-@pytest.mark.mutant(4, "growcache.sampling.fingerprint:wishes", "sampling.seed", "0")
+@pytest.mark.mutant(4, "growcache.sampling.fingerprint:configured_values", "sampling.seed", "0")
 def test_another_configuration_is_refused_with_what_differs(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "cache.yaml", url)
     assert run(config, "--samples", "20")[0] == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from growcache.remote.evidence import GivenUp
-from growcache.sampling.setbacks import LONGEST_SECONDS, MAKEUP_SECONDS, Setbacks
+from growcache.sampling.failed_visits import LONGEST_RETRY_SECONDS, MAKEUP_SECONDS, Setbacks
+from growcache.store.retries import ExpiringKeys
 
 A, B = (0, "a"), (0, "b")
 
@@ -24,7 +24,7 @@ def test_an_object_is_tried_ever_more_seldom() -> None:
         now = due
         found.failed(A, "503 again", now, again=True)
     assert waits == [30, 60, 120, 240, 480, 600, 600, 600]
-    assert waits[-1] == LONGEST_SECONDS
+    assert waits[-1] == LONGEST_RETRY_SECONDS
     assert found.failing[A].reason == "503 again"
     assert found.tried(())
 
@@ -89,8 +89,8 @@ def test_what_an_earlier_run_set_aside_is_due_at_once() -> None:
 
 def test_an_object_is_given_up_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("growcache.remote.evidence.time.monotonic", lambda: now)
-    given_up = GivenUp(10)
+    monkeypatch.setattr("growcache.store.retries.time.monotonic", lambda: now)
+    given_up = ExpiringKeys(10)
     given_up.note("a")
     assert given_up.since("a")
     assert given_up.since("a", 100.0)

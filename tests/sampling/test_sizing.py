@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.config import load_config
-from growcache.remote.formats import Measure
-from growcache.sampling.draws import Sizing
-from growcache.sampling.forecast import Forecast
+from growcache.config_text import load_config
+from growcache.formats.base import Measure
 from growcache.sampling.sizing import (
     ALIKE,
     MAX_GROUP_SHARDS,
+    SizeEstimate,
+    Sizing,
     check_bound,
     group_limits,
     measure_sizing,
@@ -73,7 +73,7 @@ def test_a_bound_of_megabytes_holds_what_is_sized_by_it(
     schema = Schema((Field("x", "<f4", (None if ragged else values,)),))
     measure, nbytes = Measure(4.0 * values, 0, 10**6, together), 4.0 * values
     sizing = measure_sizing(config, measure, schema, ranged=True, sample_bytes=nbytes)
-    forecast = Forecast(sizing, CACHE_FORMATS[form].record_bytes(schema, nbytes))
+    forecast = SizeEstimate(sizing, CACHE_FORMATS[form].record_bytes(schema, nbytes))
     limits = group_limits(config, sizing, schema, nbytes)
     largest = limits.get("group_limit_bytes", 0)
     check_bound(config, forecast.full_group_bytes(), 8192, largest_bytes=largest)

@@ -26,27 +26,28 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
 from growcache.cache.incoming import write_incoming
-from growcache.cache.index import read_index
-from growcache.cache.leases import Lease, read_leases
-from growcache.cache.ledger import Ledger
+from growcache.cache.index.reader import read_index
+from growcache.cache.index.writer import IndexWriter
+from growcache.cache.lease_views import read_leases
+from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
 from growcache.errors import CacheMissingError
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
 from growcache.sampling import dispatch
-from growcache.sampling.allowance import Visited
 from growcache.sampling.dispatch import Dispatcher, RunLimits
-from growcache.sampling.draws import Sizing
-from growcache.sampling.fill import Filled, encode_group
+from growcache.sampling.fill import EncodedShard, encode_group
 from growcache.sampling.fingerprint import identify
-from growcache.sampling.intake import AHEAD
+from growcache.sampling.listing_ingest import LISTING_SHARE
 from growcache.sampling.messages import Permit
 from growcache.sampling.objects import Objects
-from growcache.sampling.roster import Death
+from growcache.sampling.sampler_limits import VisitResult
+from growcache.sampling.sizing import Sizing
+from growcache.sampling.worker_pool import SamplerDeath
 from growcache.schema import Schema
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 
 SCHEMA = Schema.of({"x": np.zeros(512, "<f4")})
 SIZING = Sizing(
@@ -69,7 +70,7 @@ class Work:
     """What a played sampler does."""
 
     permit: Permit
-    shards: list[Filled] = field(default_factory=list)  # once they are encoded
+    shards: list[EncodedShard] = field(default_factory=list)  # once they are encoded
     granted: bool = False
 
 
@@ -175,7 +176,7 @@ class Service(RuleBasedStateMachine):
         if complete:
             self.catalog.flush()
         self.catalog.complete = complete
-        ahead = min(self.bound // AHEAD, self.dispatcher.landlord.spare)
+        ahead = min(self.bound // LISTING_SHARE, self.dispatcher.landlord.spare)
         self.it.listing_ahead = 0 if complete else ahead
 
     # Samplers
@@ -225,7 +226,7 @@ class Service(RuleBasedStateMachine):
             return
         permit = work.permit
         visited = [
-            Visited([{"x": np.full(512, value_of(stop.entry.key), "<f4")}], [(0, 1)])
+            VisitResult([{"x": np.full(512, value_of(stop.entry.key), "<f4")}], [(0, 1)])
             for stop in permit.stops
         ]
         work.shards = encode_group(permit, visited, SCHEMA, self.fingerprint, "tfrecord")
@@ -264,7 +265,7 @@ class Service(RuleBasedStateMachine):
             group = work.permit.group
             self.deaths[group] = self.deaths.get(group, 0) + 1
             del self.work[work.permit.id]
-            self.dispatcher.abandoned(work.permit.id, Death(-9))
+            self.dispatcher.abandoned(work.permit.id, SamplerDeath(-9))
 
     @rule(pick=PICK, disk=st.booleans())
     def a_group_fails_for_now(self, pick: int, disk: bool) -> None:
@@ -336,14 +337,14 @@ class Service(RuleBasedStateMachine):
         live = [row.number for row in read_index(self.root).shards]
         if not live or len(self.readers) > 2:
             return
-        write, came = Ledger.write, len(self.readers)
+        write, came = IndexWriter.write, len(self.readers)
 
-        def later(ledger: Ledger, change: Callable[[], None]) -> None:
+        def later(ledger: IndexWriter, change: Callable[[], None]) -> None:
             if len(self.readers) == came:
                 self.readers.append(Snapshot.take(self.root, job="b"))
             write(ledger, change)
 
-        with mock.patch.object(Ledger, "write", later):
+        with mock.patch.object(IndexWriter, "write", later):
             self.it.evict([live[pick % len(live)]])
 
     # Time, and those who run the service

@@ -1,4 +1,4 @@
-"""Strata: shares that are exact, no part twice before all were drawn, weights that undo it."""
+"""EditionStrata: shares that are exact, no part twice before all were drawn, weights that undo it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ from hypothesis import strategies as st
 from growcache.cache.status import read_status
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
-from growcache.sampling.cycle import Cycle, Independent
-from growcache.sampling.draws import Draw, Sizing, Span
+from growcache.sampling.draws import (
+    Cycle,
+    DrawnEdition,
+    EditionStrata,
+    GroupDraw,
+    Independent,
+    StratifiedDraws,
+    StratumBlocks,
+)
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
-from growcache.sampling.strata import BLOCK_DRAWS, Slots, quotas, shares
-from growcache.sampling.stratified import Strata, StratifiedDraws, weighted
-from growcache.sampling.stratify import Stratification
+from growcache.sampling.sizing import Sizing
+from growcache.sampling.strata import (
+    BLOCK_DRAWS,
+    ObjectStrata,
+    block_quotas,
+    stratum_shares,
+    weighted_quotas,
+)
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 from tests.sampling.services import run, write_config
 
 COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=40).filter(any)
@@ -32,28 +44,28 @@ COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=40).filter(any)
 
 @given(COUNTS, st.sampled_from(["balanced", "natural", "sqrt"]))
 def test_shares_add_up_and_leave_out_what_is_empty(counts: list[int], rule: str) -> None:
-    found = shares([str(n) for n in range(len(counts))], np.array(counts), rule)
+    found = stratum_shares([str(n) for n in range(len(counts))], np.array(counts), rule)
     assert found.sum() == pytest.approx(1)
     assert ((found > 0) == (np.array(counts) > 0)).all()
 
 
 def test_shares_by_name() -> None:
     counts = np.array([10, 1000, 10, 0])
-    found = shares(["a", "b", "c", "d"], counts, {"a": 2, "c": 0})
+    found = stratum_shares(["a", "b", "c", "d"], counts, {"a": 2, "c": 0})
     np.testing.assert_allclose(found, [2 / 3, 1 / 3, 0, 0])
 
 
 def test_a_stratum_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match="there is no stratum dog; the source has cat, cow"):
-        shares(["cow", "cat"], np.array([1, 1]), {"dog": 2})
+        stratum_shares(["cow", "cat"], np.array([1, 1]), {"dog": 2})
     with pytest.raises(ConfigError, match="found none among cow"):
-        shares(["cow"], np.array([1]), {"cow": 0})
+        stratum_shares(["cow"], np.array([1]), {"cow": 0})
 
 
 @given(COUNTS, st.sampled_from(["balanced", "natural", "sqrt"]))
 def test_quotas_are_near_the_shares_and_never_none(counts: list[int], rule: str) -> None:
-    wanted = shares([str(n) for n in range(len(counts))], np.array(counts), rule)
-    found = quotas(wanted)
+    wanted = stratum_shares([str(n) for n in range(len(counts))], np.array(counts), rule)
+    found = block_quotas(wanted)
     total = int(found.sum())
     assert total >= BLOCK_DRAWS
     assert ((found > 0) == (wanted > 0)).all()
@@ -64,7 +76,7 @@ def test_quotas_are_near_the_shares_and_never_none(counts: list[int], rule: str)
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.data())
 def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObject) -> None:
-    slots = Slots(np.array(counts), 0, "test")
+    slots = StratumBlocks(np.array(counts), 0, "test")
     stop = data.draw(st.integers(0, 4 * sum(counts)))
     start = data.draw(st.integers(0, stop))
     run_ = slots.run(start, stop)
@@ -85,7 +97,7 @@ def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObj
 )
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.cycle:Cycle._walk",
+    "growcache.sampling.draws:Cycle._walk",
     "order.inverse(parts[known]) >= yielded",
     "parts[known] >= 0",
 )
@@ -138,11 +150,11 @@ def sizing(**more: object) -> Sizing:
     return Sizing(**{**values, "whole": False, "shard_samples": 64, **more})  # type: ignore[arg-type]
 
 
-def simple(parts: list[int]) -> Strata:
+def simple(parts: list[int]) -> EditionStrata:
     starts = np.concatenate([[0], np.cumsum(parts)])
     names = tuple(str(n) for n in range(len(parts)))
     counts = np.array(parts)
-    return Strata(
+    return EditionStrata(
         names,
         counts,
         lambda stratum, local: starts[stratum] + local,
@@ -155,9 +167,9 @@ def stratified(
     weights: str | dict[str, float], *parts: list[int], **more: object
 ) -> StratifiedDraws:
     by_objects = dict(enumerate(map(simple, parts)))
-    draws = StratifiedDraws(0, sizing(**more), weighted(weights), by_objects.__getitem__)
+    draws = StratifiedDraws(0, sizing(**more), weighted_quotas(weights), by_objects.__getitem__)
     for edition in by_objects:
-        draws.add(Span(edition, sum(parts[edition]), 40 * edition, edition))
+        draws.add(DrawnEdition(edition, sum(parts[edition]), 40 * edition, edition))
     return draws
 
 
@@ -169,7 +181,7 @@ def test_groups_have_the_shares_in_any_order_of_asking(weights: str) -> None:
     found = np.concatenate([group.parts for group in groups if group])
     bounds = np.cumsum(parts)
     counts = np.bincount(np.searchsorted(bounds, found, side="right"), minlength=3)
-    wanted = shares(["0", "1", "2"], np.array(parts), weights)
+    wanted = stratum_shares(["0", "1", "2"], np.array(parts), weights)
     np.testing.assert_allclose(counts / len(found), wanted, atol=0.012)
     again = stratified(weights, parts)
     for number in (97, 3, 50):
@@ -268,13 +280,13 @@ def test_each_part_has_one_place_in_one_stratum_of_one_node(
         for node in range(nodes):
             objects = Objects(catalog)
             population = Population(catalog, objects, sizing(), node, nodes)
-            by = Stratification(objects, population, first_letters, node, nodes)
+            by = ObjectStrata(objects, population, first_letters, node, nodes)
             half = by.strata(len(names) // 2)
             strata = by.strata(len(names))
             assert set(strata.names) == set(names)
             for number, name in enumerate(strata.names):
                 places = strata.place(number, np.arange(strata.parts[number]))
-                stops = population.stops(Draw(0, 0, 0, places))
+                stops = population.stops(GroupDraw(0, 0, 0, places))
                 assert {stop.entry.key[0] for stop in stops} <= {name}
                 found += places.tolist()
                 if number < len(half.parts):  # numbers within a stratum never change
@@ -344,7 +356,7 @@ def test_strata_by_a_label(tmp_path: Path) -> None:
 
 
 def run_peek(folder: Path, config: Path) -> int:
-    from growcache.service.cli import main
+    from growcache.cli.cli import main
 
     return main(
         ["peek", str(folder / "c"), "--sample", "0:0", "--refetch", "--config", str(config)]

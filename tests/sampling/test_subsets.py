@@ -14,12 +14,12 @@ from growcache.cache.status import read_status
 from growcache.config import SplitConfig
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
-from growcache.remote.catalog import Catalog
-from growcache.remote.store import Entry
-from growcache.sampling.draws import Draw, Sizing
-from growcache.sampling.objects import Objects
+from growcache.sampling.draws import GroupDraw
+from growcache.sampling.objects import NO_SUBSET, Objects, Split
 from growcache.sampling.population import Population
-from growcache.sampling.subsets import NONE, Subsets
+from growcache.sampling.sizing import Sizing
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
 from tests.sampling.services import run, write_config
 
 FRACTIONS = {"train": 0.6, "val": 0.3}  # and a tenth in neither
@@ -31,7 +31,7 @@ def split(use: str = "train", group: str | None = SUBJECT, seed: int = 0) -> Spl
 
 
 def places(keys: list[str], **more: object) -> np.ndarray:
-    subsets = Subsets(split(**more))  # type: ignore[arg-type]
+    subsets = Split(split(**more))  # type: ignore[arg-type]
     return subsets.places(subsets.groups(keys))
 
 
@@ -40,12 +40,12 @@ def keys(count: int) -> list[str]:
 
 
 @pytest.mark.mutant(
-    3, "growcache.sampling.subsets:Subsets._group_of", "return match['group']", "return key"
+    3, "growcache.sampling.objects:Split._group_of", "return match['group']", "return key"
 )
 def test_no_group_is_in_two_subsets() -> None:
     found = places(keys(4000)).reshape(-1, 4)
     assert (found == found[:, :1]).all()
-    assert {*np.unique(found)} == {0, 1, NONE}
+    assert {*np.unique(found)} == {0, 1, NO_SUBSET}
 
 
 def test_without_a_group_each_object_is_one() -> None:
@@ -57,7 +57,7 @@ def test_the_shares_are_those_asked_for() -> None:
     # A seeded statistic: 5 standard deviations are a false alarm in 1.7 million.
     count = 20_000
     found = places(keys(count), group=None)
-    for place, share in ((0, 0.6), (1, 0.3), (NONE, 0.1)):
+    for place, share in ((0, 0.6), (1, 0.3), (NO_SUBSET, 0.1)):
         spread = (share * (1 - share) * count) ** 0.5
         assert abs((found == place).sum() - share * count) < 5 * spread
 
@@ -68,7 +68,7 @@ def test_a_seed_makes_another_split() -> None:
 
 def test_shares_of_one_leave_nothing_out() -> None:
     tenths = SplitConfig(fractions={str(n): 0.1 for n in range(10)}, use="0")
-    found = Subsets(tenths).places([str(n) for n in range(10_000)])
+    found = Split(tenths).places([str(n) for n in range(10_000)])
     assert found.min() == 0
 
 
@@ -88,7 +88,7 @@ def test_the_numbering_does_not_hang_on_how_the_listing_came(
     ]
     with Catalog.open(tmp_path_factory.mktemp("c") / "catalog") as catalog:
         catalog.append([Entry(key, n + 1, None, 0.0) for n, key in enumerate(listed)])
-        objects = Objects(catalog, Subsets(split(use)))
+        objects = Objects(catalog, Split(split(use)))
         for step in sorted(steps):
             among = objects.among(step)
             assert among == sum(key in wanted for key in listed[:step])
@@ -107,11 +107,11 @@ def test_nodes_share_the_parts_of_a_subset(tmp_path: Path) -> None:
         catalog.append([Entry(key, 3000, None, 0.0) for key in keys(400)])
         drawn: list[tuple[str, int]] = []
         for node in range(2):
-            objects = Objects(catalog, Subsets(split()))
+            objects = Objects(catalog, Split(split()))
             population = Population(catalog, objects, sizing, node, 2)
             parts = np.arange(population.parts(400))
             assert population.mine is not None
-            stops = population.stops(Draw(0, 0, 0, parts[population.mine(parts)]))
+            stops = population.stops(GroupDraw(0, 0, 0, parts[population.mine(parts)]))
             drawn += [(stop.entry.key, stop.part) for stop in stops]
     wanted = [k for k, place in zip(keys(400), places(keys(400)), strict=True) if place == 0]
     assert sorted(drawn) == sorted((key, part) for key in wanted for part in range(3))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError, FormatError
-from growcache.sampling.transforms import Transform, load_transform
+from growcache.sampling.fill import SampleTransform, load_transform
 from growcache.schema import Origin
 
 ORIGIN = Origin("a/b.npy", None, 0, 1)
@@ -97,7 +97,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("user_transforms", None)
 
 
-def load(name: str, seed: int = 0, **options: object) -> Transform:
+def load(name: str, seed: int = 0, **options: object) -> SampleTransform:
     found = load_transform(name, options, seed)
     assert found is not None
     return found
@@ -108,7 +108,7 @@ def test_no_name_is_no_transform() -> None:
 
 
 @pytest.mark.mutant(
-    5, "growcache.sampling.transforms:Transform.__call__", "random.seed(bits)", ""
+    5, "growcache.sampling.fill:SampleTransform.__call__", "random.seed(bits)", ""
 )
 def test_randomness_depends_on_the_place_alone(module: str) -> None:
     noise = load(f"{module}:noise")

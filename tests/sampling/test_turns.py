@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.cycle import Cycle
-from growcache.sampling.draws import Draws, Ints, MakeOrder, Order, Sizing, Span, locate
-from growcache.sampling.turns import Joined, Permutations, Table, TurnOrders, Turns
+from growcache.sampling.draws import Cycle, DrawnEdition, Draws, MakeOrder
+from growcache.sampling.orders import (
+    CohortStart,
+    Ints,
+    ManyPermutations,
+    PartOrder,
+    TurnOrder,
+    TurnOrders,
+    TurnTable,
+    locate,
+)
+from growcache.sampling.sizing import Sizing
 
 counts = st.lists(st.integers(0, 12) | st.sampled_from([40, 200]), min_size=1, max_size=40)
 
@@ -25,7 +34,7 @@ def test_permutations_are_bijections(which: list[tuple[int, int]]) -> None:
     sizes = np.concatenate([np.full(size, size, np.int64) for size, _ in which])
     keys = np.concatenate([np.full(size, key, np.uint64) for size, key in which])
     values = np.concatenate([np.arange(size) for size, _ in which])
-    many = Permutations(sizes, keys)
+    many = ManyPermutations(sizes, keys)
     found = many.forward(values)
     assert (many.inverse(found) == values).all()
     at = 0
@@ -39,7 +48,7 @@ def test_every_part_comes_once_and_all_objects_alike(parts: list[int], seed: int
     starts = starts_of(parts)
     if not starts[-1]:
         return
-    order = Turns(Table(starts), seed, seed + 1)
+    order = TurnOrder(TurnTable(starts), seed, seed + 1)
     found = order.forward(np.arange(order.size))
     assert sorted(found) == list(range(order.size))
     assert (order.inverse(found) == np.arange(order.size)).all()
@@ -69,7 +78,7 @@ def test_a_round_that_grows_is_whole_and_fair(
     draws = Draws(seed, Sizing(1, 1.0, 0, False, 32), order=orders(seed, tables))
     groups = [group_before(draws, passed) for passed, _ in spans]
     for number, (group, table) in enumerate(zip(groups, tables, strict=True)):
-        draws.add(Span(number, int(table[-1]), group, len(table) - 1))
+        draws.add(DrawnEdition(number, int(table[-1]), group, len(table) - 1))
     seen: list[int] = []
     group = 0
     while len(seen) < int(tables[-1][-1]) and group < 2000:
@@ -88,7 +97,9 @@ def test_a_round_that_grows_is_whole_and_fair(
 def orders(seed: int, tables: list[Ints]) -> MakeOrder:
     made = TurnOrders(seed)
 
-    def make(span: Span, round_: int, before: tuple[Order, int] | None) -> Order:
+    def make(
+        span: DrawnEdition, round_: int, before: tuple[PartOrder, int] | None
+    ) -> PartOrder:
         return made.make(span.edition, tables[span.edition], round_, before)
 
     return make
@@ -128,7 +139,7 @@ def test_a_later_round_has_another_order_of_the_same_parts() -> None:
 
 def test_old_groups_are_found_again_from_anywhere() -> None:
     tables = [starts_of([4] * 9), starts_of([4] * 9 + [30, 1, 0, 7])]
-    spans = [Span(0, 36, 0, 9), Span(1, 74, 5, 13)]
+    spans = [DrawnEdition(0, 36, 0, 9), DrawnEdition(1, 74, 5, 13)]
 
     def made() -> Draws:
         draws = Draws(3, Sizing(1, 1.0, 0, False, 64), order=orders(3, tables))
@@ -157,7 +168,7 @@ def test_nodes_share_out_all_parts(nodes: int) -> None:
             mine=lambda parts, node=node: parts % nodes == node,  # type: ignore[misc]
             order=orders(2, [table]),
         )
-        draws.add(Span(0, 19, 0, 5))
+        draws.add(DrawnEdition(0, 19, 0, 5))
         for group in range(40):
             draw = draws.group(group)
             assert draw is not None
@@ -184,13 +195,13 @@ def test_a_stratum_that_grows_is_whole() -> None:
 
 def test_a_long_tail_of_one_object_is_quick() -> None:
     """A million turns of one object each take no million steps in Python."""
-    order = Turns(Table(starts_of([1_000_000, *[3] * 1000])), 1, 2)
+    order = TurnOrder(TurnTable(starts_of([1_000_000, *[3] * 1000])), 1, 2)
     found = order.forward(np.arange(order.size - 65_536, order.size))
     assert (order.inverse(found) == np.arange(order.size - 65_536, order.size)).all()
 
 
 def test_who_joins_is_there_from_that_turn_on() -> None:
-    table = Table(starts_of([2, 4, 3]), (Joined(0, 0), Joined(2, 1)))
+    table = TurnTable(starts_of([2, 4, 3]), (CohortStart(0, 0), CohortStart(2, 1)))
     turns = np.arange(5)
     assert table.counts(turns).tolist() == [2, 3, 2, 2, 0]
     assert table.before(turns).tolist() == [0, 2, 5, 7, 9]

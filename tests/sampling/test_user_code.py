@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.cache.index import read_index
+from growcache.cache.index.reader import read_index
 from tests.sampling.services import (
     digests,
     make_source,

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
 from growcache.cache.check import check
-from growcache.cache.index import ShardRow, read_index
+from growcache.cache.index.reader import read_index
+from growcache.cache.index.schema import ShardRow
 from growcache.cache.leases import Lease
-from growcache.cache.wishes import REFUSED_META, Outcome, outcomes
-from growcache.sampling.book import LONGEST_DELAY_SECONDS, Book
-from growcache.sampling.permits import Outlook, decide
-from growcache.sampling.wished import groups_of
+from growcache.cache.refetch import REFUSED_META, RefetchOutcome, refetch_outcomes
+from growcache.sampling.group_queue import LONGEST_DELAY_SECONDS, GroupQueue, shards_by_group
+from growcache.sampling.rate_limiter import LimiterInputs, decide
 from tests.cache.making import config as bounded
 from tests.sampling.services import (
     digests,
@@ -85,8 +85,8 @@ def wishing(cache: Path, wishes: dict[int, str]) -> Iterator[Lease]:
         yield lease
 
 
-def fates(cache: Path, lease: Lease) -> dict[int, Outcome]:
-    return outcomes(read_index(cache), lease.wishes)
+def fates(cache: Path, lease: Lease) -> dict[int, RefetchOutcome]:
+    return refetch_outcomes(read_index(cache), lease.wishes)
 
 
 def wait_for(state: str, cache: Path, lease: Lease) -> None:
@@ -94,7 +94,7 @@ def wait_for(state: str, cache: Path, lease: Lease) -> None:
     wait_until(lambda: all_are(state, fates(cache, lease)), seconds=90)
 
 
-def all_are(state: str, found: dict[int, Outcome]) -> bool:
+def all_are(state: str, found: dict[int, RefetchOutcome]) -> bool:
     return {outcome.state for outcome in found.values()} == {state}
 
 
@@ -210,17 +210,19 @@ def test_rule_24_who_keeps_the_room_for_wishes_is_named(cache: Path, url: str) -
 
 
 def test_wishes_come_first_and_only_the_room_for_them_counts() -> None:
-    ready = Outlook(group_bytes=10, room_bytes=100)
-    verdict = decide(Outlook(wishes=2, complete=True))
+    ready = LimiterInputs(group_bytes=10, room_bytes=100)
+    verdict = decide(LimiterInputs(wishes=2, complete=True))
     assert not verdict.granted
     assert not verdict.final
     assert "wishes first: 2 groups" in (verdict.waiting_for or "")
-    assert "listing" in (decide(Outlook(wishes=1, wishes_unlisted=True)).waiting_for or "")
-    assert decide(Outlook(wished=True, complete=True, evicts=False)).granted
+    assert "listing" in (
+        decide(LimiterInputs(wishes=1, wishes_unlisted=True)).waiting_for or ""
+    )
+    assert decide(LimiterInputs(wished=True, complete=True, evicts=False)).granted
     assert decide(ready).granted
-    full = Outlook(wished=True, group_bytes=10, evictable_bytes=4, holders="job a")
+    full = LimiterInputs(wished=True, group_bytes=10, evictable_bytes=4, holders="job a")
     assert "job a" in (decide(full).waiting_for or "")
-    spent = decide(Outlook(wished=True, egress_bytes=9, max_egress_bytes=9))
+    spent = decide(LimiterInputs(wished=True, egress_bytes=9, max_egress_bytes=9))
     assert "max_egress" in (spent.waiting_for or "")
 
 
@@ -228,7 +230,7 @@ def test_wishes_come_first_and_only_the_room_for_them_counts() -> None:
 def test_groups_of_wishes_keep_the_order_in_which_they_were_first_asked_for(
     numbers: list[int], group_shards: int
 ) -> None:
-    groups = groups_of(numbers, group_shards)
+    groups = shards_by_group(numbers, group_shards)
     assert sorted(n for mine in groups.values() for n in mine) == sorted(numbers)
     assert list(groups) == list(dict.fromkeys(n // group_shards for n in numbers))
     assert all(n // group_shards == group for group, mine in groups.items() for n in mine)
@@ -245,7 +247,7 @@ def test_the_book_fills_what_is_wished_for_first_and_loses_no_group(
     steps: list[tuple[str, int]],
 ) -> None:
     """Against a model: what is committed, what is filled, what is wished for."""
-    book, committed, filling, now = Book(3, [0, 2]), {1}, [], 0.0
+    book, committed, filling, now = GroupQueue(3, [0, 2]), {1}, [], 0.0
     issued = 3
     wished: list[int] = []
     for step, number in steps:
@@ -292,7 +294,7 @@ def test_the_book_fills_what_is_wished_for_first_and_loses_no_group(
 
 
 def test_a_wish_that_fails_lets_new_groups_go_on() -> None:
-    book = Book(5, [])
+    book = GroupQueue(5, [])
     book.wish([1, 2])
     assert book.urgent == 2
     book.start(1, again=True)
@@ -304,14 +306,15 @@ def test_a_wish_that_fails_lets_new_groups_go_on() -> None:
 
 
 def test_old_groups_are_the_same_whenever_they_are_asked_for() -> None:
-    from growcache.sampling.draws import Draws, Sizing, Span
+    from growcache.sampling.draws import DrawnEdition, Draws
+    from growcache.sampling.sizing import Sizing
 
     sizing = Sizing(1, 1.0, 0, whole=True, shard_samples=32)
     asked = [5, 40, 41, 3, 900, 40, 0, 899, 6, 2000, 900]
 
     def fresh() -> Draws:
         draws = Draws(7, sizing, mine=lambda parts: parts % 3 == 0)
-        for span in (Span(0, 700, 0), Span(1, 2000, 30)):
+        for span in (DrawnEdition(0, 700, 0), DrawnEdition(1, 2000, 30)):
             draws.add(span)
         return draws
 

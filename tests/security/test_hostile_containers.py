@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from growcache.cache.check import check
-from growcache.service.cli import main
+from growcache.cli.cli import main
 from tests.remote.lmdb_built import Nodes, leaf, meta, tree
 from tests.remote.test_tar import archive
 from tests.remote.test_tfrecord import example, file

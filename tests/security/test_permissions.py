@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache.files import Layout
+from growcache.cache.files import CacheLayout
 from growcache.loading.snapshot import Snapshot
 from tests.sampling.services import make_source, wait_until, write_config
 
@@ -71,7 +71,8 @@ def test_a_running_service_and_its_reader(tmp_path: Path, cache_format: str) -> 
             def filled() -> bool:
                 look()
                 return (
-                    Layout(cache).status.exists() and len(list(cache.glob("shards/*.json"))) > 2
+                    CacheLayout(cache).status.exists()
+                    and len(list(cache.glob("shards/*.json"))) > 2
                 )
 
             wait_until(filled)

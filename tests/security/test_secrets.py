@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from growcache.config import load_config
+from growcache.config_text import load_config
 from growcache.errors import ConfigError, StoreError
-from growcache.remote.store import open_store
-from growcache.remote.urls import parse_url
-from growcache.secrecy import hide, public, public_url, remember
+from growcache.secrecy import hash_secrets, hide_secrets, remember_secrets, url_without_secrets
+from growcache.store.store import open_store
+from growcache.store.urls import parse_url
 from tests.remote.held import Held
 from tests.sampling.outcomes import npy
 from tests.security.canaries import canary, found_in, growcache, told
@@ -249,19 +249,26 @@ def test_an_override_that_cannot_be_meant_does_not_tell(override: str) -> None:
 
 
 def test_what_is_kept_of_addresses_and_options() -> None:
-    assert public_url("zip://x.npy::https://me:pa/ss@w@host/a") == "zip://x.npy::https://host/a"
-    assert public_url("https://h/a?sv=1&sp=r&sig=x&page=2") == "https://h/a?page=2"
-    assert public_url("https://h/a?sv=1&sp=r") == "https://h/a?sv=1&sp=r"  # nobody signed it
-    one, other = (public({"api_key": secret, "axis": 0}) for secret in (SECRET, TOKEN))
+    assert (
+        url_without_secrets("zip://x.npy::https://me:pa/ss@w@host/a")
+        == "zip://x.npy::https://host/a"
+    )
+    assert url_without_secrets("https://h/a?sv=1&sp=r&sig=x&page=2") == "https://h/a?page=2"
+    assert (
+        url_without_secrets("https://h/a?sv=1&sp=r") == "https://h/a?sv=1&sp=r"
+    )  # nobody signed it
+    one, other = (hash_secrets({"api_key": secret, "axis": 0}) for secret in (SECRET, TOKEN))
     assert one["axis"] == 0
     assert one != other  # samples may differ
     assert not told(SECRET, str(one).encode())
-    assert public({"key": "path", "url": "s3://b"}) == {"key": "path", "url": "s3://b"}
+    assert hash_secrets({"key": "path", "url": "s3://b"}) == {"key": "path", "url": "s3://b"}
 
 
 def test_what_is_hidden_and_what_is_not() -> None:
-    remember({"storage_options": {"secret": "swordfish", "key": "abc", "password": "rabbit"}})
-    assert hide("the swordfishes, a rabbit, rabbits and abc") == (
+    remember_secrets(
+        {"storage_options": {"secret": "swordfish", "key": "abc", "password": "rabbit"}}
+    )
+    assert hide_secrets("the swordfishes, a rabbit, rabbits and abc") == (
         "the HIDDENes, a HIDDEN, rabbits and abc"
     )
 

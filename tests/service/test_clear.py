@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache.files import Layout
-from growcache.cache.index import read_index
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import read_index
+from growcache.cli import clear
 from growcache.errors import CacheMissingError
-from growcache.service import clear
 from tests.cache.making import add, opened
 from tests.forked import fork
 
 SHARDS = list(range(4))
 
 
-def fill(root: Path) -> Layout:
+def fill(root: Path) -> CacheLayout:
     with opened(root) as cache:
         for number in SHARDS:
             add(cache, number)
@@ -41,7 +41,7 @@ def killed_before(step: int, root: Path) -> bool:
 
         os.unlink = fused  # type: ignore[assignment]
         try:
-            clear.clear_cache(root)
+            clear.empty_cache(root)
             os._exit(0)
         finally:
             os._exit(1)
@@ -89,7 +89,7 @@ def test_no_file_goes_before_the_note_of_it_is_on_the_disk(
 
     monkeypatch.setattr(os, "unlink", noted)
     monkeypatch.setattr(os, "fsync", synced)
-    clear.clear_cache(layout.root)
+    clear.empty_cache(layout.root)
     first = next(place for place, path in enumerate(events) if path.name == "index.sqlite")
     assert events[first - 1] == layout.root
     note = events.index(layout.clearing)
@@ -100,7 +100,7 @@ def test_no_file_goes_before_the_note_of_it_is_on_the_disk(
 def test_what_was_cut_short_can_be_cleared_again(tmp_path: Path) -> None:
     layout = fill(tmp_path / "cache")
     assert killed_before(6, layout.root)
-    clear.clear_cache(layout.root)
+    clear.empty_cache(layout.root)
     assert not list(layout.shards.iterdir())
     with pytest.raises(CacheMissingError):
         read_index(layout.root)

@@ -13,7 +13,7 @@ import pytest
 
 from growcache.cache.leases import Lease
 from growcache.cache.status import read_status
-from growcache.service.cli import main
+from growcache.cli.cli import main
 from tests.filled import Filled
 
 COMMAND = [sys.executable, "-m", "growcache"]

@@ -28,9 +28,9 @@ from growcache.cache.reader_status import (
     WaitsStatus,
 )
 from growcache.cache.status import SourceStatus, Status, WorkerStatus
-from growcache.service.cli import app, main
-from growcache.service.history import History
-from growcache.service.view import view
+from growcache.cli.cli import app, main
+from growcache.cli.status_text import StatusHistory
+from growcache.cli.view import status_view
 from tests.service.terminals import COMMAND
 from tests.service.test_view import drawn
 from tests.tables import DOCS
@@ -188,10 +188,10 @@ def test_status_as_json_has_these_keys_too(
 
 
 def test_the_picture_of_a_status(write_tables: bool) -> None:
-    history = History()
+    history = StatusHistory()
     for second in range(600):
         history.add(second, Status(samples=min(92_160, 160 * second), bytes=0))
-    picture = drawn(view(FULL, history), 80)
+    picture = drawn(status_view(FULL, history), 80)
     shown("status", f"$ growcache status cache --watch\n{picture}", writes=write_tables)
     for row in re.findall(r"^│ (\w+)", picture, re.MULTILINE):
         assert f"\n| {row} | " in section("status")
@@ -199,7 +199,7 @@ def test_the_picture_of_a_status(write_tables: bool) -> None:
 
 def test_the_picture_of_a_run_is_a_whole_one_of_this_kind() -> None:
     kept = (DOCS / "run.svg").read_text(encoding="utf-8")
-    made = as_svg(FULL, History())
+    made = as_svg(FULL, StatusHistory())
     for svg in (kept, made):
         text = "".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ")
         for row in ("state", "cache", "samples", "rate", "coverage", "trouble", "readers"):

@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from growcache.cli import demo
+from growcache.cli.demo_data import (
+    CLASSES,
+    held_out_windows,
+    label,
+    recording,
+    write_recordings,
+)
 from growcache.schema import Origin
-from growcache.service import demo
-from growcache.service.demo_data import CLASSES, label, recording, windows, write_recordings
 
 
 def test_recordings_are_a_function_of_the_seed(tmp_path: Path) -> None:
@@ -31,14 +37,14 @@ def test_the_label_stands_in_the_name(name: str) -> None:
 
 
 def test_held_out_windows_come_in_equal_numbers() -> None:
-    x, y = windows(2, seed=1)
+    x, y = held_out_windows(2, seed=1)
     assert x.shape[1:] == (256, 4)
     assert np.bincount(y).tolist() == [len(x) // 3] * 3
 
 
 @pytest.mark.parametrize("width", [45, 60, 61, 78, 79, 200])
 def test_the_table_of_epochs_fits(width: int) -> None:
-    row = demo.Epoch(12, 1456, 432, 4_880, 3_424, 0.0312, 1.184, 0.98, 0.97)
+    row = demo.EpochRow(12, 1456, 432, 4_880, 3_424, 0.0312, 1.184, 0.98, 0.97)
     stream = io.StringIO()
     Console(file=stream, width=width).print(demo.epoch_table([row], width))
     head, rule, cells = stream.getvalue().splitlines()
@@ -49,9 +55,9 @@ def test_the_table_of_epochs_fits(width: int) -> None:
 
 
 def test_what_goes_on_has_a_line_of_its_own() -> None:
-    screen = demo._Screen(Console(file=io.StringIO(), width=50), Path("cache"))
+    screen = demo._DemoScreen(Console(file=io.StringIO(), width=50), Path("cache"))
     screen.rows = [
-        demo.Epoch(i, 1456, 432, 4880, 3424, 0.03, 1.184, 0.98, 0.97) for i in range(9)
+        demo.EpochRow(i, 1456, 432, 4880, 3424, 0.03, 1.184, 0.98, 0.97) for i in range(9)
     ]
     for height in (19, 29):
         lines = screen.console.render_lines(screen.picture("epoch 10: " + 9 * "long ", height))

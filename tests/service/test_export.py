@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from growcache import Snapshot
-from growcache.cache.leases import read_leases
+from growcache.cache.lease_views import read_leases
+from growcache.cli.cli import main
+from growcache.cli.export import export_cache, tfrecord_program
 from growcache.errors import CacheFullError, CacheMissingError, ConfigError, CorruptShardError
 from growcache.schema import Schema
-from growcache.service.cli import main
-from growcache.service.export import export_cache
-from growcache.service.export_notes import tfrecord_code
 from tests.filled import Filled
 from tests.ragged import SCHEMAS, ragged_cache
 from tests.service.terminals import terminal
@@ -122,7 +121,7 @@ def test_the_program_in_the_readme_reads_it_without_growcache(
 
 def test_the_program_casts_and_shapes_every_field() -> None:
     sample = {"a b": np.zeros((2, 0), np.bool_), "z": np.zeros(3, "<f8")}
-    code = tfrecord_code(Schema.of(sample))
+    code = tfrecord_program(Schema.of(sample))
     assert (
         'tf.reshape(tf.cast(tf.io.decode_raw(found["a b"], tf.uint8), tf.bool), [2, 0])' in code
     )

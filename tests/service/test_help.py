@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from growcache.service.cli import app, main
-from growcache.service.examples import EXAMPLES
+from growcache.cli.cli import EXAMPLES, app, main
 from tests.filled import Filled
 from tests.service.terminals import COMMAND, ROOT, terminal
 
@@ -200,7 +199,7 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_imports_little() -> None:
     program = (
-        "import sys; from growcache.service.cli import main; main(['--help'])\n"
+        "import sys; from growcache.cli.cli import main; main(['--help'])\n"
         "heavy = {'numpy', 'torch', 'tensorflow', 'boto3', 'pydantic', 'obstore'}\n"
         "print(*(heavy & set(sys.modules)), file=sys.stderr)"
     )

@@ -13,13 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from growcache.config import CacheConfig, Config, SamplingConfig, SourceConfig, load_config
+from growcache.cli.cli import main
+from growcache.cli.container_probe import FormatProposal
+from growcache.cli.init import (
+    EXAMPLE_URL,
+    ConfigChoices,
+    InitOptions,
+    apply_answer,
+    ask_for_choices,
+    config_text,
+    propose_choices,
+    write_config,
+)
+from growcache.cli.source_probe import ProbedSource, probe_source
+from growcache.config import CacheConfig, Config, SamplingConfig, SourceConfig
+from growcache.config_text import load_config
 from growcache.errors import ConfigError, ObjectMissingError, StoreError
-from growcache.service.cli import main
-from growcache.service.init import EXAMPLE_URL, Choices, config_text, write_config
-from growcache.service.init_ask import Given, amended, ask, choices_of
-from growcache.service.look import Look, look_at
-from growcache.service.proposal import Proposal
 from tests.servers import Bucket
 from tests.service.terminals import terminal
 
@@ -59,7 +68,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
 
 @given(TEXTS, TEXTS, TEXTS, st.dictionaries(TEXTS, TEXTS | st.integers() | st.booleans()))
 def test_any_choice_survives(url: str, path: str, seen: str, options: dict[str, Any]) -> None:
-    chosen = Choices(url, "raw", options, options, path, "3GB", [seen, "b"], seen)
+    chosen = ConfigChoices(url, "raw", options, options, path, "3GB", [seen, "b"], seen)
     config = load_config(yaml.safe_load(config_text(choices=chosen)))
     assert config.sources[0].url == (url,)
     assert config.sources[0].options == config.sources[0].storage_options == options
@@ -69,7 +78,7 @@ def test_any_choice_survives(url: str, path: str, seen: str, options: dict[str, 
 
 @given(st.text())
 def test_no_key_of_an_object_breaks_out_of_its_comment(key: str) -> None:
-    text = config_text(choices=Choices(seen=[f"Looked at {key}."], bounded=key))
+    text = config_text(choices=ConfigChoices(seen=[f"Looked at {key}."], bounded=key))
     assert load_config(yaml.safe_load(text)) == load_config({"source": {"url": EXAMPLE_URL}})
 
 
@@ -77,25 +86,25 @@ def test_it_does_not_overwrite_unless_forced(tmp_path: Path) -> None:
     file = tmp_path / "growcache.yaml"
     file.write_text("mine")
     with pytest.raises(ConfigError, match="--force"):
-        write_config(file, Choices())
+        write_config(file, ConfigChoices())
     assert file.read_text() == "mine"
-    write_config(file, Choices(), force=True)
+    write_config(file, ConfigChoices(), force=True)
     assert load_config(file).sources[0].url == (EXAMPLE_URL,)
     assert [path.name for path in tmp_path.iterdir()] == ["growcache.yaml"]
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        write_config(tmp_path / "no" / "growcache.yaml", Choices())
+        write_config(tmp_path / "no" / "growcache.yaml", ConfigChoices())
     with pytest.raises(ConfigError, match="is a folder"):
-        write_config(tmp_path, Choices(), force=True)
+        write_config(tmp_path, ConfigChoices(), force=True)
 
 
 def test_what_does_not_load_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_bytes"):
-        write_config(tmp_path / "c.yaml", Choices(max_bytes="plenty"))
+        write_config(tmp_path / "c.yaml", ConfigChoices(max_bytes="plenty"))
     with pytest.raises(ConfigError, match="did you mean npy"):
-        write_config(tmp_path / "c.yaml", Choices(format="npyy"))
+        write_config(tmp_path / "c.yaml", ConfigChoices(format="npyy"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +123,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_a_look_lists_and_reads_one_object(data: Path) -> None:
-    found = look_at(SourceConfig(url=(f"{data}/*.npy",)))
+    found = probe_source(SourceConfig(url=(f"{data}/*.npy",)))
     assert (found.objects, found.all, found.key) == (41, True, f"{data}/01.npy")
     assert found.nbytes == sum(path.stat().st_size for path in data.iterdir())
     assert found.proposal.options == {"axis": 0}
@@ -123,7 +132,7 @@ def test_a_look_lists_and_reads_one_object(data: Path) -> None:
 def test_a_look_at_a_bucket(bucket: Bucket) -> None:
     for name in ("dog/1.png", "cat/1.png"):
         bucket.put(f"pets/{name}", b"\x89PNG\r\n\x1a\n" + bytes(64))
-    found = look_at(
+    found = probe_source(
         SourceConfig(url=(bucket.url("pets/**"),), storage_options=bucket.storage_options)
     )
     assert found.proposal.format == "image"
@@ -138,7 +147,7 @@ def test_a_look_gives_up_in_time() -> None:
         )
         began = time.monotonic()
         with pytest.raises(StoreError):
-            look_at(source, seconds=1.5)
+            probe_source(source, seconds=1.5)
         assert time.monotonic() - began < 10
 
 
@@ -148,15 +157,19 @@ def test_a_look_gives_up_in_time() -> None:
 )
 def test_a_look_that_finds_nothing_says_so(url: str, said: str, data: Path) -> None:
     with pytest.raises(ObjectMissingError, match=said):
-        look_at(SourceConfig(url=(url.format(data=data),)))
+        probe_source(SourceConfig(url=(url.format(data=data),)))
 
 
 def test_options_win_over_the_look() -> None:
-    look = Look(3, 300, True, "k", 100, Proposal("npy", {"axis": 0}, ("seen",), 5, 20))
-    found = choices_of(Given("u", format="npy", max_bytes="3GB", path="c", anon=True), look)
+    look = ProbedSource(
+        3, 300, True, "k", 100, FormatProposal("npy", {"axis": 0}, ("seen",), 5, 20)
+    )
+    found = propose_choices(
+        InitOptions("u", format="npy", max_bytes="3GB", path="c", anon=True), look
+    )
     assert (found.options, found.max_bytes, found.path) == ({"axis": 0}, "3GB", "c")
     assert found.storage_options == {"anon": True}
-    other = choices_of(Given("u", format="bytes"), look)
+    other = propose_choices(InitOptions("u", format="bytes"), look)
     assert (other.format, other.options, list(other.seen)) == ("bytes", {}, [])
 
 
@@ -201,7 +214,7 @@ def test_answers_are_asked_for_where_options_say_nothing(
         found = answers[question]
         return found.pop(0) if isinstance(found, list) else found
 
-    found = ask(Given(), answer)
+    found = ask_for_choices(InitOptions(), answer)
     said = capsys.readouterr().err
     assert (found.url, found.options) == (f"{data}/*.npy", {"window": 8})
     assert (found.path, found.max_bytes, found.bounded) == ("here", "2GB", "")
@@ -213,13 +226,15 @@ def test_answers_are_asked_for_where_options_say_nothing(
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("anon", Given("s3://b/*", anon=True)),
-        ("http://minio:9000", Given("s3://b/*", endpoint_url="http://minio:9000")),
-        ("gs://b/*", Given("gs://b/*")),
+        ("anon", InitOptions("s3://b/*", anon=True)),
+        ("http://minio:9000", InitOptions("s3://b/*", endpoint_url="http://minio:9000")),
+        ("gs://b/*", InitOptions("gs://b/*")),
     ],
 )
-def test_an_answer_may_be_another_url_an_endpoint_or_anon(answer: str, expected: Given) -> None:
-    assert amended(Given("s3://b/*"), answer) == expected
+def test_an_answer_may_be_another_url_an_endpoint_or_anon(
+    answer: str, expected: InitOptions
+) -> None:
+    assert apply_answer(InitOptions("s3://b/*"), answer) == expected
 
 
 def test_init_asks_at_a_terminal(data: Path, tmp_path: Path) -> None:

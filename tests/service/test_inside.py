@@ -12,12 +12,12 @@ import lmdb
 import numpy as np
 import pytest
 
-from growcache.config import SourceConfig, load_config
-from growcache.service.cli import main
-from growcache.service.init_ask import Given, ask
-from growcache.service.inside import looked_inside
-from growcache.service.look import look_at
-from growcache.service.proposal import Proposal, propose
+from growcache.cli.cli import main
+from growcache.cli.container_probe import FormatProposal, probe_contents
+from growcache.cli.init import InitOptions, ask_for_choices
+from growcache.cli.source_probe import probe_source, propose_format
+from growcache.config import SourceConfig
+from growcache.config_text import load_config
 from tests.remote.held import Held
 from tests.remote.test_tar import archive
 from tests.remote.test_tfrecord import example, file
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS = 5000
 
 
-def proposed(url: object) -> Proposal:
-    return look_at(SourceConfig(url=(str(url),))).proposal
+def proposed(url: object) -> FormatProposal:
+    return probe_source(SourceConfig(url=(str(url),))).proposal
 
 
 def runs(tmp_path: Path, url: object) -> None:
@@ -75,8 +75,8 @@ def test_a_file_without_arrays_says_so(tmp_path: Path) -> None:
     assert (found.format, found.options) == ("hdf5", {})
     assert "None is an array of numbers" in " ".join(found.reasons)
     held = Held(b"\x89HDF\r\n\x1a\n" + bytes(5000))
-    guess = propose("a.h5", bytes(held.data), len(held.data))
-    broken = asyncio.run(looked_inside(guess, held))
+    guess = propose_format("a.h5", bytes(held.data), len(held.data))
+    broken = asyncio.run(probe_contents(guess, held))
     assert "cannot be read" in " ".join(broken.reasons)
 
 
@@ -91,7 +91,7 @@ def test_without_the_library_the_datasets_are_asked_for(
         asked.append((question, default))
         return "{datasets: [x], axis: 0}" if question.startswith("Options") else default
 
-    found = ask(Given(url=str(path)), answer)
+    found = ask_for_choices(InitOptions(url=str(path)), answer)
     assert (found.format, found.options) == ("hdf5", {"datasets": ["x"], "axis": 0})
     assert ("Options of it", "{}") in asked
     said = " ".join(capsys.readouterr().err.split())
@@ -168,7 +168,7 @@ PACKED = {
 @pytest.mark.parametrize("name", PACKED)
 def test_compressed_objects(tmp_path: Path, name: str) -> None:
     data, form, kind = PACKED[name]
-    found = propose(name, data[:10_000], len(data))
+    found = propose_format(name, data[:10_000], len(data))
     assert (found.format, found.options) == (form, {"compression": kind})
     assert f"Compressed by {kind}" in found.reasons[0]
     if form == "jsonl" and kind == "gzip":
@@ -182,6 +182,6 @@ def test_others_stay_bytes() -> None:
         ("a.npy.gz", gzip.compress(b"\x93NUMPY")),
         ("a.gz", gzip.compress(gzip.compress(LINES))),
     ):
-        found = propose(name, data, len(data))
+        found = propose_format(name, data, len(data))
         assert (found.format, found.options) == ("bytes", {})
         assert "compressed by gzip" in found.reasons[0]

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from growcache.cache.status import Status
-from growcache.service.live import JsonLines, LiveView, PlainLines, Reporter, reporter
+from growcache.cli.status import choose_reporter
+from growcache.cli.status_text import JsonStatusLines, PlainStatusLines, StatusReporter
+from growcache.cli.watch import LiveView
 
 
 def lines(stream: io.BytesIO) -> list[dict[str, object]]:
@@ -21,7 +23,7 @@ def lines(stream: io.BytesIO) -> list[dict[str, object]]:
 
 def test_json_lines_are_rare_unless_something_changes() -> None:
     stream = io.BytesIO()
-    with JsonLines(stream, seconds=60) as shown:
+    with JsonStatusLines(stream, seconds=60) as shown:
         shown.show(Status(state="running", samples=1))
         shown.show(Status(state="running", samples=2))
         shown.show(Status(state="waiting", waiting_for="a reader", samples=3))
@@ -32,7 +34,7 @@ def test_json_lines_are_rare_unless_something_changes() -> None:
 
 def test_the_last_status_is_always_written() -> None:
     stream = io.BytesIO()
-    with JsonLines(stream, seconds=60) as shown:
+    with JsonStatusLines(stream, seconds=60) as shown:
         shown.show(Status(state="running", samples=1))
         shown.show(Status(state="running", samples=2))
     assert [line["samples"] for line in lines(stream)] == [1, 2]
@@ -40,7 +42,7 @@ def test_the_last_status_is_always_written() -> None:
 
 def test_json_lines_come_again_after_a_while() -> None:
     stream = io.BytesIO()
-    with JsonLines(stream, seconds=0.01) as shown:
+    with JsonStatusLines(stream, seconds=0.01) as shown:
         shown.show(Status(samples=1))
         time.sleep(0.02)
         shown.show(Status(samples=2))
@@ -67,7 +69,7 @@ def test_the_live_view_leaves_no_log_handler_behind() -> None:
 
 def test_plain_lines_are_sentences() -> None:
     stream = io.StringIO()
-    with PlainLines(stream, seconds=60) as shown:
+    with PlainStatusLines(stream, seconds=60) as shown:
         shown.show(Status(state="waiting", waiting_for="a reader", samples=3, shards=1))
         shown.show(Status(state="waiting", waiting_for="a reader", samples=4, shards=1))
     first, last = stream.getvalue().splitlines()
@@ -76,16 +78,16 @@ def test_plain_lines_are_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("term", "kind"), [("xterm", LiveView), ("dumb", PlainLines), ("", LiveView)]
+    ("term", "kind"), [("xterm", LiveView), ("dumb", PlainStatusLines), ("", LiveView)]
 )
 def test_a_terminal_gets_what_it_can_show(
-    term: str, kind: type[Reporter], monkeypatch: pytest.MonkeyPatch
+    term: str, kind: type[StatusReporter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, sub = pty.openpty()
     monkeypatch.setenv("TERM", term)
     try:
         with open(sub, "w") as stream:  # noqa: PTH123  (a descriptor)
-            assert isinstance(reporter(stream), kind)
+            assert isinstance(choose_reporter(stream), kind)
     finally:
         os.close(main)
 
@@ -96,4 +98,4 @@ def test_a_file_gets_json_lines_whatever_is_said_of_colours(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", forced)
     with (tmp_path / "log").open("w") as stream:
-        assert isinstance(reporter(stream), JsonLines)
+        assert isinstance(choose_reporter(stream), JsonStatusLines)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from growcache.cli import peek
+from growcache.cli.cli import main
 from growcache.schema import Sample, Schema
-from growcache.service import peek_view
-from growcache.service.cli import main
 from tests.filled import Filled
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(3000)
@@ -47,7 +47,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def shown(width: int, *options: str) -> str:
         stream = io.StringIO()
-        monkeypatch.setattr(peek_view, "Console", lambda: Console(file=stream, width=width))
+        monkeypatch.setattr(peek, "Console", lambda: Console(file=stream, width=width))
         assert main(["peek", str(made.root), *options]) == 0
         return stream.getvalue()
 
@@ -100,4 +100,4 @@ def test_one_sample_is_shown_with_what_is_in_it(show: Show) -> None:
     ],
 )
 def test_what_all_origins_share_is_said_once(keys: list[str], folder: str) -> None:
-    assert peek_view.common_folder(keys) == folder
+    assert peek.common_folder(keys) == folder

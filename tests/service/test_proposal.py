@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.remote.formats import open_format
-from growcache.service.proposal import HEAD_BYTES, Proposal, propose, propose_bound
+from growcache.cli.container_probe import FormatProposal
+from growcache.cli.source_probe import HEAD_BYTES, propose_bound, propose_format
+from growcache.formats import open_format
 from tests.remote.lmdb_built import small
 from tests.remote.test_tar import archive
 from tests.remote.test_tfrecord import example, file
 
 
-def array(shape: tuple[int, ...], dtype: str = "<f4", order: Any = "C") -> Proposal:
+def array(shape: tuple[int, ...], dtype: str = "<f4", order: Any = "C") -> FormatProposal:
     """The proposal for an ``.npy`` file of that shape, of which only the head is made."""
     head = io.BytesIO()
     header = {"descr": dtype, "fortran_order": order == "F", "shape": shape}
     np.lib.format.write_array_header_1_0(head, header)
     values = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    return propose("a/b.npy", head.getvalue(), len(head.getvalue()) + values)
+    return propose_format("a/b.npy", head.getvalue(), len(head.getvalue()) + values)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +60,23 @@ def test_columns_are_no_rows() -> None:
     "head", [b"\x93NUMPY\x01\x00\x76\x00{'descr': [('a', '<i4')]", b"\x93NUMPY"]
 )
 def test_an_array_that_cannot_be_read_becomes_bytes(head: bytes) -> None:
-    found = propose("a.npy", head, 1000)
+    found = propose_format("a.npy", head, 1000)
     assert found.format == "bytes"
     assert "cannot be read" in found.reasons[0]
 
 
 def test_an_archive_of_arrays() -> None:
-    found = propose("a/b.npz", b"PK\x03\x04" + bytes(100), 5000)
+    found = propose_format("a/b.npz", b"PK\x03\x04" + bytes(100), 5000)
     assert (found.format, found.options) == ("npz", {})
     assert "axis: 0" in found.reasons[1]
-    assert propose("a/b.zip", b"PK\x03\x04" + bytes(100), 5000).format == "bytes"
+    assert propose_format("a/b.zip", b"PK\x03\x04" + bytes(100), 5000).format == "bytes"
 
 
 def test_an_lmdb_file() -> None:
-    found = propose("a/data.mdb", small(), len(small()))
+    found = propose_format("a/data.mdb", small(), len(small()))
     assert (found.format, found.options, found.samples) == ("lmdb", {}, 6)
     assert "6 values" in found.reasons[0]
-    assert propose("a/data.mdb", small()[:600], len(small())).format == "bytes"
+    assert propose_format("a/data.mdb", small()[:600], len(small())).format == "bytes"
 
 
 EXAMPLES = file([example({"x": [1.0, 2.0]})])
@@ -96,7 +97,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 def test_an_image_by_its_folders(
     head: bytes, key: str, folders: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    found = propose(key, head, 5000, folders)
+    found = propose_format(key, head, 5000, folders)
     assert (found.format, found.options) == ("image", options)
 
 
@@ -117,7 +118,7 @@ def test_an_image_by_its_folders(
     ],
 )
 def test_others(key: str, head: bytes, size: int, format_: str, said: str) -> None:
-    found = propose(key, head, size)
+    found = propose_format(key, head, size)
     assert found.format == format_
     assert said in " ".join(found.reasons)
 
@@ -132,7 +133,7 @@ def test_others(key: str, head: bytes, size: int, format_: str, said: str) -> No
 def test_whatever_it_is_the_proposal_is_a_format_with_options(
     key: str, head: bytes, size: int
 ) -> None:
-    found = propose(key, head[:HEAD_BYTES], size)
+    found = propose_format(key, head[:HEAD_BYTES], size)
     open_format(found.format, found.options)
     assert found.samples >= 1
     assert found.reasons

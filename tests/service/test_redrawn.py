@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from growcache.service.redrawn import Redrawn
+from growcache.cli.watch import LiveRegion
 from tests.filled import Filled
 from tests.service.terminals import COMMAND, ROOT, terminal
 
@@ -39,7 +39,7 @@ def written(shown: Console) -> str:
 
 def test_the_cursor_waits_below_the_picture_and_no_empty_line_stays() -> None:
     shown = console(40)
-    with Redrawn(shown) as redrawn:
+    with LiveRegion(shown) as redrawn:
         assert redrawn.height == 9
         redrawn.draw(Text("one\ntwo"))
         assert written(shown).endswith("one\ntwo\n")
@@ -48,7 +48,7 @@ def test_the_cursor_waits_below_the_picture_and_no_empty_line_stays() -> None:
 
 def test_lines_that_a_narrower_terminal_broke_are_counted() -> None:
     shown = console(40)
-    with Redrawn(shown) as redrawn:
+    with LiveRegion(shown) as redrawn:
         redrawn.draw(Text("x" * 40 + "\n" + "y" * 21 + "\nz"))
         written(shown)
         shown.width = 20
@@ -61,7 +61,7 @@ def test_lines_that_a_narrower_terminal_broke_are_counted() -> None:
 
 def test_a_transient_picture_leaves_nothing() -> None:
     shown = console(40)
-    with Redrawn(shown, transient=True) as redrawn:
+    with LiveRegion(shown, transient=True) as redrawn:
         redrawn.draw(Text("one"))
         written(shown)
     assert written(shown).endswith("\x1b[1A\x1b[2K")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from growcache.cli.cli import main
+from growcache.cli.peek import sample_at
+from growcache.cli.refetch import differences
 from growcache.numpy import EpochLoader
-from growcache.service.cli import main
-from growcache.service.peeked import sample_at
-from growcache.service.refetch import differences
 from tests.servers import Bucket, S3Server
 
 TRANSFORM = """

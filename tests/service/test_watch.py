@@ -10,7 +10,7 @@ import pytest
 
 import growcache
 from growcache.cache.status import Status
-from growcache.service.watch import picture
+from growcache.cli.watch import notebook_picture
 from tests.filled import Filled
 from tests.service.terminals import ROOT
 
@@ -65,7 +65,9 @@ def test_a_notebook_has_one_picture_however_often_it_is_drawn(
 
 
 def test_a_picture_is_html_with_colours_and_plain_text() -> None:
-    data = picture(Status(state="running", path="/<b>", samples=7, shards=1, max_bytes=100))
+    data = notebook_picture(
+        Status(state="running", path="/<b>", samples=7, shards=1, max_bytes=100)
+    )
     assert "color: #" in data["text/html"]
     assert "<b>" not in data["text/html"]
     assert "7 cached in 1 shard" in data["text/plain"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from growcache.remote.formats import open_format
+from growcache.formats import open_format
 from tests.remote.held import Held, visited
 
 

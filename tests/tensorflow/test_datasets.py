@@ -22,12 +22,16 @@ import pytest
 import tensorflow as tf
 
 import growcache.tensorflow as gtf
-from growcache.cache.leases import read_leases
+from growcache.cache.lease_views import read_leases
 from growcache.cache.status import read_status
 from growcache.errors import ConfigError, CorruptShardError, FormatError
 from growcache.schema import Sample
-from growcache.tensorflow.native import MOST_DECODED, PREFETCH_BATCHES, Iteration
-from growcache.tensorflow.sizes import BLOCK_BATCHES
+from growcache.tensorflow.native import (
+    BLOCK_BATCHES,
+    MAX_DECODED_BLOCKS,
+    PREFETCH_BATCHES,
+    NativeIteration,
+)
 from tests.filled import Filled, open_leases
 from tests.sampling.services import (
     drawn,
@@ -285,7 +289,7 @@ def test_bytes_are_let_go_as_batches_come_and_uses_are_counted_once(cache: Fille
         next(iterator)
     used = count_when_still(lambda: len(open_leases(cache.root)[0].used()))
     # TensorFlow runs ahead by a few blocks of batches, not by the files it has asked for.
-    ahead = PREFETCH_BATCHES + (MOST_DECODED + 1) * BLOCK_BATCHES
+    ahead = PREFETCH_BATCHES + (MAX_DECODED_BLOCKS + 1) * BLOCK_BATCHES
     assert 20 <= used <= 20 + ahead
     [lease] = open_leases(cache.root)
     assert lease.holding() == tuple(range(used, 100))
@@ -493,7 +497,7 @@ def test_an_error_is_told_in_its_turn_and_to_whoever_asks_on() -> None:
         yield "b", 2, 10
         raise CorruptShardError("damaged")
 
-    iteration = Iteration(cast("Any", SimpleNamespace(shards=shards)), cast("Any", None))
+    iteration = NativeIteration(cast("Any", SimpleNamespace(shards=shards)), cast("Any", None))
     with pytest.raises(CorruptShardError):
         iteration.shard(2)
     assert [iteration.shard(turn) for turn in (1, 0)] == [("b", 2, 10), ("a", 1, 10)]

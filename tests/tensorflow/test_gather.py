@@ -20,9 +20,8 @@ from growcache.errors import ConfigError
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
 from growcache.loading.gather import BLOCK_BATCHES
 from growcache.schema import Sample
-from growcache.tensorflow import engines
-from growcache.tensorflow import gathered as gathering
-from growcache.tensorflow.gathered import GatherFeed
+from growcache.tensorflow import gather as tensorflow_gather
+from growcache.tensorflow.gather import BATCHES_AT_ONCE, GatherPipeline
 from tests.filled import Filled, open_leases
 from tests.ragged import ragged_cache
 from tests.sampling.services import wait_until
@@ -195,17 +194,17 @@ def test_python_is_asked_once_for_many_batches(
 ) -> None:
     """To ask takes longer than to copy a small batch, and waits where the loop is in Python."""
     given: list[int] = []
-    arrays = GatherFeed._arrays
+    arrays = GatherPipeline._arrays
 
-    def noting(feed: GatherFeed, batches: Any) -> Any:
+    def noting(feed: GatherPipeline, batches: Any) -> Any:
         given.append(0 if batches is None else len(batches["id"]))
         return arrays(feed, batches)
 
-    monkeypatch.setattr(GatherFeed, "_arrays", noting)
+    monkeypatch.setattr(GatherPipeline, "_arrays", noting)
     cache.add(*range(40))
     seen = ids(gathered(cache, batch_size=4, endless=True).take(100))
     assert max(Counter(seen).values()) == 1
-    assert 100 // gathering.AT_ONCE <= sum(n > 0 for n in given) <= 10
+    assert 100 // BATCHES_AT_ONCE <= sum(n > 0 for n in given) <= 10
 
 
 def test_what_is_handed_over_at_once_is_no_more_than_was_begun(cache: Filled) -> None:
@@ -392,7 +391,7 @@ def test_what_is_ready_for_the_next_epoch_is_let_go_where_none_begins(
     del promptly
     gc.collect()
     wait_until(lambda: not open_leases(cache.root), 10)
-    monkeypatch.setattr(engines, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(tensorflow_gather, "IDLE_SECONDS", 0.05)
     slowly = gathered(cache, batch_size=10)
     for order in orders:
         assert ids(slowly) == order
@@ -404,7 +403,7 @@ def test_a_loader_begins_with_its_iterator_and_waits_for_it_so_long(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorFlow takes tens of milliseconds to ask for a first batch."""
-    monkeypatch.setattr(engines, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(tensorflow_gather, "IDLE_SECONDS", 0.5)
     cache.add(*range(6))
     dataset = gathered(cache, batch_size=10)
     iterator = iter(dataset)

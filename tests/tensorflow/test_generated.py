@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from growcache.tensorflow.generated import Generated
+from growcache.tensorflow.pipeline import GeneratorDataset
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
@@ -29,7 +29,7 @@ class Counting:
             self.running -= 1
 
     def dataset(self) -> Any:
-        return Generated(
+        return GeneratorDataset(
             self, [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.float32)]
         ).dataset
 
@@ -64,7 +64,7 @@ def test_what_it_raises_reaches_who_iterates() -> None:
         yield (np.int64(0),)
         raise ValueError("no more of these")
 
-    iterator = iter(Generated(broken, [tf.TensorSpec([], tf.int64)]).dataset)
+    iterator = iter(GeneratorDataset(broken, [tf.TensorSpec([], tf.int64)]).dataset)
     next(iterator)
     with pytest.raises(tf.errors.InvalidArgumentError, match="no more of these"):
         next(iterator)

@@ -1,7 +1,7 @@
 """Cache formats: samples to shard files and back, one module per format.
 
-A format is a module with ``EXTENSION``, ``suffixes``, ``record_bytes``, ``largest_sample``,
- ``encode``, ``open_shard`` and ``bad_records``; adding one is a file and a
+A format is a module with ``EXTENSION``, ``LAYOUT_VERSION``, ``suffixes``, ``record_bytes``,
+``largest_sample``, ``encode``, ``open_shard`` and ``bad_records``. Another format is a file and a
 line here.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from growcache.cache.files import OFFSETS, Layout
+from growcache.cache.files import OFFSETS, CacheLayout
 from growcache.cache.formats import npy, tfrecord
 from growcache.cache.formats.mapped import MappedShard
 from growcache.schema import Schema
@@ -18,12 +18,12 @@ from growcache.schema import Schema
 CACHE_FORMATS: dict[str, ModuleType] = {"tfrecord": tfrecord, "npy": npy}
 
 
-def shard_path(layout: Layout, number: int, cache_format: str) -> Path:
+def shard_path(layout: CacheLayout, number: int, cache_format: str) -> Path:
     """Return where the shard's samples lie: a file, or a directory of files."""
     return layout.shard(number, CACHE_FORMATS[cache_format].EXTENSION)
 
 
-def shard_files(layout: Layout, number: int, cache_format: str) -> list[Path]:
+def shard_files(layout: CacheLayout, number: int, cache_format: str) -> list[Path]:
     """Return the paths of all files that hold the shard's samples, as far as they are there."""
     path = shard_path(layout, number, cache_format)
     if path.is_dir():
@@ -33,7 +33,7 @@ def shard_files(layout: Layout, number: int, cache_format: str) -> list[Path]:
 
 
 def open_shard(
-    layout: Layout, number: int, samples: int, schema: Schema, cache_format: str
+    layout: CacheLayout, number: int, samples: int, schema: Schema, cache_format: str
 ) -> MappedShard:
     """Return the mapped shard; its checksums are not looked at.
 

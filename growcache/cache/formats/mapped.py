@@ -1,21 +1,378 @@
-"""A shard in memory, whatever its format: where every value lies in which map."""
+"""A shard in memory, whatever its format: maps that hold no descriptor and survive bus errors.
+
+`mmap.mmap` keeps a descriptor open for as long as the map lives (until ``trackfd=False`` of Python 3.13),
+and most users' limit is 1,024: a cache of 64 GB would reach it. So this calls the C library. The
+arrays are private and writable, because torch warns about read-only memory; nothing ever writes to them.
+
+The kernel sends SIGBUS to a thread that touches a page which its file does not reach any more, or
+which the disk cannot read, and SIGBUS ends the process. No check before a copy prevents that, because a
+file can be cut short during the copy. System calls that report EFAULT instead copy a tenth slower than
+``memcpy``, and short rows many times slower. So a handler maps zeros in place of the missing pages and
+marks the map as damaged. Code that copied out of a map asks `is_map_damaged` afterwards, and delivers
+nothing of it. This costs nothing where no file is damaged.
+
+SIGBUS is sent to the thread that touched the page, in the middle of a copy: no lock is held there, so
+the handler may be a Python function. Another bus error is passed to the handler that was set before.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
+import platform
+import signal
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from growcache.cache.formats import bus_errors
-from growcache.cache.formats.mapping import bring, in_memory, let_go
-from growcache.errors import CorruptShardError
+from growcache.errors import CacheError, CorruptShardError
 from growcache.schema import STR, Array, Field, Sample, Schema, Value
+
+_PAGE_BYTES = mmap.PAGESIZE
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_SA_SIGINFO = 4
+# Others (s390x, mips64) have another ``struct sigaction``: there a bus error ends the process.
+_MACHINES = frozenset({"x86_64", "aarch64", "riscv64", "ppc64le", "loongarch64"})
+# Where ``siginfo_t`` has them on these.
+_CODE_OFFSET, _ADDRESS_OFFSET = 8, 16
+
+_watched_maps: dict[int, int] = {}  # bytes by first address
+_damaged_maps: set[int] = set()  # their first addresses
+
+
+class _SignalAction(ctypes.Structure):
+    """The C libraries' ``struct sigaction`` on these machines."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def watch_map(address: int, size: int) -> None:
+    """Have a map survive bus errors, until `unwatch`.
+
+    The handler is set each time, because others set theirs: `faulthandler.enable` does.
+    """
+    _watched_maps[address] = size
+    if _bus_error_handler is not None:
+        _install_handler(_bus_error_handler)
+
+
+def unwatch_map(address: int) -> None:
+    """Forget a map that is about to be unmapped."""
+    _watched_maps.pop(address, None)
+    _damaged_maps.discard(address)
+
+
+def is_map_damaged(memory: npt.NDArray[np.uint8]) -> bool:
+    """Return whether bytes of a map were missing when they were touched.
+
+    Args:
+        memory: the whole map.
+    """
+    return bool(_damaged_maps) and memory.ctypes.data in _damaged_maps
+
+
+def any_map_damaged() -> bool:
+    """Return whether any map is damaged, in no time."""
+    return bool(_damaged_maps)
+
+
+def mark_map_damaged(address: int) -> None:
+    """Mark the map of an address that a system call could not read (EFAULT)."""
+    _replace_with_zeros(address)
+
+
+def _replace_with_zeros(address: int) -> bool:
+    """Put zeros in the place of a map's rest; return whether the address is in a map."""
+    for first, size in tuple(_watched_maps.items()):
+        if first <= address < first + size:
+            _damaged_maps.add(first)  # before anybody can read the zeros
+            page = address - address % _PAGE_BYTES
+            return _map_zeros(page, first + size - page)
+    return False
+
+
+def _map_zeros(address: int, size: int) -> bool:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    return bool(_libc_signals.mmap(address, size, access, flags, -1, 0) == address)
+
+
+def _on_bus_error(number: int, info: int, context: int) -> None:
+    code = ctypes.c_int.from_address(info + _CODE_OFFSET).value
+    address = ctypes.c_void_p.from_address(info + _ADDRESS_OFFSET).value or 0
+    if code > 0 and _replace_with_zeros(address):
+        return
+    _restore_previous_handler()
+    if code <= 0:  # a process sent it, so nothing sends it again
+        signal.pthread_kill(threading.get_ident(), signal.SIGBUS)
+
+
+def _restore_previous_handler() -> None:
+    """Let the handler that was there before have the signal, and the default one the next."""
+    global _previous_action
+    previous, _previous_action = _previous_action, _SignalAction()
+    _libc_signals.sigaction(signal.SIGBUS, ctypes.byref(previous), None)
+
+
+def _install_handler(handler: int) -> None:
+    global _previous_action
+    found = _SignalAction()
+    action = _SignalAction(handler=handler, flags=_SA_SIGINFO)
+    if not _libc_signals.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(found)):
+        _previous_action = found if found.handler != handler else _previous_action
+
+
+def _make_handler() -> int | None:
+    """Return the address of the handler; None where signals are of another layout."""
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        return None
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    try:
+        handler = kind(_on_bus_error)
+    except (MemoryError, OSError):  # a system that forbids code that is made while it runs
+        return None
+    # It must outlive this module, which goes before the last thread does.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
+    return ctypes.cast(handler, ctypes.c_void_p).value
+
+
+def _load_libc_signals() -> Any:
+    found = ctypes.CDLL(None, use_errno=True)
+    word, pointer = ctypes.c_int, ctypes.c_void_p
+    found.mmap.restype = pointer
+    found.mmap.argtypes = (pointer, ctypes.c_size_t, word, word, word, ctypes.c_long)
+    found.sigaction.argtypes = (word, pointer, pointer)
+    return found
+
+
+_libc_signals = _load_libc_signals()
+_previous_action = _SignalAction()
+_bus_error_handler = _make_handler()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_uint,
+)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_POPULATE_READ = 22  # of Linux 5.14; Python knows no name for it
+
+
+# Brought by one call: beside a thread that is busy in Python each call costs a switch interval.
+READ_PIECE_BYTES = 32 << 20
+# A device that is read so far ahead by itself is at full speed.
+FAR_READ_AHEAD_BYTES = 4 << 20
+# What one request to read ahead is sure to cover: kernels cut longer ones short.
+REQUEST_BYTES = 128 << 10
+_PROCESS_MADVISE, _MOST_RANGES = 440, 1024  # the same number on every architecture
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _FileMap:
+    """What the arrays of a file stand on; unmapped with the last of them.
+
+    Args:
+        descriptor: of the file.
+        size: in bytes.
+        flags: as of ``mmap``.
+    """
+
+    def __init__(self, descriptor: int, size: int, flags: int = mmap.MAP_PRIVATE) -> None:
+        self._size = size
+        self._address = _libc.mmap(
+            None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0
+        )
+        if self._address == _FAILED:
+            raise CacheError(
+                f"cannot map a file of {size:,} bytes: {_errno_text()}; a process may have as many "
+                "maps as sysctl vm.max_map_count says: larger shards need fewer"
+            )
+        if flags & mmap.MAP_PRIVATE:  # what others write may be cut short by them
+            watch_map(self._address, size)
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (self._address, False),
+        }
+
+    def __del__(self, unwatch: Any = unwatch_map, munmap: Any = _libc.munmap) -> None:
+        if self._address != _FAILED:
+            unwatch(self._address)
+            munmap(self._address, self._size)
+
+
+def map_file(path: Path) -> Bytes:
+    """Return the bytes of a file; the last array that views them unmaps it.
+
+    Raises:
+        CorruptShardError: there is no such file.
+        CacheError: no memory, or more maps than the system allows.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return np.asarray(_FileMap(file.fileno(), size)) if size else np.empty(0, np.uint8)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CorruptShardError(f"{path}: the shard is missing; run growcache check") from None
+
+
+def map_shared(descriptor: int, size: int) -> Bytes:
+    """Return the bytes of a file, shared with all who map it so; the last array unmaps it.
+
+    Its pages are brought in at once, so that nobody meets page faults in the middle of a step.
+
+    Raises:
+        CacheError: no memory, or more maps than the system allows.
+    """
+    return np.asarray(_FileMap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+
+
+def read_pieces(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
+    """Yield a file that `map_file` mapped in pieces, each when all of it is in memory.
+
+    Reading where a map is cold costs a wait per page or few, ten times the disk's time. So
+    pieces are brought in order, by one call each that does not hold the GIL, and mapped by it.
+
+    Args:
+        memory: uint8 [k], the whole file.
+        asking: for all of it at first; where the kernel itself reads `FAR_READ_AHEAD_BYTES` ahead,
+            that only gets into its way.
+
+    Raises:
+        CorruptShardError: it is shorter now than it was, or the disk cannot read it.
+    """
+    if asking:
+        _request_all(memory)
+    for start in range(0, len(memory), READ_PIECE_BYTES):
+        piece = memory[start : start + READ_PIECE_BYTES]
+        _populate(piece)
+        yield piece
+
+
+def _request_all(memory: Bytes) -> None:
+    """Have the kernel begin to read all of a map, in requests that it does not cut short.
+
+    A kernel that cannot be asked so (before Linux 5.10) reads what is touched.
+    """
+    starts = np.arange(0, len(memory), REQUEST_BYTES, dtype=np.uint64)
+    ranges = np.empty((len(starts), 2), np.uint64)  # address and length, as of ``iovec``
+    ranges[:, 0] = starts + np.uint64(memory.ctypes.data)
+    ranges[:, 1] = np.minimum(np.uint64(len(memory)) - starts, np.uint64(REQUEST_BYTES))
+    with suppress(OSError):  # no such call
+        process = os.pidfd_open(os.getpid())
+        try:
+            for first in range(0, len(ranges), _MOST_RANGES):
+                some = ranges[first : first + _MOST_RANGES]
+                advice = (some.ctypes.data, len(some), mmap.MADV_WILLNEED, 0)
+                _libc.syscall(_PROCESS_MADVISE, process, *advice)
+        finally:
+            os.close(process)
+
+
+def _populate(piece: Bytes) -> None:
+    try:
+        _advise(piece, _POPULATE_READ)
+    except OSError as error:
+        if error.errno == errno.EFAULT:
+            raise CorruptShardError(
+                f"{len(piece):,} bytes of a shard cannot be read from the disk; run growcache check"
+            ) from None
+        if error.errno != errno.EINVAL:
+            raise
+        piece[::_PAGE_BYTES].max()  # an older kernel: touch every page, without the GIL
+
+
+def is_in_page_cache(memory: Bytes) -> bool:
+    """Return whether all of a mapped file is in the page cache, so far as this user may know.
+
+    Of a file that belongs to others, and may not be written, the kernel always says yes.
+    """
+    if not len(memory):
+        return True
+    pages: Bytes = np.empty(-(-len(memory) // _PAGE_BYTES), np.uint8)
+    if _libc.mincore(memory.ctypes.data, len(memory), pages.ctypes.data):
+        raise OSError(ctypes.get_errno(), _errno_text())
+    return bool((pages & 1).all())
+
+
+def drop_pages(memory: Bytes) -> None:
+    """Forget the pages of a map, which stays; the page cache may keep them, see `forget`."""
+    _advise(memory, mmap.MADV_DONTNEED)
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """Let a file leave the page cache, but for what others have mapped.
+
+    It may be gone, or not be opened: this is advice, and what it is about was read already.
+    """
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def read_ahead_bytes(path: Path) -> int:
+    """Return how far the kernel reads ahead on the device of a file; 0 where it does not say."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for where in (
+        f"class/bdi/{number}",
+        f"dev/block/{number}/bdi",
+        f"dev/block/{number}/../bdi",
+    ):
+        with suppress(OSError, ValueError):
+            return 1024 * int(Path("/sys", where, "read_ahead_kb").read_text(encoding="ascii"))
+    return 0
+
+
+def _advise(memory: Bytes, advice: int) -> None:
+    """Call ``madvise``.
+
+    Raises:
+        OSError: as of it.
+    """
+    if len(memory) and _libc.madvise(memory.ctypes.data, len(memory), advice):
+        raise OSError(ctypes.get_errno(), _errno_text())
+
+
+def _errno_text() -> str:
+    return os.strerror(ctypes.get_errno())
+
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -39,7 +396,7 @@ class RaggedColumn:
     dims: Integers
 
 
-class Sentinel(NamedTuple):
+class FileEnd(NamedTuple):
     """The last byte of a file that tells whether the file was cut short since.
 
     Where a file ends in the middle of a page, the rest of the page reads as zeros, and no error tells
@@ -55,7 +412,7 @@ class Sentinel(NamedTuple):
     value: int
 
     @classmethod
-    def of(cls, memory: Bytes) -> Sentinel:
+    def of(cls, memory: Bytes) -> FileEnd:
         """Return that of a whole file, which is not empty."""
         first = (len(memory) - 1) // mmap.PAGESIZE * mmap.PAGESIZE
         filled = np.flatnonzero(memory[first:])
@@ -100,7 +457,7 @@ class MappedShard:
         self.ragged = dict(ragged)
         self._samples = samples
         self.memories = tuple(memories)
-        self.sentinels: tuple[Sentinel, ...] = ()
+        self.sentinels: tuple[FileEnd, ...] = ()
 
     def __len__(self) -> int:
         return self._samples
@@ -126,7 +483,7 @@ class MappedShard:
         start = int(column.starts[i])
         raw = column.memory[start : start + int(column.lengths[i])]
         if field.is_blob:
-            return _text(raw.tobytes()) if field.dtype == STR else raw.tobytes()
+            return _decoded_text(raw.tobytes()) if field.dtype == STR else raw.tobytes()
         return raw.copy().view(field.item).reshape(field.shape_of(column.dims[i].tolist()))
 
     def __iter__(self) -> Iterator[Sample]:
@@ -143,7 +500,7 @@ class MappedShard:
             if isinstance(memory, bytes):
                 digest.update(memory)
                 continue
-            for piece in bring(memory, asking=asking):
+            for piece in read_pieces(memory, asking=asking):
                 digest.update(piece.data)
         return digest.hexdigest()
 
@@ -158,17 +515,17 @@ class MappedShard:
         """
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
-                for _ in bring(memory, asking=asking):
+                for _ in read_pieces(memory, asking=asking):
                     pass
 
     @property
     def in_memory(self) -> bool:
         """Whether touching the files needs no disk, so far as this user may know."""
-        return all(isinstance(m, bytes) or in_memory(m) for m in self.memories)
+        return all(isinstance(m, bytes) or is_in_page_cache(m) for m in self.memories)
 
     def remember_ends(self) -> None:
         """Remember how the files end, for `damaged`; the caller knows that they are whole."""
-        self.sentinels = tuple(map(Sentinel.of, filter(len, self._maps())))
+        self.sentinels = tuple(map(FileEnd.of, filter(len, self._maps())))
 
     @property
     def damaged(self) -> bool:
@@ -177,7 +534,7 @@ class MappedShard:
         What was copied out of the maps before this was asked may be zeros then.
         """
         ends = [sentinel.holds() for sentinel in self.sentinels]  # to touch them may tell, too
-        return not all(ends) or any(map(bus_errors.is_damaged, self._maps()))
+        return not all(ends) or any(map(is_map_damaged, self._maps()))
 
     def _maps(self) -> list[Bytes]:
         return [memory for memory in self.memories if isinstance(memory, np.ndarray)]
@@ -198,7 +555,7 @@ class MappedShard:
         """Forget the pages of the files, which come again when they are touched."""
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
-                let_go(memory)
+                drop_pages(memory)
 
     def close(self) -> None:
         """Let go of the files; each is unmapped when the last array that views it goes."""
@@ -207,7 +564,7 @@ class MappedShard:
         self.fields, self.ragged = {}, {}
 
 
-def empty(schema: Schema) -> MappedShard:
+def empty_shard(schema: Schema) -> MappedShard:
     """Return a shard without samples, which has no files."""
     nothing = np.empty(0, np.uint8)
     none = np.empty(0, np.int64)
@@ -221,7 +578,7 @@ def empty(schema: Schema) -> MappedShard:
     return MappedShard(schema, 0, [], fields, ragged)
 
 
-def _text(data: bytes) -> str:
+def _decoded_text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

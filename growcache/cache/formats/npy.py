@@ -6,8 +6,8 @@
     NAME.offsets.npy  int64 [samples + 1], of a ragged field: the rows where values begin
     NAME.shapes.npy   int64 [samples, dimensions], where the number of rows does not tell
 
-A field's name may come from whoever made the data. In a file's name it is percent-encoded,
-dots included, so it can neither leave the directory nor take the place of another file.
+A field's name may come from whoever made the data. In a file's name it is percent-encoded, dots
+included, so it can neither leave the directory nor take the place of another file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,25 @@ from urllib.parse import quote
 import numpy as np
 
 from growcache.cache.files import ARRAYS
-from growcache.cache.formats.headers import header, lengths_of, open_array, open_table, table
+from growcache.cache.formats.encoding import (
+    EncodedFile,
+    checked_lengths,
+    coalesce,
+    file_of_buffers,
+    integer_table,
+    npy_header,
+    open_integer_table,
+    open_npy_array,
+    value_bytes,
+)
 from growcache.cache.formats.mapped import (
     Buffer,
     Bytes,
     Integers,
     MappedShard,
     RaggedColumn,
-    empty,
+    empty_shard,
 )
-from growcache.cache.formats.values import EncodedFile, coalesced, plain, stored
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
@@ -125,25 +134,26 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
         return []
     found = itertools.chain.from_iterable(_encode(f, samples) for f in schema.fields)
     return [
-        plain(suffix, buffers) for suffix, buffers in zip(suffixes(schema), found, strict=True)
+        file_of_buffers(suffix, buffers)
+        for suffix, buffers in zip(suffixes(schema), found, strict=True)
     ]
 
 
 def _encode(field: Field, samples: Sequence[Sample]) -> list[list[Buffer]]:
     name, where = field.name, field.ragged_dims
-    pairs = [stored(field, where, sample.get(name)) for sample in samples]
-    values = [*coalesced(raw for raw, _ in pairs)]
+    pairs = [value_bytes(field, where, sample.get(name)) for sample in samples]
+    values = [*coalesce(raw for raw, _ in pairs)]
     if not field.is_ragged:
-        return [[header(field.item.str, (len(samples), *field.fixed_shape)), *values]]
+        return [[npy_header(field.item.str, (len(samples), *field.fixed_shape)), *values]]
     if _by_rows(field):
         rows = [dims[0] for _, dims in pairs]
     else:
         rows = [len(raw) // field.item.itemsize for raw, _ in pairs]
     offsets = np.cumsum([0, *rows])
-    head = header(field.item.str, (int(offsets[-1]), *_row_shape(field)))
-    files: list[list[Buffer]] = [[head, *values], [*table(offsets)]]
+    head = npy_header(field.item.str, (int(offsets[-1]), *_row_shape(field)))
+    files: list[list[Buffer]] = [[head, *values], [*integer_table(offsets)]]
     if _has_shapes(field):
-        files.append([*table(np.array([field.shape_of(dims) for _, dims in pairs]))])
+        files.append([*integer_table(np.array([field.shape_of(dims) for _, dims in pairs]))])
     return files
 
 
@@ -154,7 +164,7 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
         CorruptShardError: a file is missing, or is not what the schema and others say.
     """
     if not samples:
-        return empty(schema)
+        return empty_shard(schema)
     memories: list[Bytes] = []
     fields: dict[str, Bytes] = {}
     ragged: dict[str, RaggedColumn] = {}
@@ -165,36 +175,38 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
             memories += maps
         else:
             shape = (samples, *field.fixed_shape)
-            memory, data = open_array(_with(stem, VALUES), field.item.str, shape)
+            memory, data = open_npy_array(_with_end(stem, VALUES), field.item.str, shape)
             fields[field.name] = data.reshape(samples, field.nbytes)
             memories.append(memory)
     return MappedShard(schema, samples, memories, fields, ragged)
 
 
-def _with(stem: Path, end: str) -> Path:
+def _with_end(stem: Path, end: str) -> Path:
     return stem.with_name(stem.name + end)
 
 
 def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Bytes], RaggedColumn]:
-    offsets_map, offsets = open_table(_with(stem, OFFSETS), (samples + 1,))
+    offsets_map, offsets = open_integer_table(_with_end(stem, OFFSETS), (samples + 1,))
     rows, total = np.diff(offsets), int(offsets[-1])
     if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-        raise _disagreeing(_with(stem, OFFSETS))
+        raise _offsets_error(_with_end(stem, OFFSETS))
     row_shape = _row_shape(field)
-    values_map, data = open_array(_with(stem, VALUES), field.item.str, (total, *row_shape))
+    values_map, data = open_npy_array(
+        _with_end(stem, VALUES), field.item.str, (total, *row_shape)
+    )
     row_bytes = math.prod(row_shape) * field.item.itemsize
-    maps, lengths = [values_map, offsets_map], _scaled(rows, row_bytes)
+    maps, lengths = [values_map, offsets_map], _in_bytes(rows, row_bytes)
     if _has_shapes(field):
-        path = _with(stem, SHAPES)
-        shapes_map, shapes = open_table(path, (samples, len(field.dims)))
+        path = _with_end(stem, SHAPES)
+        shapes_map, shapes = open_integer_table(path, (samples, len(field.dims)))
         maps.append(shapes_map)
-        dims = _checked(path, field, shapes, lengths)
+        dims = _checked_dims(path, field, shapes, lengths)
     else:
-        dims = _dims(_with(stem, OFFSETS), field, rows, lengths)
-    return maps, RaggedColumn(data, _scaled(offsets[:-1], row_bytes), lengths, dims)
+        dims = _dims(_with_end(stem, OFFSETS), field, rows, lengths)
+    return maps, RaggedColumn(data, _in_bytes(offsets[:-1], row_bytes), lengths, dims)
 
 
-def _scaled(rows: Integers, row_bytes: int) -> Integers:
+def _in_bytes(rows: Integers, row_bytes: int) -> Integers:
     """Return rows in bytes; of bytes and text the same array, which takes no more memory."""
     return rows if row_bytes == 1 else rows * row_bytes
 
@@ -205,22 +217,22 @@ def _dims(path: Path, field: Field, rows: Integers, lengths: Integers) -> Intege
         return rows[:, None]
     sizes, rest = np.divmod(lengths, field.unit_bytes)
     if rest.any():
-        raise _disagreeing(path)
+        raise _offsets_error(path)
     return sizes[:, None]
 
 
-def _checked(path: Path, field: Field, shapes: Integers, lengths: Integers) -> Integers:
+def _checked_dims(path: Path, field: Field, shapes: Integers, lengths: Integers) -> Integers:
     """Return int64 [samples, k], the sizes of the ragged dimensions."""
     fixed = np.array([size is not None for size in field.dims])
     wanted = [size for size in field.dims if size is not None]
     dims = shapes[:, ~fixed]
-    found = lengths_of(dims, field.unit_bytes, int(lengths.max()))
+    found = checked_lengths(dims, field.unit_bytes, int(lengths.max()))
     if found is None or (found != lengths).any() or (shapes[:, fixed] != wanted).any():
-        raise _disagreeing(path)
+        raise _offsets_error(path)
     return dims
 
 
-def _disagreeing(path: Path) -> CorruptShardError:
+def _offsets_error(path: Path) -> CorruptShardError:
     return CorruptShardError(
         f"{path}: the values do not lie where it says; run growcache check"
     )

@@ -1,14 +1,14 @@
 """TFRecord shards: `tf.train.Example` records that are at the same time a strided array.
 
-Every array is a bytes feature in little-endian C order, in the order of the fields' names
-(protobuf's deterministic order). With fixed shapes all records have one length, so the
-wire bytes around the arrays are one template, and column ``name`` of the file is
-``ndarray(uint8, (samples, nbytes), strides=(record_bytes, 1), offset)``. Samples that
-differ in size are in `tfrecord_ragged`.
+Every array is a bytes feature in little-endian C order, in the order of the fields' names (protobuf's
+deterministic order). With fixed shapes all records have one length, so the wire bytes around the arrays
+are one template, and column ``name`` of the file is
+``ndarray(uint8, (samples, nbytes), strides=(record_bytes, 1), offset)``. Samples that differ in size are
+in `ragged`.
 
-To copy a row to where it lies differently in the cache's lines takes a fifth longer. So the
-largest array begins with a line, in every record: what fills up is a field of `Example`
-that nobody has defined, which every parser of protobuf passes over.
+To copy a row between different alignments to cache lines takes a fifth longer. So the largest array
+begins with a line, in every record. The padding is a field of `Example` that nothing defines, which every
+parser of protobuf skips.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import google_crc32c
 import numpy as np
 
 from growcache.cache.files import OFFSETS, RECORDS
-from growcache.cache.formats import tfrecord_ragged, wire
-from growcache.cache.formats.mapped import (
-    Buffer,
-    Bytes,
-    MappedShard,
-    empty,
+from growcache.cache.formats import encoding, ragged
+from growcache.cache.formats.encoding import (
+    DIRECT_BYTES,
+    PIECE_BYTES,
+    RECORD_HEAD_BYTES,
+    RECORD_TAIL_BYTES,
+    EncodedFile,
+    split_buffer,
 )
-from growcache.cache.formats.mapping import map_file
-from growcache.cache.formats.values import DIRECT_BYTES, PIECE_BYTES, EncodedFile, split
-from growcache.cache.formats.wire import HEAD_BYTES, TAIL_BYTES
+from growcache.cache.formats.mapped import Buffer, Bytes, MappedShard, empty_shard, map_file
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
@@ -61,16 +61,16 @@ class RecordLayout:
 
 
 @functools.lru_cache(maxsize=64)
-def layout(schema: Schema) -> RecordLayout:
+def record_layout(schema: Schema) -> RecordLayout:
     """Return where the arrays of a sample lie in its record.
 
     Raises:
         FormatError: a sample is larger than TensorFlow can parse, or a name is no text.
     """
-    if schema.nbytes > wire.MAX_PAYLOAD_BYTES:
-        raise FormatError(tfrecord_ragged.too_large(schema.nbytes))
+    if schema.nbytes > encoding.MAX_PAYLOAD_BYTES:
+        raise FormatError(ragged.sample_too_large_message(schema.nbytes))
     try:
-        heads = [wire.entry_head(field.name, field.nbytes) for field in schema.fields]
+        heads = [encoding.feature_head(field.name, field.nbytes) for field in schema.fields]
     except UnicodeEncodeError as error:
         raise FormatError(f"a field's name must be valid Unicode: {error}") from None
     features = b"".join(
@@ -80,13 +80,13 @@ def layout(schema: Schema) -> RecordLayout:
     for field, head in zip(schema.fields, heads, strict=True):
         offsets.append(end + len(head))
         end = offsets[-1] + field.nbytes
-    start = HEAD_BYTES + len(prefix := wire.head(1, len(features)))
+    start = RECORD_HEAD_BYTES + len(prefix := encoding.length_delimited_head(1, len(features)))
     before, behind = _fillers(schema, offsets, start, len(features))
     payload = before + prefix + features + behind
-    if len(payload) > wire.MAX_PAYLOAD_BYTES:
-        raise FormatError(tfrecord_ragged.too_large(schema.nbytes))
+    if len(payload) > encoding.MAX_PAYLOAD_BYTES:
+        raise FormatError(ragged.sample_too_large_message(schema.nbytes))
     places = [start + len(before) + offset for offset in offsets]
-    template = wire.frame(len(payload)) + payload + bytes(TAIL_BYTES)
+    template = encoding.record_head(len(payload)) + payload + bytes(RECORD_TAIL_BYTES)
     return RecordLayout(len(template), tuple(zip(schema.fields, places, strict=True)), template)
 
 
@@ -105,7 +105,7 @@ def _fillers(
     if largest.nbytes < LEAST_ALIGNED_BYTES or largest.nbytes % LINE_BYTES:
         return b"", b""
     before = _filler(start + offsets[schema.fields.index(largest)])
-    return before, _filler(start + len(before) + features_bytes + TAIL_BYTES)
+    return before, _filler(start + len(before) + features_bytes + RECORD_TAIL_BYTES)
 
 
 def _filler(position: int) -> bytes:
@@ -113,7 +113,9 @@ def _filler(position: int) -> bytes:
     room = -position % LINE_BYTES
     if room == 1:  # a field takes two
         room += LINE_BYTES
-    return wire.head(FILLER_TAG, room - 2) + bytes(room - 2) if room else b""
+    return (
+        encoding.length_delimited_head(FILLER_TAG, room - 2) + bytes(room - 2) if room else b""
+    )
 
 
 def suffixes(schema: Schema) -> tuple[str, ...]:
@@ -132,14 +134,14 @@ def record_bytes(schema: Schema, sample_bytes: float) -> int:
         FormatError: there can be no such records.
     """
     if not schema.is_ragged:
-        return layout(schema).record_bytes
-    offsets = 8 * tfrecord_ragged.columns(schema)
-    return int(sample_bytes) + 1 + tfrecord_ragged.overhead_bytes(schema) + offsets
+        return record_layout(schema).record_bytes
+    offsets = 8 * ragged.offset_columns(schema)
+    return int(sample_bytes) + 1 + ragged.overhead_bytes(schema) + offsets
 
 
 def largest_sample(schema: Schema) -> int:
     """Return the most bytes that the values of one sample may have."""
-    return wire.MAX_PAYLOAD_BYTES - tfrecord_ragged.overhead_bytes(schema)
+    return encoding.MAX_PAYLOAD_BYTES - ragged.overhead_bytes(schema)
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
@@ -151,12 +153,14 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
         FormatError: a sample is not what the schema says.
     """
     if schema.is_ragged:
-        return tfrecord_ragged.encode(schema, samples)
+        return ragged.encode(schema, samples)
     if not samples:
         return []
     columns = [_column(field, samples) for field in schema.fields]
     direct = schema.nbytes >= DIRECT_BYTES * len(schema.fields)
-    records = (_Large if direct else _Small)(layout(schema), columns, len(samples))
+    records = (_SplicedRecords if direct else _CopiedRecords)(
+        record_layout(schema), columns, len(samples)
+    )
     return [EncodedFile(RECORDS, records.nbytes, records, guarded=True)]
 
 
@@ -173,7 +177,7 @@ def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Records:
+class _EqualRecords:
     """The records of a shard, made as they are asked for."""
 
     where: RecordLayout
@@ -186,7 +190,7 @@ class _Records:
         return self.count * self.where.record_bytes
 
 
-class _Small(_Records):
+class _CopiedRecords(_EqualRecords):
     """Records that are put together in blocks."""
 
     def __iter__(self) -> Iterator[Buffer]:
@@ -201,13 +205,15 @@ class _Small(_Records):
         for (field, offset), column in zip(self.where.fields, self.columns, strict=True):
             if field.nbytes:
                 np.stack(column[start:stop], out=block[:, offset : offset + field.nbytes])
-        payloads = block[:, HEAD_BYTES:-TAIL_BYTES]
+        payloads = block[:, RECORD_HEAD_BYTES:-RECORD_TAIL_BYTES]
         crcs = np.fromiter(map(google_crc32c.value, payloads), "<u8", count)
-        block[:, -TAIL_BYTES:] = wire.masked(crcs).view(np.uint8).reshape(count, TAIL_BYTES)
+        block[:, -RECORD_TAIL_BYTES:] = (
+            encoding.masked_crcs(crcs).view(np.uint8).reshape(count, RECORD_TAIL_BYTES)
+        )
         return block
 
 
-class _Large(_Records):
+class _SplicedRecords(_EqualRecords):
     """Records whose arrays stay where they are, with what goes between them."""
 
     def __iter__(self) -> Iterator[Buffer]:
@@ -215,20 +221,20 @@ class _Large(_Records):
         for field, offset in self.where.fields:
             heads.append(self.where.template[last:offset])
             last = offset + field.nbytes
-        end = self.where.template[last:-TAIL_BYTES]
-        first_crc = google_crc32c.value(heads[0][HEAD_BYTES:])
+        end = self.where.template[last:-RECORD_TAIL_BYTES]
+        first_crc = google_crc32c.value(heads[0][RECORD_HEAD_BYTES:])
         for i in range(self.count):
             crc = first_crc
             for place, column in enumerate(self.columns):
                 if place:
                     crc = google_crc32c.extend(crc, heads[place])
                 yield heads[place]
-                for piece in split(column[i]):
+                for piece in split_buffer(column[i]):
                     # First whoever asked: copying brings it nearer at twice the speed at
                     # which this checksum would.
                     yield piece
                     crc = google_crc32c.extend(crc, piece)
-            yield end + wire.crc_bytes(google_crc32c.extend(crc, end))
+            yield end + encoding.masked_crc_bytes(google_crc32c.extend(crc, end))
 
 
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
@@ -238,31 +244,31 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
         CorruptShardError: the file is missing or has not the size of so many records.
     """
     if not samples:
-        return empty(schema)
+        return empty_shard(schema)
     if schema.is_ragged:
-        return tfrecord_ragged.open_shard(Path(path), schema, samples)
+        return ragged.open_shard(Path(path), schema, samples)
     memory = map_file(Path(path))
-    expected = samples * layout(schema).record_bytes
+    expected = samples * record_layout(schema).record_bytes
     if len(memory) != expected:
         raise CorruptShardError(
             f"{path}: expected {expected} bytes for {samples} samples, found {len(memory)}; "
             "run growcache check"
         )
-    return mapped(schema, samples, memory)
+    return shard_in_memory(schema, samples, memory)
 
 
-def mapped(schema: Schema, samples: int, memory: Buffer) -> MappedShard:
+def shard_in_memory(schema: Schema, samples: int, memory: Buffer) -> MappedShard:
     """Return the shard whose records are in memory."""
-    rows = _records(schema, samples, memory)
+    rows = _record_rows(schema, samples, memory)
     columns = {
         field.name: rows[:, offset : offset + field.nbytes]
-        for field, offset in layout(schema).fields
+        for field, offset in record_layout(schema).fields
     }
     return MappedShard(schema, samples, [memory], columns, {})
 
 
-def _records(schema: Schema, samples: int, memory: Buffer) -> Bytes:
-    return np.frombuffer(memory, np.uint8).reshape(samples, layout(schema).record_bytes)
+def _record_rows(schema: Schema, samples: int, memory: Buffer) -> Bytes:
+    return np.frombuffer(memory, np.uint8).reshape(samples, record_layout(schema).record_bytes)
 
 
 def bad_records(shard: MappedShard) -> list[int]:
@@ -270,11 +276,11 @@ def bad_records(shard: MappedShard) -> list[int]:
     if not len(shard):
         return []
     if shard.schema.is_ragged:
-        return tfrecord_ragged.bad_records(shard)
-    records = _records(shard.schema, len(shard), shard.memories[0])
-    template: Any = np.frombuffer(layout(shard.schema).template, np.uint8)
-    framed = (records[:, :HEAD_BYTES] == template[:HEAD_BYTES]).all(axis=1)
-    payloads = records[:, HEAD_BYTES:-TAIL_BYTES]
+        return ragged.bad_records(shard)
+    records = _record_rows(shard.schema, len(shard), shard.memories[0])
+    template: Any = np.frombuffer(record_layout(shard.schema).template, np.uint8)
+    framed = (records[:, :RECORD_HEAD_BYTES] == template[:RECORD_HEAD_BYTES]).all(axis=1)
+    payloads = records[:, RECORD_HEAD_BYTES:-RECORD_TAIL_BYTES]
     crcs = np.fromiter(map(google_crc32c.value, payloads), "<u8", len(shard))
-    stored = records[:, -TAIL_BYTES:].copy().view("<u4")[:, 0]
-    return [int(i) for i in np.flatnonzero(~framed | (wire.masked(crcs) != stored))]
+    stored = records[:, -RECORD_TAIL_BYTES:].copy().view("<u4")[:, 0]
+    return [int(i) for i in np.flatnonzero(~framed | (encoding.masked_crcs(crcs) != stored))]

@@ -1,4 +1,10 @@
-"""A reader's picture of the index."""
+"""Read the index: one picture of it, on a connection that is closed before this returns.
+
+SQLite finds a page that is no page any more. It does not find a number that became another number, or
+a column that got another name, and a wrong number may draw samples twice or lose good shards. So
+every row of a shard has a checksum, and so have totals, notes and editions together; and the tables are
+compared with those that were made.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +12,178 @@ import json
 import operator
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import orjson
 
-from growcache.cache.files import Layout
-from growcache.cache.identity import Identity, read_identity
-from growcache.cache.index.rows import Edition, ShardRow, ShardState, Totals
-from growcache.cache.index.seals import SEAL
-from growcache.cache.index.structure import is_others
-from growcache.cache.undivided import undivided
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.schema import (
+    LEASE_BYTES_META,
+    MIGRATION_NAMES,
+    MIGRATIONS_TABLE,
+    OWN_TABLES,
+    SEAL_META,
+    SHARD_COLUMNS,
+    TABLES,
+    CacheTotals,
+    ShardRow,
+    ShardState,
+    ShardTableRow,
+    row_seal,
+)
+from growcache.cache.locks import fork_lock
+from growcache.cache.side_files import Edition, Identity, read_identity
 from growcache.errors import CacheError, CacheMissingError
 from growcache.schema import Schema
 
+# Of damaged bytes SQLite's own complaint may be no UTF-8, of which Python complains then.
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+
+WRONG_TABLES = "its tables are not those that were made"
+
+TablesState: TypeAlias = Literal["whole", "unmade", "damaged"]
+
+
+def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return every table with its columns, in the words of `TABLES`."""
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {
+        name: _columns_of_table(connection, name)
+        for (name,) in names
+        if name != MIGRATIONS_TABLE
+    }
+
+
+def tables_state(connection: sqlite3.Connection) -> TablesState:
+    """Return whether the tables are as they must be.
+
+    They may also not be made yet, and hold nothing: a service died at its first start, or
+    is just about to make them.
+    """
+    if (
+        table_columns(connection) == TABLES
+        and _applied_migrations(connection) == MIGRATION_NAMES
+    ):
+        return "whole"
+    return (
+        "damaged"
+        if any(_has_rows(connection, name) for name in table_columns(connection))
+        else "unmade"
+    )
+
+
+def has_our_tables(path: Path) -> bool:
+    """Return whether a file is an index of ours, without a trace of the look.
+
+    What is in its log alone is not seen. To open another program's database the usual way
+    would make a log beside it, or undo what that program had begun.
+    """
+    names = _table_names(path)
+    return names is not None and names >= OWN_TABLES
+
+
+def is_other_database(path: Path) -> bool:
+    """Return whether a file is a database of another program; likewise."""
+    names = _table_names(path)
+    return names is not None and len(names) > 0 and names.isdisjoint(TABLES)
+
+
+def _table_names(path: Path) -> set[str] | None:
+    if path.is_symlink() or not path.is_file():
+        return None
+    uri = f"file:{quote(str(path))}?mode=ro&immutable=1"
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            return {name for (name,) in connection.execute(query).fetchall()}
+    except SQLITE_ERRORS:
+        return None
+
+
+def _columns_of_table(connection: sqlite3.Connection, table: str) -> str:
+    query = "SELECT name, type, pk FROM pragma_table_info(?) ORDER BY cid"
+    columns = connection.execute(query, [table]).fetchall()
+    keys = sorted((pk, name) for name, _, pk in columns if pk)
+    typed = ", ".join(f"{name} {kind}" for name, kind, _ in columns)
+    return f"{typed} | {', '.join(name for _, name in keys)}"
+
+
+def _applied_migrations(connection: sqlite3.Connection) -> list[str]:
+    columns = "id, name, applied_at"  # all that sqlite-utils will want to read
+    query = f"SELECT {columns} FROM {MIGRATIONS_TABLE} WHERE migration_set = 'growcache' ORDER BY id"
+    return [name for _, name, _ in connection.execute(query).fetchall()]
+
+
+def _has_rows(connection: sqlite3.Connection, table: str) -> bool:
+    quoted = table.replace('"', '""')
+    return connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 1').fetchone() is not None
+
+
+class SealedTables(NamedTuple):
+    """What counts beside the rows of shards, as it lies in the tables.
+
+    Attributes:
+        totals: (name, value).
+        meta: (key, JSON), without the seal.
+        editions: their rows.
+        seal: that the last transaction wrote; None where there is none.
+    """
+
+    totals: list[tuple[str, int]]
+    meta: list[tuple[str, str]]
+    editions: list[tuple[int, int, str, int]]
+    seal: object
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return not (self.totals or self.meta or self.editions)
+
+    def right_seal(self) -> int:
+        """Return the checksum of what is there now."""
+        return zlib.crc32(repr(self[:3]).encode("utf-8", "backslashreplace"))
+
+
+def read_sealed_tables(connection: sqlite3.Connection) -> SealedTables:
+    """Return what the tables themselves have: an index of theirs may be damaged too."""
+
+    def rows(table: str) -> list[Any]:
+        return sorted(connection.execute(f"SELECT * FROM {table} NOT INDEXED"), key=repr)
+
+    meta = rows("meta")
+    seal = next((value for key, value in meta if key == SEAL_META), None)
+    noted = [row for row in meta if row[0] != SEAL_META]
+    return SealedTables(
+        rows("totals"), noted, rows("editions"), None if seal is None else int(seal)
+    )
+
+
+def split_by_seal(rows: Iterable[Sequence[object]]) -> tuple[list[ShardTableRow], list[object]]:
+    """Return the rows whose checksum is right, and the numbers of the others.
+
+    Args:
+        rows: each with the columns of a `ShardTableRow`, and its seal.
+    """
+    good: list[ShardTableRow] = []
+    spoiled: list[object] = []
+    for *values, seal in rows:
+        row = ShardTableRow._make(values)
+        if type(row.state) is int and row.state in set(ShardState) and row_seal(row) == seal:
+            good.append(row)
+        else:
+            spoiled.append(row.number)
+    return good, spoiled
+
+
 BUSY_SECONDS = 10.0
-LEASE_BYTES_META = "lease_bytes"  # what readers' leases may take, all together
+
 
 _SEQ = operator.attrgetter("seq")
 _NUMBER = operator.attrgetter("number")
@@ -34,7 +192,7 @@ _NUMBER = operator.attrgetter("number")
 # back beside a busy main thread takes a switch interval (5 ms) each time.
 _NUMBERS = ("number", "seq", "group_number", "edition", "samples", "shard_bytes")
 _TEXTS = (*_NUMBERS, "'\"' || digest || '\"'", "printf('%!.17g', drawn_at)")
-_PACKED = ", ".join(f"group_concat({text})" for text in _TEXTS)
+_PACKED_COLUMNS = ", ".join(f"group_concat({text})" for text in _TEXTS)
 _new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Python per row
 
 
@@ -44,7 +202,7 @@ class IndexView:
 
     Attributes:
         shards: the live shards, oldest first.
-        totals: see `Totals`.
+        totals: see `CacheTotals`.
         identity: what the cache is of; None before the first sample was measured.
         complete: whether the whole population is cached.
         population: parts of the source, once it is listed.
@@ -57,7 +215,7 @@ class IndexView:
     """
 
     shards: list[ShardRow] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
+    totals: CacheTotals = field(default_factory=CacheTotals)
     identity: Identity | None = None
     complete: bool = False
     population: int | None = None
@@ -107,21 +265,21 @@ def read_index(
         CacheMissingError: there is no cache at the path.
         CacheError: the index is damaged.
     """
-    layout = Layout(root)
+    layout = CacheLayout(root)
     layout.require()
     try:
-        with reading(layout) as connection:
+        with reading_index(layout) as connection:
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
-            live, meta, editions, totals = _read(connection)
-            going = _rows(connection, ShardState.RETIRED) if retired else []
-            uses, counted = ({}, ()) if job is None else _uses(connection, job)
+            live, meta, editions, totals = _read_view(connection)
+            going = _rows_in_state(connection, ShardState.RETIRED) if retired else []
+            uses, counted = ({}, ()) if job is None else _uses_of_job(connection, job)
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         # Not only what SQLite refuses: a flipped bit may make a text of a number.
         if "no such table" in str(error):  # created this instant
             return IndexView()
         if not layout.index.exists():
             layout.require()
-        raise damaged(layout, error) from error
+        raise damaged_index_error(layout, error) from error
     return IndexView(
         shards=live,
         totals=totals,
@@ -137,20 +295,20 @@ def read_index(
     )
 
 
-def _read(
+def _read_view(
     connection: sqlite3.Connection,
-) -> tuple[list[ShardRow], dict[str, Any], list[Edition], Totals]:
-    live = _rows(connection, ShardState.LIVE)
-    _, live_bytes = _sums(connection, ShardState.LIVE)
-    retired, retired_bytes = _sums(connection, ShardState.RETIRED)
+) -> tuple[list[ShardRow], dict[str, Any], list[Edition], CacheTotals]:
+    live = _rows_in_state(connection, ShardState.LIVE)
+    _, live_bytes = _sums_in_state(connection, ShardState.LIVE)
+    retired, retired_bytes = _sums_in_state(connection, ShardState.RETIRED)
     meta = {
         key: json.loads(value)
         for key, value in connection.execute("SELECT key, value FROM meta").fetchall()
     }
     editions = read_editions(connection)
-    meta.pop(SEAL, None)
+    meta.pop(SEAL_META, None)
     sums = dict(connection.execute("SELECT name, value FROM totals").fetchall())
-    totals = Totals(
+    totals = CacheTotals(
         shards=len(live),
         samples=sum(row.samples for row in live),
         bytes=live_bytes,
@@ -161,9 +319,9 @@ def _read(
     return live, meta, editions, totals
 
 
-def _rows(connection: sqlite3.Connection, state: ShardState) -> list[ShardRow]:
+def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[ShardRow]:
     """Return the shards in a state, oldest first."""
-    query = f"SELECT {_PACKED} FROM shards WHERE state = ?"
+    query = f"SELECT {_PACKED_COLUMNS} FROM shards WHERE state = ?"
     packed = connection.execute(query, [state]).fetchone()
     columns = [orjson.loads(f"[{column or ''}]") for column in packed]
     rows = list(map(_new_row, zip(*columns, strict=True)))
@@ -182,20 +340,22 @@ def live_numbers(root: str | os.PathLike[str]) -> frozenset[int]:
         CacheMissingError: there is no cache at the path any more.
         CacheError: the index is damaged.
     """
-    layout = Layout(root)
+    layout = CacheLayout(root)
     layout.require()
     query = "SELECT group_concat(number) FROM shards WHERE state = ?"
     try:
-        with reading(layout) as connection:
+        with reading_index(layout) as connection:
             (packed,) = connection.execute(query, [ShardState.LIVE]).fetchone()
         return frozenset(orjson.loads(f"[{packed or ''}]"))
     except (sqlite3.Error, ValueError, TypeError) as error:
         if not layout.index.exists():
             layout.require()
-        raise damaged(layout, error) from error
+        raise damaged_index_error(layout, error) from error
 
 
-def _uses(connection: sqlite3.Connection, job: str) -> tuple[dict[int, int], Iterable[str]]:
+def _uses_of_job(
+    connection: sqlite3.Connection, job: str
+) -> tuple[dict[int, int], Iterable[str]]:
     """Return the uses of a job by shard, and the names of the leases counted last."""
     query = "SELECT group_concat(shard), group_concat(uses) FROM uses WHERE job = ?"
     packed = connection.execute(query, [job]).fetchone()
@@ -204,7 +364,7 @@ def _uses(connection: sqlite3.Connection, job: str) -> tuple[dict[int, int], Ite
     return dict(zip(shards, uses, strict=True)), [name for (name,) in names]
 
 
-def _sums(connection: sqlite3.Connection, state: ShardState) -> tuple[int, int]:
+def _sums_in_state(connection: sqlite3.Connection, state: ShardState) -> tuple[int, int]:
     """Return (shards, allocated bytes) in a state."""
     query = "SELECT count(*), coalesce(sum(allocated), 0) FROM shards WHERE state = ?"
     shards, nbytes = connection.execute(query, [state]).fetchone()
@@ -218,20 +378,20 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
 
 
 @contextmanager
-def reading(layout: Layout) -> Iterator[sqlite3.Connection]:
+def reading_index(layout: CacheLayout) -> Iterator[sqlite3.Connection]:
     """Lend a connection that cannot write, for one read."""
     # Undivided, for SQLite has locks that all its connections in a process share.
-    with undivided(), closing(connect_read_only(layout)) as connection:
+    with fork_lock(), closing(connect_read_only(layout)) as connection:
         yield connection
 
 
-def connect_read_only(layout: Layout) -> sqlite3.Connection:
+def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
     """Return a connection that cannot write.
 
     Raises:
         CacheMissingError: what is there is another program's, or was just removed.
     """
-    if not layout.marker.exists() and is_others(layout.index):
+    if not layout.marker.exists() and is_other_database(layout.index):
         raise CacheMissingError(
             f"no cache at {layout.root}: {layout.index.name} there is another program's"
         )
@@ -245,7 +405,7 @@ def connect_read_only(layout: Layout) -> sqlite3.Connection:
         raise CacheMissingError(f"the cache at {layout.root} was removed") from None
 
 
-def _roll_back(layout: Layout) -> None:
+def _roll_back(layout: CacheLayout) -> None:
     """Undo what a service that died had begun while it made or closed the index.
 
     The log needs none of that, but going over to it and back does. SQLite does so only
@@ -255,14 +415,200 @@ def _roll_back(layout: Layout) -> None:
         connection.execute("PRAGMA schema_version").fetchone()
 
 
-def _connect(layout: Layout, mode: str) -> sqlite3.Connection:
+def _connect(layout: CacheLayout, mode: str) -> sqlite3.Connection:
     uri = f"file:{quote(str(layout.index))}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
-def damaged(layout: Layout, reason: object) -> CacheError:
+def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
     """Return the error that says how to go on with an index that is not what was written."""
     return CacheError(
         f"the index {layout.index} is damaged ({reason}); mend it with: "
         f"growcache check {layout.root} --repair"
     )
+
+
+MOST_MESSAGES = 10  # of SQLite, about one file
+
+
+class DeletedRange(NamedTuple):
+    """Numbers first … last that were drawn and are gone, and the samples they had."""
+
+    first: int
+    last: int
+    shards: int
+    samples: int
+
+
+@dataclass(slots=True)
+class IndexContents:
+    """What an index says.
+
+    Attributes:
+        problems: what is wrong with it, in words.
+        rows: of shards in any state, whose checksums are right.
+        totals: running totals by name; None where their checksum is wrong.
+        meta: notes; empty where their checksum is wrong.
+        editions: the same.
+        ranges: of numbers that are gone; None where they cannot be right.
+        uses: (shard, job, uses).
+        jobs: (job, when it was seen last).
+        history: (wall time, record).
+        finished: (name of a lease whose uses are counted, when).
+        spoiled: numbers of rows whose checksums are wrong.
+        coherent: whether rows, ranges and totals are all there and agree.
+        counted: whether no row or range is missing, but for the spoiled: what none of them
+            speaks of was never committed.
+        readable: whether SQLite finds nothing wrong with the file, and all tables are there.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    rows: list[ShardTableRow] = field(default_factory=list)
+    totals: dict[str, int] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    editions: list[Edition] = field(default_factory=list)
+    ranges: list[DeletedRange] | None = None
+    uses: list[tuple[int, str, int]] = field(default_factory=list)
+    jobs: list[tuple[str, float]] = field(default_factory=list)
+    history: list[tuple[float, str]] = field(default_factory=list)
+    finished: list[tuple[str, float]] = field(default_factory=list)
+    spoiled: list[object] = field(default_factory=list)
+    coherent: bool = False
+    counted: bool = False
+    readable: bool = False
+
+
+def read_contents(layout: CacheLayout) -> IndexContents:
+    """Return what the index says now; of one that SQLite refuses, what can still be read.
+
+    Raises:
+        CacheMissingError: there is no index.
+    """
+    if not layout.index.exists():
+        raise CacheMissingError(f"{layout.index} is missing")
+    found = IndexContents()
+    try:
+        with reading_index(layout) as connection:
+            connection.text_factory = _decode
+            connection.execute("BEGIN")  # one picture, whatever commits meanwhile
+            found.problems += _integrity_problems(connection)
+            made = _read_tables_state(connection, found)
+            found.readable = made == "whole" and not found.problems
+            if made != "unmade":
+                _read_all(connection, found)
+    except SQLITE_ERRORS as error:
+        found.problems.append(str(error))
+    found.problems = [f"{layout.index}: {problem}" for problem in found.problems]
+    return found
+
+
+def index_problems(connection: sqlite3.Connection) -> list[str]:
+    """Return what is wrong with the index of a cache that is being opened."""
+    found = IndexContents(problems=_integrity_problems(connection))
+    _read_sealed(connection, found)
+    _read_shards(connection, found)
+    return found.problems
+
+
+def _integrity_problems(connection: sqlite3.Connection) -> list[str]:
+    try:
+        rows = connection.execute(f"PRAGMA integrity_check({MOST_MESSAGES})").fetchall()
+    except SQLITE_ERRORS as error:
+        return [str(error)]
+    return [text for (text,) in rows if text != "ok"]
+
+
+def _read_tables_state(connection: sqlite3.Connection, found: IndexContents) -> TablesState:
+    try:
+        state = tables_state(connection)
+    except (*SQLITE_ERRORS, TypeError) as error:  # a table may have a number for its name
+        found.problems.append(str(error))
+        return "damaged"
+    if state == "damaged":
+        found.problems.append(WRONG_TABLES)
+    return state
+
+
+def _read_all(connection: sqlite3.Connection, found: IndexContents) -> None:
+    for read in (_read_sealed, _read_shards, _read_uses, _read_history):
+        try:
+            read(connection, found)
+        except (*SQLITE_ERRORS, ValueError, TypeError) as error:
+            found.problems.append(str(error))
+
+
+def _read_sealed(connection: sqlite3.Connection, found: IndexContents) -> None:
+    account = read_sealed_tables(connection)
+    if account.seal is None and not account.is_empty():
+        found.problems.append("the checksum of totals and notes is missing")
+    elif account.seal not in (None, account.right_seal()):
+        found.problems.append("totals, notes or editions are not what was written")
+    else:
+        found.totals = dict(account.totals)
+        found.meta = {key: json.loads(value) for key, value in account.meta}
+        found.editions = [Edition(*row) for row in account.editions]
+
+
+def _read_shards(connection: sqlite3.Connection, found: IndexContents) -> None:
+    rows = connection.execute(f"SELECT {SHARD_COLUMNS}, seal FROM shards").fetchall()
+    found.rows, found.spoiled = split_by_seal(rows)
+    found.problems += [f"the row of shard {n} is not what was written" for n in found.spoiled]
+    query = "SELECT first, last, shards, samples FROM deleted_ranges ORDER BY first"
+    ranges = list(map(DeletedRange._make, connection.execute(query).fetchall()))
+    if not _are_disjoint(ranges, found.rows):
+        found.problems.append("ranges of deleted shards are not what was written")
+        return
+    found.ranges = ranges
+    if found.totals is None or found.spoiled:
+        found.counted = found.readable
+        return
+    wrong = [*_wrong_totals(found.totals, found.rows, ranges)]
+    found.problems += wrong
+    found.coherent = found.counted = not wrong and bool(found.meta.get("initialised"))
+
+
+def _are_disjoint(ranges: Sequence[DeletedRange], rows: Sequence[ShardTableRow]) -> bool:
+    """Whether every number is in one range, or has one row, or neither."""
+    edge, numbers = -1, sorted(row.number for row in rows)
+    place = 0
+    for first, last, shards, samples in ranges:
+        if not all(type(n) is int for n in (first, last, shards, samples)):
+            return False
+        if first <= edge or shards != last - first + 1 or shards < 1 or samples < 0:
+            return False
+        while place < len(numbers) and numbers[place] < first:
+            place += 1
+        if place < len(numbers) and numbers[place] <= last:
+            return False
+        edge = last
+    return True
+
+
+def _wrong_totals(
+    totals: dict[str, int], rows: Sequence[ShardTableRow], ranges: Sequence[DeletedRange]
+) -> Iterator[str]:
+    shards = len(rows) + sum(r.shards for r in ranges)
+    samples = sum(row.samples for row in rows) + sum(r.samples for r in ranges)
+    for name, counted in (("drawn_shards", shards), ("drawn", samples)):
+        if totals.get(name, 0) != counted:
+            yield f"{name} is {totals.get(name, 0)}, but there are rows of {counted}"
+
+
+def _read_uses(connection: sqlite3.Connection, found: IndexContents) -> None:
+    live = {row.number for row in found.rows if row.state != ShardState.DELETED}
+    uses = connection.execute("SELECT shard, job, uses FROM uses").fetchall()
+    found.uses = [(n, str(job), int(count)) for n, job, count in uses if n in live]
+    jobs = connection.execute("SELECT job, last_seen FROM jobs").fetchall()
+    found.jobs = [(str(job), float(seen)) for job, seen in jobs]
+    names = connection.execute("SELECT name, finished_at FROM finished_leases").fetchall()
+    found.finished = [(str(name), float(at)) for name, at in names]
+
+
+def _read_history(connection: sqlite3.Connection, found: IndexContents) -> None:
+    for at, record in connection.execute("SELECT at, record FROM history ORDER BY id"):
+        json.loads(record)
+        found.history.append((float(at), record))
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The one writer of the index; every change happens inside `Index.transaction`."""
+"""The one writer of the index; every change is a transaction, within a budget, on a full disk too."""
 
 from __future__ import annotations
 
@@ -8,47 +8,62 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from growcache.cache.files import FILE_MODE, Layout, allocated
-from growcache.cache.index.contents import Contents, flaws
-from growcache.cache.index.ranges import merge_ranges, split_range
+from growcache.cache.files import FILE_MODE, CacheLayout, allocated
 from growcache.cache.index.reader import (
     BUSY_SECONDS,
-    damaged,
+    SQLITE_ERRORS,
+    WRONG_TABLES,
+    IndexContents,
+    damaged_index_error,
+    index_problems,
     read_editions,
+    read_sealed_tables,
+    tables_state,
 )
-from growcache.cache.index.rows import Edition, FinishedLease, Remains, ShardState, StockRow
-from growcache.cache.index.seals import (
-    SEAL,
+from growcache.cache.index.schema import (
+    KEPT_JOBS,
+    SEAL_META,
+    SHARD_COLUMNS,
     STATE_MASK,
-    STOCK_COLUMNS,
-    read_account,
+    EvictedShard,
+    FinishedLease,
+    ShardState,
+    ShardTableRow,
+    merge_ranges,
     row_seal,
+    split_range,
 )
-from growcache.cache.index.structure import OTHER_TABLES, REFUSALS, state_of
+from growcache.cache.side_files import Edition
 from growcache.cache.sidecar import EMPTY, Sidecar
+from growcache.cache.space import Ballast, Space
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
+
 KEPT_HOLES = 200
-KEPT_JOBS = 32
+
 
 # A paused reader may keep the WAL from being truncated. The supervisor must not wait for
 # it: it tries again later, and lets no permits out meanwhile.
 CHECKPOINT_BUSY_MS = 20
 
-_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+_FULL_DISK_CODES = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+}
 
 
-class Index:
+class IndexDatabase:
     """The index, opened for writing; at most one process does so (`supervisor.lock`)."""
 
-    def __init__(self, layout: Layout, db: Database) -> None:
+    def __init__(self, layout: CacheLayout, db: Database) -> None:
         self._layout = layout
         self._db = db
         self._connection: sqlite3.Connection = db.conn
@@ -56,7 +71,7 @@ class Index:
         self._shm = layout.index.with_name(layout.index.name + "-shm")
 
     @classmethod
-    def open(cls, layout: Layout) -> Index:
+    def open(cls, layout: CacheLayout) -> IndexDatabase:
         """Open or create the index, and bring its tables up to date.
 
         Raises:
@@ -65,10 +80,10 @@ class Index:
         """
         from sqlite_utils import Database  # readers need neither it nor its 0.2 s
 
-        from growcache.cache.index.tables import migrations
+        from growcache.cache.index.migrations import migrations
 
         try:
-            _create(layout)
+            _create_file(layout)
             connection = sqlite3.connect(
                 layout.index, timeout=BUSY_SECONDS, isolation_level=None
             )
@@ -77,10 +92,10 @@ class Index:
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
             connection.execute("PRAGMA temp_store = MEMORY")
             index = cls(layout, Database(connection))
-            if state_of(connection) == "damaged":
-                raise damaged(layout, OTHER_TABLES)
+            if tables_state(connection) == "damaged":
+                raise damaged_index_error(layout, WRONG_TABLES)
             migrations.apply(index._db)
-        except (*REFUSALS, TypeError) as error:
+        except (*SQLITE_ERRORS, TypeError) as error:
             raise index_error(layout, error) from error
         return index
 
@@ -98,7 +113,7 @@ class Index:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._seal()
-        except REFUSALS as error:
+        except SQLITE_ERRORS as error:
             self._rollback()
             raise index_error(self._layout, error) from error
         except BaseException:
@@ -109,7 +124,7 @@ class Index:
     def _commit(self) -> None:
         try:
             self._connection.execute("COMMIT")
-        except REFUSALS as error:
+        except SQLITE_ERRORS as error:
             self._rollback()
             named = index_error(self._layout, error)
             if isinstance(named, CacheFullError):  # before its last page was in the log
@@ -119,9 +134,9 @@ class Index:
             raise IndexInDoubtError(str(named)) from error
 
     def _seal(self) -> None:
-        account = read_account(self._connection)
+        account = read_sealed_tables(self._connection)
         if account.right_seal() != account.seal:  # a turn without a change writes nothing
-            self.set_meta(SEAL, account.right_seal())
+            self.set_meta(SEAL_META, account.right_seal())
 
     def verify(self) -> None:
         """Compare all that counts with its checksums; tens of milliseconds.
@@ -130,18 +145,18 @@ class Index:
             CacheError: something is not what was written.
         """
         try:
-            found = flaws(self._connection)
-        except (*REFUSALS, ValueError, TypeError) as error:
+            found = index_problems(self._connection)
+        except (*SQLITE_ERRORS, ValueError, TypeError) as error:
             found = [str(error)]
         if found:
-            raise damaged(self._layout, found[0])
+            raise damaged_index_error(self._layout, found[0])
 
-    def replace(self, contents: Contents) -> None:
+    def replace(self, contents: IndexContents) -> None:
         """Say this and nothing else; rows per sample and notes of holes are lost."""
         self.clear()
         marks = ",".join("?" * 16)
         self._connection.executemany(
-            f"INSERT INTO shards ({STOCK_COLUMNS}, seal, samples_indexed) VALUES ({marks}, 0)",
+            f"INSERT INTO shards ({SHARD_COLUMNS}, seal, samples_indexed) VALUES ({marks}, 0)",
             [(*row, row_seal(row)) for row in contents.rows],
         )
         for edition in contents.editions:
@@ -164,13 +179,13 @@ class Index:
 
     # Shards
 
-    def shards(self) -> list[StockRow]:
+    def shards(self) -> list[ShardTableRow]:
         """Return the live and the retired shards, oldest first."""
         rows = self._connection.execute(
-            f"SELECT {STOCK_COLUMNS} FROM shards WHERE state != ? ORDER BY seq",
+            f"SELECT {SHARD_COLUMNS} FROM shards WHERE state != ? ORDER BY seq",
             [ShardState.DELETED],
         )
-        return list(map(StockRow._make, rows.fetchall()))
+        return list(map(ShardTableRow._make, rows.fetchall()))
 
     def next_seq(self) -> int:
         """Return the sequence number of the next commit."""
@@ -178,7 +193,7 @@ class Index:
         return max(-1 if last is None else last, int(self.meta("pruned_seq", -1))) + 1
 
     def insert_shards(
-        self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
+        self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
     ) -> None:
         """Add live shards, with a row per sample if there is room for those."""
         self._put_shards(shards, with_samples=with_samples)
@@ -193,7 +208,7 @@ class Index:
             )
 
     def return_shards(
-        self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
+        self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
     ) -> None:
         """Add shards that had left the cache; nothing of them counts as drawn once more."""
         for row, _ in shards:
@@ -202,7 +217,7 @@ class Index:
             )
         self._put_shards(shards, with_samples=with_samples)
 
-    def _returned(self, row: StockRow) -> dict[str, int]:
+    def _returned(self, row: ShardTableRow) -> dict[str, int]:
         """Return by how much totals change, such that drawn = live + evicted + lost still."""
         remains = self.remains([row.number]).get(row.number)
         before = remains.samples if remains else self._leave_range(row.number, row.samples)
@@ -229,10 +244,10 @@ class Index:
         return int(row[3]) - sum(piece[3] for piece in left)
 
     def _put_shards(
-        self, shards: Sequence[tuple[StockRow, Sidecar]], *, with_samples: bool
+        self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
     ) -> None:
         marks = ",".join("?" * 17)
-        columns = f"{STOCK_COLUMNS}, samples_indexed, seal"
+        columns = f"{SHARD_COLUMNS}, samples_indexed, seal"
         self._connection.executemany(
             f"INSERT OR REPLACE INTO shards ({columns}) VALUES ({marks})",
             [(*row, int(with_samples), row_seal(row)) for row, _ in shards],
@@ -245,9 +260,9 @@ class Index:
         self._db.table("holes").insert_all(
             {
                 "shard": number,
-                "key": _text(hole.key),
+                "key": _valid_unicode(hole.key),
                 "part": hole.part,
-                "reason": _text(hole.reason)[:200],
+                "reason": _valid_unicode(hole.reason)[:200],
             }
             for hole in sidecar.holes[-KEPT_HOLES:]
         )
@@ -266,7 +281,14 @@ class Index:
         self._connection.executemany(
             "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?)",
             (
-                (number, i, _text(o.keys[o.object[i]]), o.etags[o.object[i]], start, stop)
+                (
+                    number,
+                    i,
+                    _valid_unicode(o.keys[o.object[i]]),
+                    o.etags[o.object[i]],
+                    start,
+                    stop,
+                )
                 for i, (start, stop) in enumerate(zip(o.start, o.stop, strict=True))
             ),
         )
@@ -283,13 +305,13 @@ class Index:
             self._connection.executemany("DELETE FROM samples WHERE shard = ?", rows)
             self._connection.executemany("DELETE FROM uses WHERE shard = ?", rows)
 
-    def remains(self, numbers: Iterable[int]) -> dict[int, Remains]:
+    def remains(self, numbers: Iterable[int]) -> dict[int, EvictedShard]:
         """Return, by number, what is known of these shards; nothing of pruned ones."""
-        found: dict[int, Remains] = {}
+        found: dict[int, EvictedShard] = {}
         query = "SELECT samples, allocated FROM shards WHERE number = ?"
         for number in numbers:
             if row := self._connection.execute(query, [number]).fetchone():
-                found[number] = Remains(*row)
+                found[number] = EvictedShard(*row)
         return found
 
     def known(self, first: int, stop: int) -> set[int]:
@@ -441,7 +463,7 @@ class Index:
             if not table.startswith(("sqlite_", "_sqlite_")):
                 self._connection.execute(f"DELETE FROM {table}")
 
-    # Room
+    # Space
 
     def wal_bytes(self) -> int:
         """Return the allocated bytes of the write-ahead log."""
@@ -510,7 +532,7 @@ class Index:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 
 
-def _create(layout: Layout) -> None:
+def _create_file(layout: CacheLayout) -> None:
     """Make the file for its owner only: SQLite gives its log and shared memory the same mode."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     # Only a new file is opened, for to close one frees SQLite's locks on it in this process.
@@ -518,18 +540,112 @@ def _create(layout: Layout) -> None:
         os.close(os.open(layout.index, flags, FILE_MODE))
 
 
-def index_error(layout: Layout, error: Exception) -> CacheError:
+def index_error(layout: CacheLayout, error: Exception) -> CacheError:
     """Return what an SQLite error means for the cache."""
-    if getattr(error, "sqlite_errorcode", None) in _FULL:
+    if getattr(error, "sqlite_errorcode", None) in _FULL_DISK_CODES:
         return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
         return CacheError(
             f"the disk fails to read or write the index {layout.index} ({error}); the "
             "kernel's log says more; start again on a sound disk"
         )
-    return damaged(layout, error)
+    return damaged_index_error(layout, error)
 
 
-def _text(value: str) -> str:
+def _valid_unicode(value: str) -> str:
     """SQLite stores valid Unicode only; names of local files may be otherwise."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+class IndexWriter:
+    """The index and the ballast that its transactions fall back on.
+
+    Attributes:
+        index: to be read as one likes, and changed inside `write` only.
+        log_is_short: False while a reader keeps the log from being cut. It must grow
+            slowly then, so what can wait should.
+    """
+
+    def __init__(self, layout: CacheLayout, room: Space) -> None:
+        self._room = room
+        self._ballast = Ballast(layout.ballast, room.budget.ballast)
+        self._sums: dict[str, int] | None = None
+        self._pages_bytes = 0
+        self.log_is_short = True
+        self.index = self._open(layout)
+
+    def _open(self, layout: CacheLayout) -> IndexDatabase:
+        try:
+            return IndexDatabase.open(layout)
+        except CacheFullError:
+            if not self._ballast.drop():
+                raise
+            return IndexDatabase.open(layout)
+
+    def close(self) -> None:
+        """Close the index."""
+        self.index.close()
+
+    def abandon(self) -> None:
+        """Leave the index as a crash would."""
+        self.index.abandon()
+
+    def write(self, change: Callable[[], None]) -> None:
+        """Change the index in one transaction, if need be in the ballast's room.
+
+        Raises:
+            CacheFullError: not even that was enough; nothing was changed.
+        """
+        self._cut_log()
+        try:
+            self._transact(change)
+        except CacheFullError:
+            if not self._ballast.drop():
+                raise
+            self._transact(change)
+
+    def _transact(self, change: Callable[[], None]) -> None:
+        self._sums = None
+        with self.index.transaction():
+            change()
+
+    def _cut_log(self) -> None:
+        if self.index.wal_bytes() > self._room.budget.wal or not self.log_is_short:
+            self.log_is_short = self.index.checkpoint()
+
+    def sums(self) -> dict[str, int]:
+        """Return what was ever counted, by name."""
+        if self._sums is None:
+            self._sums = self.index.totals()
+        return self._sums
+
+    @property
+    def ok(self) -> bool:
+        """Whether the index kept within its budget at the last `maintain`."""
+        return self.log_is_short and self._pages_bytes <= self._room.budget.pages
+
+    def maintain(self) -> None:
+        """Keep index and log within their budget, and the ballast in place."""
+        budget, index = self._room.budget, self.index
+        self._cut_log()
+        if self.log_is_short:
+            self.write(lambda: index.prune_deleted(budget.kept_deleted))
+            if index.pages_bytes() > budget.pages:
+                self.write(index.drop_samples)
+            self._compact()
+        self._pages_bytes = index.pages_bytes()
+        self._ballast.size = budget.ballast
+        self._ballast.restore()
+
+    def _compact(self) -> None:
+        """Make the index file smaller if it is larger than a bound that was lowered leaves it."""
+        room, index = self._room, self.index
+        spare = index.free_bytes() > room.budget.wal
+        if spare and room.index_overflows and index.pages_bytes() <= room.slack():
+            self.log_is_short = index.compact()
+
+    def append_history(self, record: dict[str, Any]) -> None:
+        """Add a JSON record to the history, unless the log has to stay as it is."""
+        keep = self._room.budget.kept_history
+        if self.log_is_short:
+            self.write(lambda: self.index.append_history(record, keep))

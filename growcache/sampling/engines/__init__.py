@@ -1,1 +1,1 @@
-"""Where samplers run: processes of this machine (others may join)."""
+"""Where samplers run."""

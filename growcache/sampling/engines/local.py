@@ -1,8 +1,8 @@
-"""Samplers as child processes of this machine, talked to over pipes.
+"""Samplers as child processes of this machine, connected by pipes.
 
-They start as ``python -m growcache sampler``, never by fork or multiprocessing: the user's
-script is not imported again and needs no ``__main__`` guard. Each has a session of its own,
-so a terminal's Ctrl-C reaches the supervisor alone.
+They start as ``python -m growcache sampler``, never by fork or multiprocessing, so that the user's script is not
+imported again and needs no ``__main__`` guard. Each has its own session, so that a terminal's Ctrl-C reaches only
+the supervisor.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from growcache.children import python_path
 from growcache.sampling.messages import Message, pack, unpack
+from growcache.usercode import child_environment
 
 LINE_BYTES = 1 << 24
 ENVIRONMENT = {
@@ -51,7 +51,7 @@ class SamplerProcess:
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,
             start_new_session=True,
-            env={**ENVIRONMENT, **python_path()},
+            env={**ENVIRONMENT, **child_environment()},
         )
         return cls(process, on_message)
 

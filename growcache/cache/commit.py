@@ -1,0 +1,178 @@
+"""Commit shards, in an order that a crash may cut anywhere.
+
+written and fsynced under the permit's name → renamed → directory fsynced → row
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from growcache.cache.files import SIDECAR, CacheLayout, naming_full_disk
+from growcache.cache.folders import open_folder, remove_shard
+from growcache.cache.incoming import discard_incoming
+from growcache.cache.index.schema import ShardTableRow
+from growcache.cache.index.writer import IndexWriter
+from growcache.cache.recovery import row_from_sidecar
+from growcache.cache.refetch import WrittenShards, judge_written
+from growcache.cache.sidecar import Sidecar
+from growcache.cache.space import Space
+from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtError
+
+SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
+
+
+class Committer:
+    """Turns what samplers wrote into live shards, and counts them."""
+
+    def __init__(self, layout: CacheLayout, ledger: IndexWriter, room: Space) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        self._room = room
+        self._next_seq = ledger.index.next_seq()
+
+    def start_afresh(self) -> None:
+        """Number commits on from what the index says, in a cache that holds something else."""
+        self._next_seq = self._ledger.index.next_seq()
+
+    def commit(
+        self,
+        permit: str,
+        shards: Sequence[Sidecar],
+        fingerprint: str | None,
+        wishes: Mapping[int, str],
+    ) -> tuple[list[ShardTableRow], WrittenShards]:
+        """Make written shards live, all that have a claim to it or none.
+
+        Args:
+            permit: in whose name they lie there.
+            shards: what was written.
+            fingerprint: of the cache.
+            wishes: the digests of shards that left the cache and shall come back.
+
+        Returns:
+            The rows of the new shards, and what became of each.
+        """
+        numbers = sorted(sidecar.number for sidecar in shards)
+        known = self.known(numbers)
+        merits = judge_written({s.number: s.digest for s in shards}, known, wishes)
+        taken = [s for s in shards if s.number in merits.fresh or s.number in merits.returned]
+        try:
+            _refuse_other_fingerprints(taken, fingerprint)
+            for sidecar in taken:
+                read_incoming(self._layout, permit, sidecar.number)
+            return self._make_live(permit, taken, merits.returned), merits
+        finally:
+            discard_incoming(self._layout, permit, numbers)
+            self._room.release(permit)
+
+    def known(self, numbers: Sequence[int]) -> set[int]:
+        """Return those of a group's ascending numbers that were ever committed."""
+        index = self._ledger.index
+        return index.known(numbers[0], numbers[-1] + 1) if numbers else set()
+
+    def _make_live(
+        self, permit: str, sidecars: Sequence[Sidecar], returned: Collection[int]
+    ) -> list[ShardTableRow]:
+        if not sidecars:
+            return []
+        now, layout = time.time(), self._layout
+        try:
+            with naming_full_disk(str(layout.shards)):
+                install_shards(layout, permit, sidecars)
+            rows = [
+                row_from_sidecar(layout, sidecar, seq=self._next_seq + i, drawn_at=now)
+                for i, sidecar in enumerate(sidecars)
+            ]
+            self._insert(list(zip(rows, sidecars, strict=True)), returned)
+        except IndexInDoubtError:
+            raise  # a row that may be there needs its files; the next start knows
+        except BaseException:
+            remove_failed_commit(layout, permit, [sidecar.number for sidecar in sidecars])
+            raise
+        self._next_seq += len(rows)
+        return rows
+
+    def _insert(
+        self, shards: list[tuple[ShardTableRow, Sidecar]], returned: Collection[int]
+    ) -> None:
+        budget, index = self._room.budget, self._ledger.index
+        grows = sum(_sample_rows_bytes(sidecar) for _, sidecar in shards)
+        fits = grows <= budget.wal and index.pages_bytes() + grows <= budget.samples
+        back = [pair for pair in shards if pair[0].number in returned]
+        new = [pair for pair in shards if pair[0].number not in returned]
+
+        def note() -> None:
+            index.return_shards(back, with_samples=fits)
+            index.insert_shards(new, with_samples=fits)
+
+        self._ledger.write(note)
+
+
+def _refuse_other_fingerprints(sidecars: Iterable[Sidecar], fingerprint: str | None) -> None:
+    for sidecar in sidecars:
+        if sidecar.fingerprint != fingerprint:
+            raise FingerprintError(
+                f"shard {sidecar.number} was drawn by another configuration "
+                f"({sidecar.fingerprint}); restart the service"
+            )
+
+
+def _sample_rows_bytes(sidecar: Sidecar) -> int:
+    longest = max(map(len, sidecar.origins.keys), default=0)
+    etag = max((len(etag or "") for etag in sidecar.origins.etags), default=0)
+    return sidecar.samples * (longest + etag + SAMPLE_ROW_BYTES)
+
+
+def read_incoming(layout: CacheLayout, permit: str, number: int) -> Sidecar:
+    """Return the sidecar that a sampler wrote, once its shard has the size it says.
+
+    Raises:
+        CorruptShardError: missing, damaged, or not the shard that was asked for.
+    """
+    path = layout.incoming_path(permit, number, SIDECAR)
+    try:
+        sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+        sizes = [
+            layout.incoming_path(permit, number, file.suffix).stat().st_size
+            for file in sidecar.files
+        ]
+    except FileNotFoundError as error:
+        raise CorruptShardError(
+            f"{error.filename}: the sampler did not write it, or it was removed while the "
+            "service ran"
+        ) from None
+    found = sum(sizes)
+    whole = sizes == [file.nbytes for file in sidecar.files] and found == sidecar.shard_bytes
+    if sidecar.number != number or not whole:
+        raise CorruptShardError(
+            f"{path}: expected shard {number} of {sidecar.shard_bytes} bytes, found "
+            f"shard {sidecar.number} of {found}"
+        )
+    return sidecar
+
+
+def install_shards(layout: CacheLayout, permit: str, sidecars: Sequence[Sidecar]) -> None:
+    """Give the permit's files their final names, durably.
+
+    The sidecar goes first, so that samples never lie there without their description. A
+    directory of arrays comes whole: its files were written and synced where it was.
+    """
+    with open_folder(layout.incoming) as incoming, open_folder(layout.shards) as shards:
+        for sidecar in sidecars:
+            number = sidecar.number
+            remove_shard(layout, number)  # of a crash between rename and row
+            parts = dict.fromkeys(file.suffix.partition("/")[0] for file in sidecar.files)
+            for part in (SIDECAR, *reversed(parts)):
+                before = layout.incoming_path(permit, number, part).name
+                after = layout.shard(number, part).name
+                os.rename(before, after, src_dir_fd=incoming, dst_dir_fd=shards)
+        os.fsync(shards)
+
+
+def remove_failed_commit(layout: CacheLayout, permit: str, numbers: Sequence[int]) -> None:
+    """Remove the files of a commit that failed, under either name."""
+    discard_incoming(layout, permit, numbers)
+    for number in numbers:
+        remove_shard(layout, number)

@@ -1,0 +1,339 @@
+"""The directory itself: whether it is a cache, whether it is still in place, and how it is emptied.
+
+A folder becomes a cache when it is empty, when it has our marker, or when something in it shows by a
+checksum that growcache wrote it. Any other folder stays as it is. The marker is durable before the
+folder gets its second entry, so a crash at any moment leaves an empty folder or a marked one.
+
+A supervisor goes on with the files that it has open when its folder is removed, moved or replaced.
+It checks regularly, because no reader would see what it writes then, and what it writes by path
+would go into another folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from growcache.cache.files import (
+    LAYOUT_VERSION,
+    MARKER,
+    SIDECAR,
+    CacheLayout,
+    checksummed_json,
+    fsync_directory,
+    make_directory,
+    newer_layout_error,
+    read_marker,
+    unusable_path_error,
+    write_atomic,
+)
+from growcache.cache.folders import (
+    NOT_COUNTED,
+    cache_folders,
+    is_temporary_name,
+    open_folder,
+    open_root,
+    own_and_foreign_names,
+    remove_entry,
+)
+from growcache.cache.index.reader import has_our_tables
+from growcache.cache.index.schema import MOST_PATH_BYTES
+from growcache.cache.locks import close_owned, lock_holder, open_owned
+from growcache.cache.side_files import read_identity
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import (
+    CacheError,
+    CacheGoneError,
+    CacheMissingError,
+    CachePathError,
+    CorruptShardError,
+)
+
+MARKER_TEXT = (
+    "A cache of growcache. Its files come and go as growcache decides; "
+    "empty it with: growcache clear"
+)
+SHOWN_ENTRIES = 3
+
+_HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.[0-9a-f]{{8}}\.tmp")
+_LOCK_KEYS = {"host", "pid", "command"}
+
+
+def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
+    """Make the folder a cache's, with the directories in it, durably.
+
+    Args:
+        layout: of the cache.
+        any_owner: whether others may own its directories, as network file systems have it.
+
+    Raises:
+        CachePathError: it is somebody's, or cannot be used; nothing was written into it.
+    """
+    try:
+        _refuse_long_path(layout)
+        _make_root(layout.root)
+        check_kinds(layout, any_owner=any_owner)
+        if not is_cache(layout) and (found := _foreign_names(layout)):
+            raise _foreign_folder_error(layout, found)
+        if read_marker(layout) is None:
+            _write_marker(layout)
+        _make_directories(layout)
+    except OSError as error:
+        if isinstance(error, CacheError):
+            raise
+        raise unusable_path_error(layout.root, error) from error
+
+
+def is_cache(layout: CacheLayout) -> bool:
+    """Return whether growcache has made the folder, by its marker or by what lies in it.
+
+    Raises:
+        CachePathError: a later growcache has.
+    """
+    version = read_marker(layout)
+    if version is not None and version > LAYOUT_VERSION:
+        raise newer_layout_error(layout, version)
+    return version is not None or any(_evidence(layout))
+
+
+def _evidence(layout: CacheLayout) -> Iterator[bool]:
+    """Yield whether something verifies that caches of before the marker have, too."""
+    with suppress(CacheError):
+        yield read_identity(layout.root) is not None
+    yield has_our_tables(layout.index)
+    # A service that died at its start had written nothing else that can be told from others'.
+    yield lock_holder(layout.supervisor_lock).keys() >= _LOCK_KEYS
+    for path in _sidecars(layout.shards):
+        with suppress(CorruptShardError, OSError):
+            yield path.name.startswith(f"{Sidecar.from_bytes(path.read_bytes()).number:08d}.")
+
+
+def _sidecars(shards: Path) -> Iterator[Path]:
+    if not shards.is_symlink() and shards.is_dir():
+        for path in shards.iterdir():
+            if path.suffix == SIDECAR and path.stem.isdecimal():
+                yield path
+
+
+def _foreign_names(layout: CacheLayout) -> list[str]:
+    """Return what keeps a folder without any evidence from being empty."""
+    with os.scandir(layout.root) as entries:
+        names = [entry.name for entry in entries]
+    found = [n for n in names if n not in NOT_COUNTED and not _HALF_MARKER.fullmatch(n)]
+    # Another service may have adopted it since the marker was looked for.
+    return sorted(found) if found and read_marker(layout) is None else []
+
+
+def _foreign_folder_error(layout: CacheLayout, found: list[str]) -> CachePathError:
+    more = len(found) - SHOWN_ENTRIES
+    names = ", ".join(found[:SHOWN_ENTRIES]) + (f" and {more} more" if more > 0 else "")
+    return CachePathError(
+        f"{layout.root} is no cache of growcache, and is not empty (it holds {names}); nothing "
+        "was changed. Choose another cache.path: a new folder, or an empty one"
+    )
+
+
+def _refuse_long_path(layout: CacheLayout) -> None:
+    if len(os.fsencode(os.path.realpath(layout.index))) > MOST_PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+def _make_root(root: Path) -> None:
+    missing = [path for path in (root, *root.parents) if not path.exists()]
+    _make_directory(root)
+    if not os.access(root, os.R_OK):
+        raise CachePathError(
+            f"may not read the cache directory {root}; change its permissions, or choose another "
+            "cache.path"
+        )
+    # Without this a power cut may take a new cache as a whole, and with it the number of
+    # the highest group that was issued.
+    for parent in {path.parent for path in missing}:
+        with suppress(PermissionError):  # it may be written, but not read
+            fsync_directory(parent)
+
+
+def require_cache(layout: CacheLayout) -> None:
+    """Check that a folder is a cache, before anything in it is deleted or mended.
+
+    Raises:
+        CacheMissingError: it is none.
+        CachePathError: a later growcache made it, or it cannot be used.
+    """
+    try:
+        check_kinds(layout, any_owner=True)
+        known = is_cache(layout)
+    except OSError as error:
+        if isinstance(error, CacheError):
+            raise
+        raise unusable_path_error(layout.root, error) from error
+    if not known:
+        raise CacheMissingError(
+            f"no cache at {layout.root}; nothing was changed. Fill one with: growcache run CONFIG"
+        )
+
+
+def check_kinds(layout: CacheLayout, *, any_owner: bool) -> None:
+    """Refuse links and the like under the names that a cache uses, and folders of others.
+
+    Raises:
+        CachePathError: with the name; nothing was read or written.
+    """
+    me = os.geteuid()
+    for path in layout.folders:
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                raise _wrong_kind_error(path, found.st_mode, "a folder of the cache's own")
+            if found.st_uid != me and not any_owner:
+                raise CachePathError(
+                    f"{path} belongs to user {found.st_uid}, and this is user {me}; run growcache "
+                    "as that user, or choose another cache.path"
+                )
+    for path in layout.own_files:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(mode := path.lstat().st_mode):
+                raise _wrong_kind_error(path, mode, "a file of the cache's own")
+
+
+def _wrong_kind_error(path: Path, mode: int, expected: str) -> CachePathError:
+    kind = "a symbolic link" if stat.S_ISLNK(mode) else "something else"
+    return CachePathError(
+        f"{path}: expected {expected}, found {kind}; nothing was changed. Move it away, or "
+        "choose another cache.path"
+    )
+
+
+def _write_marker(layout: CacheLayout) -> None:
+    try:
+        write_atomic(
+            layout.marker, checksummed_json({"about": MARKER_TEXT, "layout": LAYOUT_VERSION})
+        )
+    except (
+        FileNotFoundError
+    ):  # swept by a service that started at the same moment, and wrote its
+        if read_marker(layout) is None:
+            raise
+
+
+def _make_directories(layout: CacheLayout) -> None:
+    made = False
+    for directory in layout.folders:
+        made |= not directory.exists()
+        _make_directory(directory)
+    if made:
+        fsync_directory(layout.root)
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        make_directory(directory)
+    except OSError as error:
+        raise CachePathError(
+            f"cannot make the cache directory {directory}: {error.strerror}; "
+            "choose another cache.path"
+        ) from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise CachePathError(
+            f"may not write into the cache directory {directory}; change its "
+            "permissions, or choose another cache.path"
+        )
+
+
+class OpenDirectory:
+    """The cache directory, its lock and its index, as a service has them open.
+
+    The directory is held open, so that no other one is given its number meanwhile.
+    """
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._root: int | None = open_owned(layout.root.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        self._known = {path: path.stat() for path in (layout.supervisor_lock, layout.index)}
+
+    def require(self) -> None:
+        """Check that all is where it was.
+
+        Raises:
+            CacheGoneError: with what is not.
+        """
+        if not self.in_place:
+            raise CacheGoneError(
+                f"the cache directory {self._layout.root} was removed, moved or replaced while "
+                "the service ran; start it again when the folder is what it is to be"
+            )
+        if lost := next(self._lost(), None):
+            raise CacheGoneError(
+                f"{lost} was removed or replaced while the service ran; the next growcache run "
+                "puts right what can be"
+            )
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the path still leads to the directory that the service was started in."""
+        return self._root is None or _is_same_file(self._layout.root, os.fstat(self._root))
+
+    def _lost(self) -> Iterator[Path]:
+        yield from (
+            path for path, known in self._known.items() if not _is_same_file(path, known)
+        )
+        for path in self._layout.folders:
+            if path.is_symlink() or not path.is_dir():
+                yield path
+
+    def close(self) -> None:
+        """Let go of the directory; twice is harmless."""
+        if self._root is not None:
+            close_owned(self._root)
+            self._root = None
+
+
+def _is_same_file(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), known)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def clear_cache(layout: CacheLayout) -> None:
+    """Delete everything but marker and locks, so that a crash anywhere leaves all or nothing.
+
+    Shards are taken over wherever they lie, for they describe themselves. So a note comes
+    first that they are not wanted, and goes last; who finds it goes on with the deletion.
+    What is not growcache's stays.
+    """
+    write_atomic(layout.clearing, b"")
+    finish_clear(layout)
+
+
+def finish_clear(layout: CacheLayout) -> None:
+    """Delete the rest of a cache whose deletion had begun; nothing where that is not so."""
+    if not layout.clearing.exists():
+        return
+    with open_root(layout) as root:
+        for name in _index_first(layout):
+            remove_entry(root, name)
+        for name in own_and_foreign_names(root, is_temporary_name)[0]:
+            remove_entry(root, name)
+    for directory, ours in cache_folders(layout):
+        with open_folder(directory) as descriptor:
+            for name in own_and_foreign_names(descriptor, ours)[0]:
+                remove_entry(descriptor, name)
+            os.fsync(descriptor)
+    fsync_directory(layout.root)
+    layout.clearing.unlink()
+    fsync_directory(layout.root)
+
+
+def _index_first(layout: CacheLayout) -> list[str]:
+    """Return the index first: readers see all of the cache, or that it is gone."""
+    kept = (layout.marker, layout.supervisor_lock, layout.samplers_lock, layout.clearing)
+    first = [layout.index]
+    return [
+        path.name for path in first + [p for p in layout.own_files if p not in (*kept, *first)]
+    ]

@@ -1,0 +1,545 @@
+"""Retire and delete shards, without a reader losing one that it may still open.
+
+COMMIT retired → read the leases → unlink what no lease holds → row says deleted
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from growcache.cache.eviction import Candidate
+from growcache.cache.files import CacheLayout, allocated
+from growcache.cache.folders import remove_shard
+from growcache.cache.index.schema import KEPT_JOBS, FinishedLease, ShardState, ShardTableRow
+from growcache.cache.index.writer import IndexWriter
+from growcache.cache.lease_views import (
+    DeadReader,
+    ForeignLease,
+    LeaseCounters,
+    LeaseView,
+    lease_path,
+    protected_shards,
+    survey_leases,
+)
+from growcache.cache.reader_status import JOBS_META, JobSums, jobs_in_index
+from growcache.cache.refetch import (
+    REFUSED_META,
+    pending_refetches,
+    refetching_leases,
+    refused_meta,
+    still_refused,
+)
+from growcache.cache.shard_table import ShardTable
+from growcache.cache.space import Space
+from growcache.errors import CacheFullError
+
+UsesByJob = dict[str, dict[int, int]]  # job → shard → how often
+_UsesOfShard = Callable[[int], int]
+
+# Leases of this job protect what they hold, but its uses are not asked for: somebody who
+# only looks (check, peek) must not hold eviction back until everything was looked at.
+NO_JOB = ""
+
+
+DEAD_READERS_SHARE = 5  # what dead readers keep is at most one part of so many of the bound
+
+
+class _LeaseSummary(NamedTuple):
+    """What the leases say of all shards together.
+
+    Attributes:
+        held: shards that must not be deleted.
+        kept: of these, those that readers who died hold, in case they come back.
+        reads: how often unfinished leases read a shard.
+        least: tells `Candidate.min_job_uses`.
+    """
+
+    held: frozenset[int]
+    kept: frozenset[int]
+    reads: Counter[int]
+    least: _UsesOfShard
+
+
+class LeaseTable:
+    """The leases as they were last read, and the uses of finished ones.
+
+    Attributes:
+        leases: those that are not finished.
+        foreign: what lies there and cannot be read.
+        uses: of finished leases, per job.
+        version: another whenever what `candidates` says of a shard may be different.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        resume_seconds: float,
+        uses: UsesByJob,
+        stock: ShardTable,
+        room: Space,
+    ) -> None:
+        self.leases: list[LeaseView] = []
+        self.foreign: list[ForeignLease] = []
+        self.uses = uses
+        self.version = 0
+        self._known: _LeaseSummary | None = None
+        self._layout = layout
+        self._resume_seconds = resume_seconds
+        self._stock = stock
+        self._room = room
+        self._dead_since: dict[str, float] = {}
+        self._there: dict[Path, frozenset[int]] = {}  # when a foreign lease was first seen
+        self._kept: dict[str, tuple[int, ...]] = {}  # by the lease of a dead reader
+        self._kept_below = 0
+        self._now = 0.0
+
+    def refresh(self, now: float | None = None) -> list[LeaseView]:
+        """Read the leases anew; return those that are finished and still have a file.
+
+        Args:
+            now: monotonic seconds; as at the last call if None.
+        """
+        self._now = self._now if now is None else now
+        views, foreign = survey_leases(self._layout.root)
+        dead = {view.name for view in views if not view.open and not view.closed}
+        self._dead_since = {
+            name: since for name, since in self._dead_since.items() if name in dead
+        }
+        for name in dead:
+            self._dead_since.setdefault(name, self._now)
+        finished = [view for view in views if self._finished(view)]
+        over = {view.name for view in finished}
+        unfinished = [view for view in views if view.name not in over]
+        self._heed(foreign)
+        kept_below = self._room.max_bytes // DEAD_READERS_SHARE
+        if unfinished != self.leases or kept_below != self._kept_below:
+            self._kept_below = kept_below
+            self.leases = unfinished
+            self._changed()
+        return finished
+
+    def _heed(self, foreign: list[ForeignLease]) -> None:
+        """Have what cannot be read protect all that is there when it is first seen."""
+        protecting = {lease.path for lease in foreign if lease.protects}
+        if protecting != self._there.keys():
+            there = frozenset((*self._stock.live, *self._stock.retired))
+            self._there = {path: self._there.get(path, there) for path in protecting}
+            self._changed()
+        self.foreign = foreign
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._known = None
+
+    def _finished(self, lease: LeaseView) -> bool:
+        if lease.open:
+            return False
+        if not lease.resumable or self._kept.get(lease.name) == ():
+            return True  # nothing is kept for it: others had the room
+        since = self._dead_since.get(lease.name, self._now)
+        return self._now - since >= self._resume_seconds
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards that must not be deleted, as of the last refresh."""
+        return self._survey().held
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The shards that readers who died hold, also where others do: none lets them go."""
+        return self._survey().kept
+
+    def kept_for(self) -> list[DeadReader]:
+        """Return what is kept for which reader that died; it may be nothing."""
+        self._survey()
+        return [
+            DeadReader(lease, self._kept[lease.name], max(0.0, self._seconds_left(lease)))
+            for lease in self.leases
+            if not lease.open
+        ]
+
+    def _seconds_left(self, lease: LeaseView) -> float:
+        return self._dead_since.get(lease.name, self._now) + self._resume_seconds - self._now
+
+    def count(self, finished: Iterable[LeaseView], there: Container[int]) -> list[int]:
+        """Add the uses of finished leases; return every shard once per use.
+
+        Args:
+            finished: the leases.
+            there: the shards whose files lie in the cache; uses of others are of no use.
+        """
+        used = []
+        for lease in finished:
+            mine = self.uses[lease.job] = self.uses.pop(lease.job, {})  # it is last now
+            for number in filter(there.__contains__, lease.used()):
+                mine[number] = mine.get(number, 0) + 1
+                used.append(number)
+        for job in list(self.uses)[:-KEPT_JOBS]:  # as the index forgets them
+            del self.uses[job]
+        self._changed()
+        return used
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget the uses of shards that are gone."""
+        for mine in self.uses.values():
+            for number in numbers:
+                mine.pop(number, None)
+
+    def candidates(self, rows: Iterable[ShardTableRow]) -> list[Candidate]:
+        """Return the shards as the eviction policies see them."""
+        held, _, reads, least = self._survey()
+        return [
+            Candidate(
+                number=(number := row.number),
+                seq=row.seq,
+                allocated=row.allocated,
+                uses=row.uses + reads.get(number, 0),
+                min_job_uses=least(number),
+                leased=number in held,
+            )
+            for row in rows
+        ]
+
+    def _survey(self) -> _LeaseSummary:
+        if self._known is None:
+            counts = self._counts()
+            reads: Counter[int] = Counter()
+            for of_job in counts.values():
+                reads.update(of_job)
+            # Who died reads nothing any more: nobody waits for that.
+            live = {lease.job for lease in self.leases if lease.open and lease.job != NO_JOB}
+            kept = self._keep()
+            held = kept | self._protected(lease for lease in self.leases if lease.open)
+            held = held.union(*self._there.values())
+            least = self._least(live, counts) if live else self._most(counts)
+            self._known = _LeaseSummary(held, kept, reads, least)
+        return self._known
+
+    def _keep(self) -> frozenset[int]:
+        """Return what is kept for readers who died: of the latest first, as far as it goes.
+
+        Shards are taken by number, so that as others leave the cache the choice stays. The leases
+        themselves have a fifth of the room of all leases, or the living would find none.
+        """
+        self._kept, kept, left = {}, set[int](), self._kept_below
+        room = self._room.budget.leases // DEAD_READERS_SHARE
+        dead = [lease for lease in self.leases if not lease.open]
+        for lease in sorted(dead, key=lambda lease: (-self._seconds_left(lease), lease.name)):
+            mine: list[int] = []
+            room -= allocated(lease_path(self._layout, lease.name))
+            if room < 0 and self._kept:  # one is kept, however little room there is
+                self._kept[lease.name] = ()
+                continue
+            for number in protected_shards(lease, resumable=True):
+                row = self._stock.live.get(number) or self._stock.retired.get(number)
+                nbytes = row.allocated if row is not None and number not in kept else 0
+                if row is not None and nbytes <= left:
+                    left -= nbytes
+                    mine.append(number)
+            kept.update(mine)
+            self._kept[lease.name] = tuple(mine)
+        return frozenset(kept)
+
+    def _protected(self, leases: Iterable[LeaseView]) -> frozenset[int]:
+        return frozenset().union(*(protected_shards(lease, resumable=True) for lease in leases))
+
+    def _counts(self) -> dict[str, Counter[int]]:
+        """Return per job how often its unfinished leases read which shard."""
+        counts: dict[str, Counter[int]] = {}
+        for lease in self.leases:
+            counts.setdefault(lease.job, Counter()).update(lease.used())
+        return counts
+
+    def _least(self, live: Iterable[str], counts: Mapping[str, Counter[int]]) -> _UsesOfShard:
+        pairs = [(self.uses.get(job, {}), counts[job]) for job in live]
+        return lambda number: min(
+            done.get(number, 0) + now.get(number, 0) for done, now in pairs
+        )
+
+    def _most(self, counts: Mapping[str, Counter[int]]) -> _UsesOfShard:
+        jobs = {*self.uses, *counts} - {NO_JOB}
+        pairs = [(self.uses.get(job, {}), counts.get(job, Counter())) for job in jobs]
+        return lambda number: max(
+            (done.get(number, 0) + now.get(number, 0) for done, now in pairs), default=0
+        )
+
+
+class RefetchQueue:
+    """Follows the leases.
+
+    Attributes:
+        pending: digests of the shards to be drawn again, by number, in the order to do so.
+        wanted: every shard that an open lease wishes for and has not read, there or not.
+    """
+
+    def __init__(self, ledger: IndexWriter, stock: ShardTable) -> None:
+        self._ledger = ledger
+        self._stock = stock
+        self._leases: list[LeaseView] = []
+        self.pending: dict[int, str] = {}
+        self.wanted: frozenset[int] = frozenset()
+        # A new service tries again what an earlier one refused: why may have changed.
+        self._refused: dict[tuple[int, str], str] = {}
+        self._noted = ledger.index.meta(REFUSED_META) or {}
+        self._note()
+
+    def follow(self, leases: Iterable[LeaseView]) -> None:
+        """Take up what the leases say now; retired shards that are wished for live again."""
+        self._leases = refetching_leases(leases)
+        wished = {number for lease in self._leases for number in lease.wishing}
+        self.wanted = frozenset(wished)
+        if not wished and not self._refused and not self.pending:
+            return
+        self._revive()
+        self._settle()
+
+    def start_afresh(self) -> None:
+        """Follow the index: everything it noted was forgotten."""
+        self._refused, self._noted, self.pending = {}, {}, {}
+
+    def refuse(self, reasons: Mapping[int, str]) -> None:
+        """Grant these pending wishes never; say why."""
+        for number, reason in reasons.items():
+            if number in self.pending:
+                self._refused[number, self.pending[number]] = reason
+        self._settle()
+
+    def shards_came(self) -> None:
+        """Follow the stock."""
+        if self.pending:
+            self._settle()
+
+    def _settle(self) -> None:
+        there = {
+            number: row.digest
+            for rows in (self._stock.live, self._stock.retired)
+            for number in self.wanted
+            if (row := rows.get(number)) is not None
+        }
+        self._refused = still_refused(self._leases, there, self._refused)
+        self.pending = pending_refetches(self._leases, there, self._refused)
+        self._note()
+
+    def _note(self) -> None:
+        meta = refused_meta(self._refused)
+        if meta != self._noted:
+            self._ledger.write(lambda: self._ledger.index.set_meta(REFUSED_META, meta))
+            self._noted = meta
+
+    def _revive(self) -> None:
+        rows = [row for row in self._stock.retired.values() if self._wants(row)]
+        if not rows:
+            return
+        index = self._ledger.index
+
+        def note() -> None:
+            index.set_state([row.number for row in rows], ShardState.LIVE)
+            samples = sum(row.samples for row in rows)
+            index.add_totals(evicted_shards=-len(rows), evicted_samples=-samples)
+
+        self._ledger.write(note)
+        self._stock.revive(rows)
+
+    def _wants(self, row: ShardTableRow) -> bool:
+        return row.number in self.wanted and any(
+            lease.wishing.get(row.number) == row.digest for lease in self._leases
+        )
+
+
+LEASES_PER_TRANSACTION = 16
+
+
+class ShardRemover:
+    """Counts what readers used, and takes shards off the stock.
+
+    Attributes:
+        wishlist: what readers wish for.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        ledger: IndexWriter,
+        stock: ShardTable,
+        room: Space,
+        resume_seconds: float,
+    ) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        self._stock = stock
+        self._readers = LeaseTable(layout, resume_seconds, ledger.index.uses(), stock, room)
+        self._finished = ledger.index.finished_leases()
+        self._jobs = jobs_in_index(ledger.index.meta(JOBS_META))
+        self.wishlist = RefetchQueue(ledger, stock)
+        self._candidates: dict[int, Candidate] = {}
+        self._deleted: list[int] = []  # whose rows do not say so yet
+        self._as_of = -1  # the readers' version that the candidates were made from
+
+    @property
+    def leases(self) -> list[LeaseView]:
+        """The unfinished leases, as of the last poll or eviction."""
+        return self._readers.leases
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Shards that readers who died hold, as of the last poll or eviction."""
+        return self._readers.kept
+
+    @property
+    def kept_for(self) -> list[DeadReader]:
+        """What is kept for which reader who died, as of then."""
+        return self._readers.kept_for()
+
+    @property
+    def foreign(self) -> list[ForeignLease]:
+        """What lies among the leases and cannot be read, as of then."""
+        return self._readers.foreign
+
+    @property
+    def jobs(self) -> dict[str, JobSums]:
+        """What each job received under leases that are finished."""
+        return self._jobs
+
+    def poll(self, now: float) -> None:
+        """Count the uses of finished leases, delete retired shards that were let go."""
+        finished = self._readers.refresh(now)
+        try:
+            # A log that cannot be cut must grow slowly: then many leases make one transaction.
+            if finished and (
+                self._ledger.log_is_short or len(finished) >= LEASES_PER_TRANSACTION
+            ):
+                self._count_uses(finished)
+            self._follow_wishes()
+        except CacheFullError:
+            self._delete_unheld()  # that makes room
+            raise
+        self._delete_unheld()
+
+    def _follow_wishes(self) -> None:
+        retired = len(self._stock.retired)
+        self.wishlist.follow(self._readers.leases)
+        if len(self._stock.retired) != retired:
+            self._as_of = -1  # some of them live again
+
+    def _count_uses(self, finished: Sequence[LeaseView]) -> None:
+        # The names go into the transaction of the uses, so that a crash before the unlink
+        # does not count them twice. They are forgotten once the files are gone.
+        index = self._ledger.index
+        names = {lease.name for lease in finished}
+        new = [lease for lease in finished if lease.name not in self._finished]
+        gone = self._finished - names
+        if new:
+
+            def note() -> None:
+                index.forget_leases(gone)
+                index.finish_leases(counted, time.time())
+                index.set_meta(JOBS_META, {job: sums.to_json() for job, sums in jobs.items()})
+
+            counted = [
+                FinishedLease(lease.name, lease.job, lease.used(), lease.delivered)
+                for lease in new
+            ]
+            jobs = add_finished_leases(self._jobs, new, self._stock)
+            self._ledger.write(note)
+            self._jobs = jobs
+            self._finished = (self._finished - gone) | names
+            self._stock.use(self._readers.count(new, self._stock))
+        for name in names:
+            with suppress(
+                PermissionError
+            ):  # another user's folder; that it is counted is noted
+                lease_path(self._layout, name).unlink(missing_ok=True)
+
+    def candidates(self) -> list[Candidate]:
+        """Return the live shards as the eviction policies see them, oldest first."""
+        if self._as_of != self._readers.version:
+            self._candidates = {}
+            self._as_of = self._readers.version
+            self.admit(self._stock.live.values())
+        return list(self._candidates.values())
+
+    def admit(self, rows: Iterable[ShardTableRow]) -> None:
+        """Follow the stock: these shards are live now."""
+        if self._as_of == self._readers.version:
+            self._candidates.update((c.number, c) for c in self._readers.candidates(rows))
+
+    def start_afresh(self) -> None:
+        """Follow the stock: the cache was emptied."""
+        self._readers.uses.clear()
+        self._jobs = {}
+        self._deleted.clear()
+        self.wishlist.start_afresh()
+        self._as_of = -1
+
+    def retire(self, numbers: Iterable[int]) -> None:
+        """Take live shards out of all new snapshots; those that are wished for stay."""
+        live, index = self._stock.live, self._ledger.index
+        going = [n for n in dict.fromkeys(numbers) if n not in self.wishlist.wanted]
+        rows = [live[number] for number in going if number in live]
+        if not rows:
+            return
+
+        def note() -> None:
+            index.set_state([row.number for row in rows], ShardState.RETIRED)
+            samples = sum(row.samples for row in rows)
+            index.add_totals(evicted_shards=len(rows), evicted_samples=samples)
+
+        self._ledger.write(note)
+        self._stock.retire(rows)
+        for row in rows:
+            self._candidates.pop(row.number, None)
+
+    def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Retire live shards; return what could be deleted, of all retired ones."""
+        self.retire(numbers)
+        self._readers.refresh()  # the next poll counts those that are found finished here
+        return self._delete_unheld()
+
+    def _delete_unheld(self) -> tuple[int, ...]:
+        """Delete retired shards, by leases that were read after they were retired."""
+        held = self._readers.held
+        free = tuple(number for number in self._stock.retired if number not in held)
+        for number in free:
+            remove_shard(self._layout, number)
+            self._stock.remove([number])
+            self._deleted.append(number)
+        self._readers.forget(free)
+        if self._deleted:
+            # On a full disk this may fail, although there is room now: others take it, too.
+            index, gone = self._ledger.index, tuple(self._deleted)
+            self._ledger.write(lambda: index.set_state(gone, ShardState.DELETED))
+            self._deleted.clear()
+        return free
+
+
+def add_finished_leases(
+    jobs: Mapping[str, JobSums], finished: Iterable[LeaseView], stock: ShardTable
+) -> dict[str, JobSums]:
+    """Return the sums with what was received under finished leases.
+
+    Of a reader that does not count, the shards that it used tell what was delivered, as far as
+    they are there.
+
+    Args:
+        jobs: the sums before; the job that ended a lease last is last.
+        finished: the leases.
+        stock: the shards that are there.
+    """
+    found = dict(jobs)
+    for lease in sorted(finished, key=lambda lease: lease.created):
+        if lease.job:
+            sums = found.pop(lease.job, JobSums())
+            found[lease.job] = sums.plus(_counters_of_lease(lease, stock), lease.pid)
+    return dict(list(found.items())[-KEPT_JOBS:])
+
+
+def _counters_of_lease(lease: LeaseView, stock: ShardTable) -> LeaseCounters:
+    if lease.counters is not None and lease.counters.counts:
+        return lease.counters
+    rows = [stock.live.get(number) or stock.retired.get(number) for number in lease.used()]
+    return LeaseCounters(delivered=sum(row.samples for row in rows if row is not None))

@@ -1,0 +1,264 @@
+"""Bytes of shard files: values, TFRecord frames and protobuf features, and `.npy` headers.
+
+A byte on its way to the disk is read by checksums and copied. Each of these passes over a whole shard
+would fetch it from memory again. So files are pieces that are made one after the other, and everything
+is done with a piece while it is in the core's cache.
+
+NumPy's own header differs between versions of NumPy, and to read one means to believe it. Ours is a
+function of dtype and shape, so a file is right if it begins with the expected bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from growcache.cache.formats.mapped import Buffer, Bytes, Integers, map_file
+from growcache.errors import CorruptShardError, FormatError
+from growcache.schema import BYTES, STR, Field
+
+# From here on a value is written from where it lies; below, one copy into a common block
+# costs less than the Python operations per value would.
+DIRECT_BYTES = 64 * 1024
+PIECE_BYTES = (
+    256 * 1024
+)  # at most: of a core's second cache, which often is no larger than twice that
+
+
+class EncodedFile(NamedTuple):
+    """A file of a shard, ready to be written.
+
+    Attributes:
+        suffix: what its name has after the shard's number.
+        nbytes: its size.
+        pieces: that, one after the other, are its bytes; they may be asked for again.
+        guarded: whether its records carry checksums of their own.
+    """
+
+    suffix: str
+    nbytes: int
+    pieces: Iterable[Buffer]
+    guarded: bool = False
+
+
+def file_of_buffers(suffix: str, buffers: list[Buffer]) -> EncodedFile:
+    """Return a file of these bytes."""
+    return EncodedFile(suffix, sum(map(len, buffers)), buffers)
+
+
+def split_buffer(buffer: Buffer) -> Iterator[Buffer]:
+    """Yield a buffer in pieces of at most `PIECE_BYTES`."""
+    if len(buffer) <= PIECE_BYTES:
+        yield buffer
+        return
+    for start in range(0, len(buffer), PIECE_BYTES):
+        yield buffer[start : start + PIECE_BYTES]
+
+
+def value_bytes(
+    field: Field, ragged_dims: tuple[int, ...], value: object
+) -> tuple[Buffer, list[int]]:
+    """Return a value's bytes and the sizes of its ragged dimensions.
+
+    Large arrays are not copied. The positions of those dimensions are the caller's to know,
+    for asking the field would cost as much as all the rest.
+
+    Raises:
+        FormatError: it is not what the field says.
+    """
+    if not isinstance(value, np.ndarray):
+        return _blob_bytes(field, value)
+    shape = value.shape
+    if value.dtype.str != field.dtype or not (shape == field.shape or field.allows(shape)):
+        raise FormatError(f"expected {field}, found {value.dtype}{list(shape)}")
+    dims = [shape[i] for i in ragged_dims]
+    if value.nbytes < DIRECT_BYTES:
+        return value.tobytes(), dims
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8), dims
+
+
+def _blob_bytes(field: Field, value: object) -> tuple[bytes, list[int]]:
+    if type(value) is bytes and field.dtype == BYTES:
+        return value, [len(value)]
+    if type(value) is str and field.dtype == STR:
+        data = value.encode()
+        return data, [len(data)]
+    found = "nothing" if value is None else type(value).__name__
+    raise FormatError(f"expected {field}, found {found}")
+
+
+def coalesce(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield the same bytes in fewer buffers: neighbours that are small are put together."""
+    small: list[Buffer] = []
+    held = 0
+    for buffer in buffers:
+        is_large = len(buffer) >= DIRECT_BYTES
+        if held and (is_large or held + len(buffer) > PIECE_BYTES):
+            yield _joined_pieces(small)
+            small, held = [], 0
+        if is_large:
+            yield buffer
+        elif len(buffer):
+            small.append(buffer)
+            held += len(buffer)
+    if held:
+        yield _joined_pieces(small)
+
+
+def _joined_pieces(pieces: list[Buffer]) -> bytes:
+    return b"".join(piece if isinstance(piece, bytes) else piece.data for piece in pieces)
+
+
+RECORD_HEAD_BYTES = 12  # u64 length, masked crc32c of it
+RECORD_TAIL_BYTES = 4  # masked crc32c of the payload
+MAX_PAYLOAD_BYTES = 2**31 - 1  # protobuf parses no larger message
+
+BYTES_LIST, INT64_LIST = 1, 3  # tags of Feature's alternatives
+
+
+def varint(value: int) -> bytes:
+    """Return protobuf's variable-length integer."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def length_delimited_head(tag: int, size: int) -> bytes:
+    """Return the key of a length-delimited protobuf field, up to its content."""
+    return bytes([tag << 3 | 2]) + varint(size)
+
+
+@functools.lru_cache(maxsize=4096)
+def feature_head(name: str, nbytes: int, kind: int = BYTES_LIST) -> bytes:
+    """Return the bytes of a feature before its ``nbytes`` of content.
+
+    Raises:
+        UnicodeEncodeError: the name is no text.
+    """
+    inner = length_delimited_head(1, nbytes)  # BytesList.value, or Int64List.value, packed
+    for tag in (kind, 2):  # Feature.bytes_list or .int64_list, FeatureEntry.value
+        inner = length_delimited_head(tag, len(inner) + nbytes) + inner
+    key = name.encode("utf-8")
+    inner = length_delimited_head(1, len(key)) + key + inner  # FeatureEntry.key
+    return length_delimited_head(1, len(inner) + nbytes) + inner  # Features.feature
+
+
+def int64_feature(name: str, values: Sequence[int]) -> bytes:
+    """Return a whole feature of integers that are not negative."""
+    packed = b"".join(map(varint, values))
+    return feature_head(name, len(packed), INT64_LIST) + packed
+
+
+def record_head(payload_bytes: int) -> bytes:
+    """Return what stands before a payload."""
+    length = struct.pack("<Q", payload_bytes)
+    return length + masked_crc_bytes(google_crc32c.value(length))
+
+
+def masked_crc_bytes(crc: int) -> bytes:
+    """Return a CRC32C as TFRecord files have it."""
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def masked_crcs(crcs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    """Return CRC32Cs as TFRecord files have them."""
+    rotated = crcs >> np.uint64(15) | crcs << np.uint64(17)
+    return ((rotated + np.uint64(0xA282EAD8)) & np.uint64(0xFFFFFFFF)).astype("<u4")
+
+
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+_NPY_ALIGNMENT = 64  # bytes; so the values lie as a vector unit likes them
+INTEGER_DTYPE = "<i8"
+
+
+def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
+    """Return what an ``.npy`` file begins with.
+
+    >>> npy_header("<i8", (3,)).index(b"(3,)"), len(npy_header("<i8", (3, 2))) % 64
+    (60, 0)
+    """
+    sizes = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({sizes}), }}".encode()
+    padding = -(len(_NPY_MAGIC) + 2 + len(text) + 1) % _NPY_ALIGNMENT
+    length = len(text) + padding + 1
+    return _NPY_MAGIC + length.to_bytes(2, "little") + text + b" " * padding + b"\n"
+
+
+def integer_table(values: Integers) -> list[bytes]:
+    """Return the buffers of a file of integers."""
+    return [npy_header(INTEGER_DTYPE, values.shape), values.astype(INTEGER_DTYPE).tobytes()]
+
+
+def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes, Bytes]:
+    """Return the map of an ``.npy`` file, and the bytes of its values.
+
+    Raises:
+        CorruptShardError: it is missing, or is not an array of that dtype and shape.
+    """
+    memory, expected = map_file(path), npy_header(dtype, shape)
+    count = 1
+    for size in shape:  # in Python's integers, for these may come from a damaged file
+        count *= size
+    nbytes = len(expected) + count * np.dtype(dtype).itemsize
+    if memory[: len(expected)].tobytes() != expected or len(memory) != nbytes:
+        raise CorruptShardError(
+            f"{path}: expected {nbytes} bytes with an array {dtype}{list(shape)}, found "
+            f"{len(memory)} bytes that are not; run growcache check"
+        )
+    return memory, memory[len(expected) :]
+
+
+def open_integer_table(path: Path, shape: Sequence[int]) -> tuple[Bytes, Integers]:
+    """Return the map of a file of integers, and the integers.
+
+    Raises:
+        CorruptShardError: it is missing, or has another shape.
+    """
+    memory, data = open_npy_array(path, INTEGER_DTYPE, shape)
+    return memory, data.view(INTEGER_DTYPE).reshape(shape)
+
+
+def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | None:
+    """Return the bytes of values, or None where sizes cannot be those of values in a file.
+
+    Args:
+        dims: int64 [n, k], not to be trusted.
+        unit_bytes: of a value whose sizes are all 1.
+        most: bytes of the file.
+
+    Returns:
+        int64 [n], each at most ``most``.
+    """
+    if (dims < 0).any():
+        return None
+    # An empty array may be huge but for its empty dimension; nobody could index it.
+    nominal = np.maximum(dims, 1).astype(np.float64).prod(axis=1) * max(unit_bytes, 1)
+    if (nominal >= 2.0**62).any():
+        return None
+    lengths = _products(dims, unit_bytes)
+    return None if (lengths > most).any() else lengths
+
+
+def _products(dims: Integers, unit_bytes: int) -> Integers:
+    """Return the lengths, where that can be without memory of their own.
+
+    A reader keeps all shards of its snapshot open: bytes per sample are gigabytes in all.
+    """
+    if not dims.shape[1]:
+        return np.broadcast_to(np.int64(unit_bytes), (len(dims),))
+    lengths: Integers
+    if dims.shape[1] == 1 and unit_bytes == 1:
+        lengths = dims[:, 0]
+    else:
+        lengths = dims.prod(axis=1) * unit_bytes
+    return lengths

@@ -1,0 +1,669 @@
+"""Leases as other processes see them: their bytes, their counters, and those that cannot be read.
+
+    magic · u32 length of header · u32 length of counters · counters · header (JSON) ·
+    stage · one state per shard
+
+LeaseTable of an earlier version have no counters (`GCLEASE1`); their leases protect like any other.
+
+A lease that cannot be read (another user's, another version's) protects every shard that was in the
+cache when it was first seen, while a process holds it or while that cannot be told: its reader cannot
+have taken more. Nothing is opened that could block, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import math
+import os
+import re
+import stat
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.files import CacheLayout
+from growcache.cache.folders import is_lease_name
+from growcache.cache.locks import close_owned, is_locked, open_owned, try_lock
+
+
+@dataclass(frozen=True, slots=True)
+class DeadReader:
+    """What is kept for a reader that died, in case it comes back.
+
+    Attributes:
+        lease: of the reader.
+        shards: that are kept.
+        seconds: for which they are kept yet.
+    """
+
+    lease: LeaseView
+    shards: tuple[int, ...]
+    seconds: float
+
+
+SUFFIX = ".lease"
+MAGIC = b"GCLEASE2"
+FIRST_MAGIC = b"GCLEASE1"  # without counters
+
+COUNTERS_AT = len(MAGIC) + 8
+
+
+MOST_LEASE_BYTES = 1 << 26  # of a lease that is believed: it names 60 million shards
+MOST_SHARD_NUMBER = 1 << 53
+HEADERS_KEPT = 32  # they never change, and are looked at ten times a second
+
+# MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
+# so that a reader which dies and comes back needs it.
+HELD, MAPPED, READ, DROPPED, BEGUN = 0, 1, 2, 3, 4
+# The stage of a lease. SETTLED: open, and what was retired before it was seen is dropped.
+# It stands before the states: who finds it there reads states that were written before.
+STAGE_OPEN, STAGE_CLOSED, STAGE_SETTLED = b"\0", b"\1", b"\2"
+
+
+@dataclass(frozen=True, slots=True)
+class RankNote:
+    """What the lease of one rank of a job says to the other ranks.
+
+    Attributes:
+        run: names one start of the job; a job that is started anew has another.
+        walk: the how-manieth walk over the cache of this run it is.
+        pass_number: the pass that the lease is for.
+        rank: of its reader, among those that share the cache; 0 leads.
+        ranks: how many share the cache.
+        follows: the name of the lease of rank 0 that this one copies; empty for rank 0.
+        settings: what must be alike on all ranks, by the names of the arguments.
+    """
+
+    run: str
+    walk: int
+    pass_number: int
+    rank: int
+    ranks: int
+    follows: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)  # without slots, for the sake of what is found once and kept
+class LeaseView:
+    """A lease as others see it at one moment.
+
+    Attributes:
+        name: of the file, without suffix.
+        job: whose uses it counts for.
+        host: where its reader runs or ran.
+        pid: of the reader; for messages only.
+        command: of the reader.
+        created: wall time.
+        open: whether its reader lives and holds it.
+        closed: whether the reader ended it in good order.
+        numbers: its shards, ascending.
+        states: one of HELD, MAPPED, READ, DROPPED, BEGUN per shard.
+        wishes: the digests of those that must come, or come back, by number.
+        settled: whether all that it holds is there, as `growcache.loading.resume` proves; of
+            rank 0 of a job besides, whether the others may copy its list.
+        ranks: what it says to other ranks of its job; None where it is of none.
+        counters: what its reader received; None where a reader of an earlier version has it.
+    """
+
+    name: str
+    job: str
+    host: str
+    pid: int
+    command: str
+    created: float
+    open: bool
+    closed: bool
+    numbers: tuple[int, ...]
+    states: bytes
+    wishes: Mapping[int, str] = field(default_factory=dict)
+    settled: bool = False
+    ranks: RankNote | None = None
+    counters: LeaseCounters | None = None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its reader, if it died, may come back for the rest: it gave a state."""
+        return not self.closed and (self.counters is None or self.counters.gave_state)
+
+    @property
+    def delivered(self) -> int | None:
+        """The samples that its loop received; None where its reader does not count them."""
+        return self.counters.delivered if self.counters and self.counters.counts else None
+
+    def holding(self) -> tuple[int, ...]:
+        """Return the shards that the reader would still open or read, or has mapped."""
+        return self._with(HELD, MAPPED, BEGUN)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is any shard that `holding` returns."""
+        return any(state in self.states for state in (HELD, MAPPED, BEGUN))
+
+    def unread(self) -> tuple[int, ...]:
+        """Return the shards that were neither read nor dropped."""
+        return self._with(HELD)
+
+    def unfinished(self) -> tuple[int, ...]:
+        """Return the shards of which the reader would still read all or a part."""
+        return self._with(HELD, BEGUN)
+
+    def used(self) -> tuple[int, ...]:
+        """Return the shards that were read, mapped still or not.
+
+        Each rank of a job reads a part of every shard. Together that is one use, which the
+        lease of rank 0 counts; the others protect, and count nothing.
+        """
+        if self.ranks is not None and self.ranks.rank:
+            return ()
+        return self._with(MAPPED, READ, BEGUN)
+
+    def kept(self) -> tuple[int, ...]:
+        """Return the shards that were not dropped."""
+        return self._with(HELD, MAPPED, READ, BEGUN)
+
+    @functools.cached_property
+    def wishing(self) -> Mapping[int, str]:
+        """The wishes that its reader still waits for, or has not read yet."""
+        if not self.open or not self.wishes:
+            return {}
+        return {
+            number: self.wishes[number] for number in self.unread() if number in self.wishes
+        }
+
+    def _with(self, *wanted: int) -> tuple[int, ...]:
+        # In C, for every poll asks this of every lease, and each may name all shards.
+        chosen = self.states.translate(bytes(state in wanted for state in range(256)))
+        return tuple(compress(self.numbers, chosen))
+
+
+def protected_shards(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
+    """Return the shards that must not be deleted because of this lease.
+
+    Args:
+        lease: as it was just read.
+        resumable: whether its reader died so lately that it may come back for the rest;
+            its maps died with it.
+    """
+    if lease.open:
+        return lease.holding()
+    return lease.unfinished() if resumable and not lease.closed else ()
+
+
+def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
+    """Return all leases that can be read, in order of name; see `survey_leases`."""
+    return survey_leases(root)[0]
+
+
+def survey_leases(
+    root: str | os.PathLike[str],
+) -> tuple[list[LeaseView], list[ForeignLease]]:
+    """Return all leases that are visible now, in order of name, and those that cannot be read.
+
+    Those that come meanwhile are among them: a reader that makes a new lease and then ends
+    the old one would else be seen with neither, where the new one was made after the look
+    into the directory, and the old one ended before it was read.
+    """
+    layout, found = CacheLayout(root), dict[str, LeaseView | ForeignLease | None]()
+    while new := [name for name in _lease_names(layout.leases) if name not in found]:
+        found |= {name: _read_lease(layout, name) for name in new}
+    seen = [found[name] for name in sorted(found)]
+    return (
+        [view for view in seen if isinstance(view, LeaseView)],
+        [lease for lease in seen if isinstance(lease, ForeignLease)],
+    )
+
+
+def remove_torn_leases(layout: CacheLayout) -> None:
+    """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
+    for lease in survey_leases(layout.root)[1]:
+        if not is_lease_name(lease.path.name) or lease.protects or not lease.path.is_file():
+            continue
+        if not lease.path.is_symlink():
+            with suppress(PermissionError):
+                lease.path.unlink(missing_ok=True)
+
+
+def end_dead_lease(layout: CacheLayout, name: str) -> bool:
+    """End the lease of a dead reader, as it would have itself; False where nobody died.
+
+    Raises:
+        PermissionError: it is another user's.
+    """
+    try:
+        descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        if not try_lock(descriptor, shared=True):
+            return False
+        start, length, _ = _split_lease(data)
+        os.pwrite(descriptor, STAGE_CLOSED, start + length)
+        return True
+    finally:
+        close_owned(descriptor)
+
+
+def lease_path(layout: CacheLayout, name: str) -> Path:
+    """Return the file of the lease with that name."""
+    return layout.leases / (name + SUFFIX)
+
+
+def _lease_names(directory: Path) -> Iterator[str]:
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
+                    yield entry.name
+    except FileNotFoundError:
+        return
+
+
+def _read_lease(layout: CacheLayout, name: str) -> LeaseView | ForeignLease | None:
+    path = layout.leases / name
+    try:
+        # Neither a link is followed, nor is waited for who may write into a pipe.
+        descriptor = open_owned(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return refused_lease(path, error, layout.supervisor_lock)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return lease_that_is_no_file(path, status)
+        # Whether it is open is asked first: were it read first, a close in between would
+        # show a dead reader with shards unread instead of a closed lease.
+        is_open = not try_lock(descriptor, shared=True)
+        data = os.pread(descriptor, min(status.st_size, MOST_LEASE_BYTES), 0)
+    finally:
+        close_owned(descriptor)
+    return _parse_lease(path, data, is_open) or unreadable_lease(path, status, held=is_open)
+
+
+def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
+    try:
+        start, length, counters = _split_lease(data)
+        flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
+        if not flag:
+            return None
+        return LeaseView(
+            name=path.name.removesuffix(SUFFIX),
+            open=is_open,
+            closed=flag == STAGE_CLOSED,
+            states=states,
+            settled=flag == STAGE_SETTLED,
+            counters=counters,
+            **_parse_header(data[start : start + length], len(states)),
+        )
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
+    """Return (where the header begins, its length, the counters) of a lease.
+
+    Raises:
+        ValueError: it is none, or of a version that is not known here.
+    """
+    magic = data[: len(MAGIC)]
+    if magic == FIRST_MAGIC:
+        (length,) = struct.unpack_from("<I", data, len(MAGIC))
+        return len(MAGIC) + 4, length, None
+    if magic != MAGIC:
+        raise ValueError("no lease")
+    length, counted = struct.unpack_from("<II", data, len(MAGIC))
+    start = COUNTERS_AT + counted
+    return start, length, _parse_counters(data[COUNTERS_AT:start])
+
+
+def _parse_counters(data: bytes) -> LeaseCounters:
+    try:
+        return LeaseCounters.unpack(data)
+    except ValueError:  # a flipped bit there must not cost the reader its shards
+        return LeaseCounters(gave_state=True)
+
+
+@functools.lru_cache(maxsize=HEADERS_KEPT)
+def _parse_header(data: bytes, states: int) -> Mapping[str, Any]:
+    """Return what a header says of a lease with so many states, by attribute of the view."""
+    header: dict[str, Any] = orjson.loads(data)
+    return {
+        "job": _checked_text(header["job"]),
+        "host": _checked_text(header["host"]),
+        "pid": int(header["pid"]),
+        "command": _checked_text(header["command"]),
+        "created": float(header["created"]),
+        "numbers": _parse_ranges(header["numbers"], states),
+        "wishes": {
+            _checked_number(n): _checked_text(digest) for n, digest in header.get("wishes", ())
+        },
+        "ranks": _parse_rank_note(**header["ranks"]) if header.get("ranks") else None,
+    }
+
+
+def _parse_ranges(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:
+    """Return the numbers of ranges [first, count], counted before they are believed.
+
+    A damaged header may claim 10^15 shards, and the supervisor reads it.
+
+    Raises:
+        ValueError: they are not as many as there are states, or no shards' numbers.
+    """
+    pairs = [(_checked_number(first), _checked_number(count)) for first, count in ranges]
+    if sum(count for _, count in pairs) != expected:
+        raise ValueError("as many numbers as states were expected")
+    return tuple(itertools.chain.from_iterable(range(n, n + count) for n, count in pairs))
+
+
+def _checked_number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < MOST_SHARD_NUMBER:
+        raise ValueError(f"no number of a shard: {value!r}")
+    return value
+
+
+def _parse_rank_note(**said: Any) -> RankNote:
+    """Return what the header says to other ranks, if it is of the kinds that they expect."""
+    note = RankNote(**said)
+    for text in (note.run, note.follows):
+        _checked_text(text)
+    numbers = (note.walk, note.pass_number, note.rank, note.ranks)
+    if not all(type(n) is int for n in numbers) or not isinstance(note.settings, Mapping):
+        raise ValueError("no note of a rank")
+    return note
+
+
+def _checked_text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError("no text of a lease")
+    return value
+
+
+# Upper bounds, in seconds, of the buckets of waits; one more bucket holds what took longer.
+WAIT_BOUNDS = (
+    *(100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+WAIT_BUCKETS = len(WAIT_BOUNDS) + 1
+
+# flags · progress_at · epoch · pass · delivered · batches · waits · wait_seconds · buckets.
+# What is left of the room is for fields to come: it reads as zeros where nobody wrote it.
+_FIELDS = struct.Struct("<Qd5Qd24Q")
+COUNTERS_BYTES = 512
+_MOST_COUNT = 1 << 53  # no counter of a sound lease is larger
+
+_GAVE_STATE, _COUNTS = 1, 2
+
+
+@dataclass(slots=True)
+class LeaseCounters:
+    """What one reader received under one lease.
+
+    Attributes:
+        gave_state: whether its loader ever gave a `state_dict()`, or went on from one, so that
+            it may come back for the rest.
+        counts: whether its reader counts at all; else its uses tell what was delivered.
+        progress_at: wall time of the last sample that the loop received.
+        epoch: in which the loop stands.
+        pass_number: of the lease.
+        delivered: samples that the loop received.
+        batches: that it received.
+        waits: batches that it had to wait for, longer than the first of `WAIT_BOUNDS`.
+        wait_seconds: that it had no batch, in all.
+        histogram: those waits by bucket. The first bucket is empty here, see `wait_histogram`.
+    """
+
+    gave_state: bool = False
+    counts: bool = False
+    progress_at: float = 0.0
+    epoch: int = 0
+    pass_number: int = 0
+    delivered: int = 0
+    batches: int = 0
+    waits: int = 0
+    wait_seconds: float = 0.0
+    histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
+
+    def receive(self, samples: int, now: float) -> None:
+        """Count a batch."""
+        self.delivered += samples
+        self.batches += 1
+        self.progress_at = now
+
+    def wait(self, seconds: float) -> None:
+        """Count a time without a batch.
+
+        >>> counters = LeaseCounters()
+        >>> counters.wait(0.00002), counters.wait(0.3), counters.wait(99.0)
+        (None, None, None)
+        >>> counters.waits, counters.histogram[11], counters.histogram[-1]
+        (2, 1, 1)
+        """
+        self.wait_seconds += seconds
+        if seconds > WAIT_BOUNDS[0]:
+            self.waits += 1
+            self.histogram[bisect_left(WAIT_BOUNDS, seconds)] += 1
+
+    def wait_histogram(self) -> list[int]:
+        """Return the batches by the bucket of their wait; most had none to speak of."""
+        return [max(0, self.batches - self.waits), *self.histogram[1:]]
+
+    def pack(self) -> bytes:
+        """Return the fields as a lease has them."""
+        flags = _GAVE_STATE * self.gave_state | _COUNTS * self.counts
+        buckets = self.histogram + [0] * (24 - WAIT_BUCKETS)
+        return _FIELDS.pack(
+            *(flags, self.progress_at, self.epoch, self.pass_number, self.delivered),
+            *(self.batches, self.waits, self.wait_seconds, *buckets),
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> LeaseCounters:
+        """Return what `pack` wrote; fields that are missing are zero.
+
+        Raises:
+            ValueError: no reader wrote that.
+        """
+        padded = data[: _FIELDS.size].ljust(_FIELDS.size, b"\0")
+        fields = _FIELDS.unpack(padded)
+        flags, at, epoch, pass_number, delivered, batches, waits, seconds = fields[:8]
+        buckets = list(fields[8 : 8 + WAIT_BUCKETS])
+        whole = max(epoch, pass_number, delivered, batches, waits, *buckets) < _MOST_COUNT
+        if not (whole and math.isfinite(at) and 0 <= seconds < math.inf):
+            raise ValueError("no counters of a reader")
+        return cls(
+            gave_state=bool(flags & _GAVE_STATE),
+            counts=bool(flags & _COUNTS),
+            progress_at=at,
+            epoch=epoch,
+            pass_number=pass_number,
+            delivered=delivered,
+            batches=batches,
+            waits=waits,
+            wait_seconds=seconds,
+            histogram=buckets,
+        )
+
+
+def sum_counters(counters: Iterable[LeaseCounters]) -> LeaseCounters:
+    """Return the sums over leases of one job, and of the rest the latest."""
+    total = LeaseCounters()
+    for one in counters:
+        total.gave_state |= one.gave_state
+        total.counts |= one.counts
+        total.delivered += one.delivered
+        total.batches += one.batches
+        total.waits += one.waits
+        total.wait_seconds += one.wait_seconds
+        total.histogram = [a + b for a, b in zip(total.histogram, one.histogram, strict=True)]
+        total.progress_at = max(total.progress_at, one.progress_at)
+        total.epoch = max(total.epoch, one.epoch)
+        total.pass_number = max(total.pass_number, one.pass_number)
+    return total
+
+
+PROC_LOCKS = Path("/proc/locks")
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+INITIAL_PID_NAMESPACE = (
+    "pid:[4026531836]"  # the kernel's number of the namespace that sees them all
+)
+
+# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; who waits has an arrow before FLOCK.
+_FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignLease:
+    """A lease, by its name, that this process cannot read.
+
+    Attributes:
+        path: of it.
+        reason: why it cannot be read, in words.
+        uid: of its owner.
+        pid: of who holds it, where the kernel tells.
+        held: whether a process holds it; None: nobody here can tell.
+        opened: whether its content could be read, and says nothing.
+    """
+
+    path: Path
+    reason: str
+    uid: int
+    pid: int | None
+    held: bool | None
+    opened: bool = False
+
+    @property
+    def protects(self) -> bool:
+        """Whether there may be a reader, whose shards nobody knows."""
+        return self.held is not False
+
+    @property
+    def advice(self) -> str:
+        """What to do about it, in words."""
+        if not self.protects:
+            return "it protects nothing and may be removed"
+        ending = "it protects all that was cached when it came, until its reader ends"
+        if self.uid != os.geteuid():
+            ending += (
+                f"; run reader and service as one user (this is uid {os.geteuid()}, not "
+                f"{self.uid})"
+            )
+        if self.held is None:
+            ending += f"; if its reader is gone, remove it: rm {self.path}"
+        return ending
+
+    def __str__(self) -> str:
+        pid = f", pid {self.pid}" if self.pid is not None else ""
+        return (
+            f"the lease {self.path.name} of uid {self.uid}{pid} cannot be read ({self.reason})"
+        )
+
+
+def refused_lease(path: Path, error: OSError, known: Path) -> ForeignLease | None:
+    """Return what is known of a lease that could not be opened; None where it is gone.
+
+    Args:
+        path: of the lease.
+        error: why.
+        known: a lock file in the same file system, see `flock_state`.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return lease_that_is_no_file(path, status)
+    held, pid = flock_state(status, known)
+    reason = "no permission" if error.errno in _NO_PERMISSION else os.strerror(error.errno or 0)
+    return ForeignLease(path, reason, status.st_uid, pid, held)
+
+
+_NO_PERMISSION = (errno.EACCES, errno.EPERM)
+
+
+def unreadable_lease(path: Path, status: os.stat_result, *, held: bool) -> ForeignLease:
+    """Return what is known of a file that was read, and says nothing."""
+    pid = _flock_holder(status.st_ino, _proc_locks()) if held else None
+    reason = (
+        "its content is of another version, or damaged" if status.st_size else "it is empty"
+    )
+    return ForeignLease(path, reason, status.st_uid, pid, held, opened=True)
+
+
+def lease_that_is_no_file(path: Path, status: os.stat_result) -> ForeignLease:
+    """Return what is known of something that is no file: no reader makes such."""
+    return ForeignLease(path, _kind_of_file(status.st_mode), status.st_uid, None, False)
+
+
+def _kind_of_file(mode: int) -> str:
+    kinds = {
+        stat.S_IFLNK: "it is a symbolic link",
+        stat.S_IFDIR: "it is a directory",
+        stat.S_IFIFO: "it is a pipe",
+    }
+    return kinds.get(stat.S_IFMT(mode), "it is no file")
+
+
+def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int | None]:
+    """Return (whether a process holds a file by flock, its pid), without opening the file.
+
+    The kernel lists the locks of the processes that can be seen from here. That a lock is not
+    listed tells something only where all processes can be seen, and where the list names files
+    of this file system by the numbers that `stat` gives. Another lock there shows that.
+
+    Args:
+        status: of the file.
+        known: a lock file in the same file system.
+    """
+    text = _proc_locks()
+    if (pid := _flock_holder(status.st_ino, text)) is not None:
+        return True, pid if pid > 0 else None
+    return (False if _lists_all_locks(text, known) else None), None
+
+
+def _lists_all_locks(text: str, known: Path) -> bool:
+    try:
+        sees_all = str(PID_NAMESPACE.readlink()) == INITIAL_PID_NAMESPACE
+        return (
+            sees_all
+            and is_locked(known)
+            and _flock_holder(known.stat().st_ino, text) is not None
+        )
+    except OSError:
+        return False
+
+
+def _flock_holder(inode: int, text: str) -> int | None:
+    """Return the pid that holds a file of that number.
+
+    >>> _flock_holder(42, "1: FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
+    4711
+    >>> _flock_holder(42, "1: -> FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
+    """
+    found = (int(pid) for pid, number in _FLOCK.findall(text) if int(number) == inode)
+    return next(found, None)
+
+
+def _proc_locks() -> str:
+    try:
+        return PROC_LOCKS.read_text()
+    except OSError:
+        return ""
+
+
+def foreign_leases_message(foreign: Sequence[ForeignLease]) -> str:
+    """Return in words which of them hold shards back; empty where none does."""
+    holding = [lease for lease in foreign if lease.protects]
+    if not holding:
+        return ""
+    more = f" (and {len(holding) - 1} more like it)" if len(holding) > 1 else ""
+    return f"{holding[0]}{more}: {holding[0].advice}"

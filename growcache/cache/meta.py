@@ -1,0 +1,287 @@
+"""What is true of a cache as a whole: which fingerprint it is of, what was issued, whether it is complete."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from growcache.cache.deferrals import Deferrals
+from growcache.cache.files import CacheLayout, fsync_directory, naming_full_disk
+from growcache.cache.folders import (
+    is_shard_name,
+    open_folder,
+    open_root,
+    own_and_foreign_names,
+    remove_entry,
+)
+from growcache.cache.index.schema import LEASE_BYTES_META
+from growcache.cache.index.writer import IndexDatabase, IndexWriter
+from growcache.cache.recovery import (
+    is_initialised,
+    mark_initialised,
+    numbers_on_disk,
+    rebuild_index,
+)
+from growcache.cache.side_files import (
+    DEFERRALS,
+    Edition,
+    Identity,
+    deferrals_in_index,
+    describe_differences,
+    identity_notes,
+    read_identity,
+    read_issued,
+    write_deferrals,
+    write_editions,
+    write_identity,
+    write_issued,
+)
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CorruptShardError, FingerprintError
+
+# What a configuration may lack: parts of these that only a cache has were left out since.
+OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
+
+
+def claim_cache(
+    layout: CacheLayout,
+    index: IndexDatabase,
+    identity: Identity | None,
+    parts: dict[str, Any],
+    drawn: int,
+) -> bool:
+    """Note what the cache is wanted for; True where it was emptied for that.
+
+    Raises:
+        FingerprintError: it holds samples, and they differ in one of these parts.
+    """
+    noted = index.meta("claim")
+    if identity is not None:
+        told = identity.parts.items()
+        noted = {
+            key: value for key, value in told if key in parts or key.startswith(OPTIONAL_PARTS)
+        }
+    if noted == parts:
+        return False
+    if noted is not None and drawn:
+        raise FingerprintError(
+            _other_configuration_message(layout, describe_differences(noted, parts))
+        )
+    # What nobody has said yet whose it is (`Identity` lost) is not of who asked last.
+    emptied = noted is not None and is_initialised(index)
+    if noted is not None:
+        # The listing goes before the claim on it is cleared: a crash in between must not
+        # let the next source go on with it.
+        layout.catalog.unlink(missing_ok=True)
+        fsync_directory(layout.root)
+    if emptied:
+        forget_cache(layout, index)
+    with index.transaction():
+        index.set_meta("claim", parts)
+    return emptied
+
+
+def settle_identity(
+    layout: CacheLayout,
+    index: IndexDatabase,
+    current: Identity | None,
+    wanted: Identity,
+    drawn: int,
+) -> Identity:
+    """Return the identity that holds from now on: the one on disk, or the wanted one.
+
+    Raises:
+        FingerprintError: samples of another fingerprint are cached.
+    """
+    if not is_initialised(index):
+        _refuse_other_fingerprints(layout, wanted)
+    held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
+    if held != wanted.fingerprint and drawn:
+        differing = wanted.differing(current) if current else []
+        raise FingerprintError(_other_configuration_message(layout, differing))
+    if current is not None and held == wanted.fingerprint:
+        return current
+    if current is not None or held != wanted.fingerprint:
+        forget_cache(layout, index)
+    write_identity(layout.root, wanted)
+    with index.transaction():
+        for key, value in identity_notes(wanted).items():
+            index.set_meta(key, value)
+    return wanted
+
+
+def _refuse_other_fingerprints(layout: CacheLayout, wanted: Identity) -> None:
+    """Refuse shards of which nothing but they themselves tells that they are another's."""
+    for number in numbers_on_disk(layout):
+        path = layout.sidecar(number)
+        try:
+            sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+        except (CorruptShardError, FileNotFoundError):
+            continue
+        if sidecar.samples and sidecar.fingerprint != wanted.fingerprint:
+            raise FingerprintError(
+                _other_configuration_message(
+                    layout, [f"fingerprint ({sidecar.fingerprint} → {wanted.fingerprint})"]
+                )
+            )
+
+
+def forget_cache(layout: CacheLayout, index: IndexDatabase) -> None:
+    """Forget everything about a cache without samples, but for its catalog.
+
+    Files go first: a crash in between leaves rows of empty shards without a sidecar,
+    which the next start takes off the index.
+    """
+    with open_root(layout) as root:
+        for path in (layout.identity, layout.issued, layout.editions, layout.deferrals):
+            remove_entry(root, path.name)
+    with open_folder(layout.shards) as shards:
+        for name in own_and_foreign_names(shards, is_shard_name)[0]:
+            remove_entry(shards, name)
+    with index.transaction():
+        index.clear()
+
+
+def _other_configuration_message(layout: CacheLayout, differing: list[str]) -> str:
+    what = "; ".join(differing[:5]) or "its fingerprint"
+    return (
+        f"the cache {layout.root} holds samples of another configuration: {what}. "
+        f"Choose another cache.path, or empty it with: growcache clear {shlex.quote(str(layout.root))}"
+    )
+
+
+class CacheMeta:
+    """The facts in memory, each as it is on disk.
+
+    Attributes:
+        identity: what the cache is of; None before the first sample was measured.
+        issued: the highest group that a permit was ever issued for; -1 if none.
+        complete: whether the whole population is cached.
+        editions: the recorded editions, in order.
+        deferrals: which visits were set aside, and which groups make up for them.
+    """
+
+    def __init__(self, layout: CacheLayout, ledger: IndexWriter) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        self.identity = read_identity(layout.root)
+        self._load()
+
+    def _load(self) -> None:
+        index = self._ledger.index
+        # What is committed was issued, even where the file that says so is lost.
+        noted = read_issued(self._layout)
+        self.deferrals = deferrals_in_index({DEFERRALS: index.meta(DEFERRALS)})
+        known = (index.last_group(), *self.deferrals.numbers[-1:])
+        self.issued = max(-1 if noted is None else noted, *known)
+        self.complete = bool(index.meta("complete", False))
+        self.editions = index.editions()
+        self._population = (index.meta("population"), index.meta("population_samples"))
+
+    def claim(self, parts: dict[str, Any], drawn: int) -> bool:
+        """Say what is wanted; True where a cache without samples was emptied for it."""
+        index = self._ledger.index
+        emptied = claim_cache(self._layout, index, self.identity, parts, drawn)
+        if emptied:
+            self._forget()
+        return emptied
+
+    def set_identity(self, identity: Identity, drawn: int) -> bool:
+        """Say what the cache is of; True where it holds something else since.
+
+        One without samples of this identity was emptied for it, or one whose index and
+        identity were lost has its shards again.
+        """
+        index, ledger = self._ledger.index, self._ledger
+        with naming_full_disk(str(self._layout.identity)):
+            settled = settle_identity(self._layout, index, self.identity, identity, drawn)
+        anew = not is_initialised(index)
+        if anew:
+            rebuild_index(self._layout, index, ledger.write, settled)
+            self._load()
+        self.identity = settled
+        return anew
+
+    def _forget(self) -> None:
+        """Follow what `ownership` did on disk."""
+        for path in (self._layout.editions, self._layout.deferrals):
+            path.unlink(missing_ok=True)
+        self._ledger.write(lambda: mark_initialised(self._ledger.index))
+        self.identity, self.issued, self.complete = None, -1, False
+        self.editions, self._population = [], (None, None)
+        self.deferrals = Deferrals()
+
+    def add_edition(self, edition: Edition) -> None:
+        """Record the next edition, durably."""
+        with naming_full_disk(str(self._layout.editions)):
+            write_editions(self._layout, [*self.editions, edition])
+        self._ledger.write(lambda: self._ledger.index.insert_edition(edition))
+        self.editions.append(edition)
+
+    def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
+        """Record, durably, what was set aside: before the commit or the issue that relies on it.
+
+        Args:
+            deferrals: the record.
+            retried: holes that are none for now, nor visits that were made.
+        """
+        with naming_full_disk(str(self._layout.deferrals)):
+            write_deferrals(self._layout, deferrals)
+        values = deferrals.to_values()
+        index = self._ledger.index
+
+        def note() -> None:
+            index.set_meta(DEFERRALS, values)
+            if retried:
+                totals = index.totals()
+                less = {n: -min(retried, totals.get(n, 0)) for n in ("holes", "drawn_parts")}
+                index.add_totals(**less)
+
+        self._ledger.write(note)
+        self.deferrals = deferrals
+
+    def issue(self, group: int) -> None:
+        """Note, durably, that a permit for the group is about to be given out."""
+        if group <= self.issued:
+            return
+        with naming_full_disk(str(self._layout.issued)):
+            write_issued(self._layout, group)
+        self.issued = group
+
+    def set_complete(self, complete: bool) -> None:
+        """Say whether the whole population is cached."""
+        if complete != self.complete:
+            self._ledger.write(lambda: self._ledger.index.set_meta("complete", complete))
+            self.complete = complete
+
+    def set_reuse(self, most: int | None, reaction: str) -> None:
+        """Say how often a job may use a shard, and what it does when all are used so often."""
+        index = self._ledger.index
+        wanted = {"max_reuse": most, "on_max_reuse": reaction}
+        if most is None and index.meta("max_reuse") is None:
+            return
+        if any(index.meta(name) != value for name, value in wanted.items()):
+
+            def note() -> None:
+                for name, value in wanted.items():
+                    index.set_meta(name, value)
+
+            self._ledger.write(note)
+
+    def set_lease_bytes(self, nbytes: int) -> None:
+        """Say how much readers' leases may take: readers have no configuration."""
+        index = self._ledger.index
+        if index.meta(LEASE_BYTES_META) != nbytes:
+            self._ledger.write(lambda: index.set_meta(LEASE_BYTES_META, nbytes))
+
+    def set_population(self, parts: int | None, samples: float | None) -> None:
+        """Say how large the source is, in parts and in samples (estimated)."""
+        if (parts, samples) == self._population:
+            return
+
+        def note() -> None:
+            self._ledger.index.set_meta("population", parts)
+            self._ledger.index.set_meta("population_samples", samples)
+
+        self._ledger.write(note)
+        self._population = (parts, samples)

@@ -1,0 +1,677 @@
+"""Recovery: take over a cache, remove what a crash left, and make a lost index again.
+
+Only the holder of `supervisor.lock` calls this, once no sampler of an earlier supervisor lives.
+
+A lost index is made again from the sidecars. Every number up to the highest that was issued counts
+as drawn, also numbers of which nothing is left, so that nothing is drawn twice. Shards that are
+damaged on disk are the exception: they are drawn again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.deferrals import Deferrals, ShardDeferrals, from_shards, newest
+from growcache.cache.files import (
+    CacheLayout,
+    allocated_tree,
+    fsync_directory,
+    shard_names,
+    shard_number,
+    shard_number_in,
+    shard_paths,
+)
+from growcache.cache.folders import (
+    foreign_bytes,
+    foreign_paths,
+    is_incoming_name,
+    is_shard_name,
+    is_temporary_lease_name,
+    is_temporary_name,
+    open_folder,
+    open_root,
+    own_and_foreign_names,
+    remove_entry,
+    remove_shard,
+)
+from growcache.cache.formats import CACHE_FORMATS, open_shard
+from growcache.cache.index.reader import DeletedRange, IndexContents
+from growcache.cache.index.schema import ShardState, ShardTableRow
+from growcache.cache.index.writer import IndexDatabase
+from growcache.cache.lease_views import remove_torn_leases
+from growcache.cache.locks import (
+    FileLock,
+    LockedError,
+    close_owned,
+    lock_holder,
+    open_owned,
+    try_lock,
+)
+from growcache.cache.side_files import (
+    DEFERRALS,
+    Edition,
+    Identity,
+    deferrals_in_index,
+    editions_in_sidecar,
+    identity_notes,
+    longest_editions,
+    read_deferrals,
+    read_editions,
+    read_identity,
+    read_issued,
+    write_deferrals,
+    write_editions,
+    write_identity,
+    write_issued,
+)
+from growcache.cache.sidecar import Sidecar
+from growcache.cache.system import end_samplers, is_process_stopped, process_has_open
+from growcache.errors import CacheBusyError, CacheError, CorruptShardError
+
+# Readers probe the lock for microseconds, by holding it themselves.
+TAKEOVER_PROBE_SECONDS = 0.5
+SAMPLERS_GRACE_SECONDS = (
+    0.5  # that samplers need to end by themselves, with room for a busy machine
+)
+
+_log = logging.getLogger(__name__)
+
+WriteIndex = Callable[[Callable[[], None]], None]
+
+
+def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
+    """Return the supervisor's lock, once no sampler of an earlier service lives.
+
+    Args:
+        layout: of the cache.
+        samplers_seconds: how long to wait for samplers that cannot be ended from here.
+
+    Raises:
+        CacheBusyError: somebody else has the cache.
+    """
+    before = lock_holder(layout.supervisor_lock)
+    try:
+        lock = FileLock.acquire(layout.supervisor_lock, seconds=TAKEOVER_PROBE_SECONDS)
+    except LockedError:
+        raise in_use_error(layout, "stop that service, or choose another cache.path") from None
+    try:
+        _wait_for_samplers(layout, samplers_seconds, before)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str, Any]) -> None:
+    """Return once the samplers of a service that died are gone, ended where they hang.
+
+    They end by themselves within milliseconds of it. One that does not is stopped, or in a call
+    that never returns; what it writes is worth nothing, and nobody can start while it lives.
+    """
+    path = layout.samplers_lock
+    began = time.monotonic()
+    try:
+        FileLock.acquire(path, seconds=min(seconds, SAMPLERS_GRACE_SECONDS)).close()
+        return
+    except LockedError:
+        ended = end_samplers(path)
+    try:
+        FileLock.acquire(path, seconds=seconds + began - time.monotonic()).close()
+    except LockedError:
+        raise CacheBusyError(_hung_samplers_message(layout, before, ended)) from None
+    _log.warning(
+        "ended samplers of a service that died, for they hung: %s", ", ".join(map(str, ended))
+    )
+
+
+def _hung_samplers_message(
+    layout: CacheLayout, before: Mapping[str, Any], ended: Sequence[int]
+) -> str:
+    of = f"of the service with pid {before.get('pid', '?')} on {before.get('host', '?')}"
+    if ended:
+        pids = ", ".join(map(str, ended))
+        return (
+            f"samplers {of}, which died, still hold {layout.root}: {pids} were killed and do not "
+            "end, so the kernel is waiting for a disk or a network share; try again later"
+        )
+    return (
+        f"samplers {of}, which died, still hold {layout.root}, and cannot be seen from here: they "
+        "are another user's, or run on another host or in another container; end them there "
+        "(growcache sampler)"
+    )
+
+
+def in_use_error(layout: CacheLayout, advice: str) -> CacheBusyError:
+    """Return the refusal of a cache that a service has, which may be stopped by a signal.
+
+    Args:
+        layout: of the cache.
+        advice: what to do about one that runs.
+    """
+    who = lock_holder(layout.supervisor_lock)
+    pid, host = who.get("pid", "?"), who.get("host", "?")
+    told = f"the cache at {layout.root} is in use by pid {pid} on {host} ({who.get('command', '?')})"
+    if (
+        type(pid) is int
+        and process_has_open(pid, layout.supervisor_lock)
+        and is_process_stopped(pid)
+    ):
+        return CacheBusyError(
+            f"{told}, which is stopped by a signal; let it go on with: kill -CONT {pid}, or end "
+            f"it with: kill -KILL {pid}"
+        )
+    return CacheBusyError(f"{told}; {advice}")
+
+
+def recover(
+    layout: CacheLayout, index: IndexDatabase, write: WriteIndex
+) -> tuple[list[ShardTableRow], int]:
+    """Bring rows and files together; return the rows that remain and the bytes of strangers.
+
+    Afterwards every row that is live or retired has its whole files, and no other file of
+    ours is in the way.
+
+    Raises:
+        CacheError: index or identity are damaged.
+    """
+    remove_temporary(layout)
+    rows, waiting = _recovered_rows(layout, index, write)
+    return rows, waiting + warn_of_foreign_files(layout)
+
+
+def _recovered_rows(
+    layout: CacheLayout, index: IndexDatabase, write: WriteIndex
+) -> tuple[list[ShardTableRow], int]:
+    index.verify()
+    if is_initialised(index):
+        _restore_identity(layout, index)
+        return reconcile_rows(layout, index, write), 0
+    identity = read_identity(layout.root)
+    if identity is None:
+        # Index and identity knew of which source the listing is: it is made anew.
+        layout.catalog.unlink(missing_ok=True)
+        fsync_directory(layout.root)
+        if numbers_on_disk(layout):  # whose they are, the configuration will tell
+            found = files_in_shards(layout).items()
+            return [], sum(one.allocated for name, one in found if is_shard_name(name))
+        _remove_side_files(layout)
+    rebuild_index(layout, index, write, identity)
+    return reconcile_rows(layout, index, write), 0
+
+
+def reconcile_rows(
+    layout: CacheLayout, index: IndexDatabase, write: WriteIndex
+) -> list[ShardTableRow]:
+    """Compare rows and files; return the rows of shards that are there."""
+    files = files_in_shards(layout)
+    match = compare_rows(index.shards(), files)
+    if match.lost or match.gone:
+        write(lambda: _mark_deleted(index, match.lost, match.gone))
+    known = {row.number for row in match.rows}
+    remove_unknown_shards(layout, files, known)
+    return match.rows
+
+
+def rebuild_index(
+    layout: CacheLayout, index: IndexDatabase, write: WriteIndex, identity: Identity | None
+) -> None:
+    """Fill a new index from whatever lies in the directory, in one transaction."""
+    if identity is None:
+        write(lambda: mark_initialised(index))
+        return
+    seen = read_shards(layout, identity)
+    editions = longest_editions([read_editions(layout) or [], seen.editions])
+    noted = read_issued(layout)
+    old = IndexContents(meta={"claim": index.meta("claim")} if index.meta("claim") else {})
+    issued = -1 if noted is None else noted
+    deferrals = newest([read_deferrals(layout)]) or seen.deferrals(issued)
+    made = remade_contents(old, seen, identity, editions, deferrals, issued)
+    write_side_files(layout, editions, noted, made)
+    write(lambda: index.replace(made))
+
+
+def _restore_identity(layout: CacheLayout, index: IndexDatabase) -> None:
+    """WriteIndex the identity again where its file is lost or damaged: the index has a copy."""
+    copy = index.meta("identity")
+    if copy is None:
+        return
+    try:
+        if read_identity(layout.root) == Identity.from_values(copy):
+            return
+    except CacheError:
+        pass  # it is written anew
+    write_identity(layout.root, Identity.from_values(copy))
+
+
+def _remove_side_files(layout: CacheLayout) -> None:
+    """Remove what nobody can vouch for, and no shard needs."""
+    for path in (layout.editions, layout.deferrals, layout.issued):
+        path.unlink(missing_ok=True)
+    fsync_directory(layout.root)
+
+
+def _mark_deleted(
+    index: IndexDatabase, lost: list[ShardTableRow], gone: list[ShardTableRow]
+) -> None:
+    index.set_state([row.number for row in [*lost, *gone]], ShardState.DELETED)
+    index.add_totals(lost_shards=len(lost), lost_samples=sum(row.samples for row in lost))
+
+
+# A reader makes its lease under a hidden name, locks it and renames it, in well under a
+# millisecond. Probing the lock of a younger file could get in between.
+LEASE_GRACE_SECONDS = 60.0
+SHOWN_FOREIGN = 3  # names of what is not ours
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file of the shards directory, or a directory with all its files.
+
+    Attributes:
+        size: bytes of the file, or of the files.
+        allocated: bytes of their blocks, the directory's own included.
+    """
+
+    size: int
+    allocated: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAndFiles:
+    """What came of comparing rows with files.
+
+    Attributes:
+        rows: live and retired shards whose files are there, with what they allocate.
+        lost: live shards whose files are not.
+        gone: retired shards that were being deleted.
+    """
+
+    rows: list[ShardTableRow]
+    lost: list[ShardTableRow]
+    gone: list[ShardTableRow]
+
+
+def files_in_shards(layout: CacheLayout) -> dict[str, FoundFile]:
+    """Return every entry of the shards directory by name."""
+    found = {}
+    with os.scandir(layout.shards) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found[entry.name] = _found_directory(Path(entry.path))
+            else:
+                status = entry.stat(follow_symlinks=False)
+                found[entry.name] = FoundFile(status.st_size, status.st_blocks * 512)
+    return found
+
+
+def _found_directory(path: Path) -> FoundFile:
+    size, blocks = 0, path.lstat().st_blocks
+    with os.scandir(path) as entries:  # one look at each, for there may be very many
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return FoundFile(-1, allocated_tree(path))  # no shard's
+            status = entry.stat(follow_symlinks=False)
+            size += status.st_size
+            blocks += status.st_blocks
+    return FoundFile(size, blocks * 512)
+
+
+def compare_rows(rows: Iterable[ShardTableRow], files: Mapping[str, FoundFile]) -> RowsAndFiles:
+    """Compare the rows of the index with the files that are there."""
+    match = RowsAndFiles([], [], [])
+    for row in rows:
+        *samples, sidecar = (files.get(name) for name in shard_names(row.number))
+        there = [found for found in samples if found]
+        # All files together, for each alone is described in the sidecar only; none is empty.
+        if sidecar is not None and sum(found.size for found in there) == row.shard_bytes:
+            allocated = sum(found.allocated for found in (*there, sidecar))
+            match.rows.append(row._replace(allocated=allocated))
+        elif row.state == ShardState.RETIRED:
+            match.gone.append(row)
+        else:
+            match.lost.append(row)
+    return match
+
+
+def remove_unknown_shards(layout: CacheLayout, files: Iterable[str], known: set[int]) -> None:
+    """Remove shards that no row speaks of."""
+    unknown = {shard_number_in(name) for name in files if is_shard_name(name)} - known
+    for number in sorted(number for number in unknown if number is not None):
+        remove_shard(layout, number)
+
+
+def remove_temporary(layout: CacheLayout) -> None:
+    """Remove what samplers, an earlier supervisor and readers that died had begun to write."""
+    with open_folder(layout.incoming) as incoming:
+        for name in own_and_foreign_names(incoming, is_incoming_name)[0]:
+            remove_entry(incoming, name)
+    with open_root(layout) as root:
+        for name in own_and_foreign_names(root, is_temporary_name)[0]:
+            remove_entry(root, name)
+    with open_folder(layout.leases) as leases:
+        for name in own_and_foreign_names(leases, is_temporary_lease_name)[0]:
+            if _is_abandoned_lease(layout.leases / name):
+                remove_entry(leases, name)
+    remove_torn_leases(layout)
+
+
+def warn_of_foreign_files(layout: CacheLayout) -> int:
+    """Return the bytes of what is not ours, and is not looked at all the time; say what it is."""
+    found = foreign_paths(layout)
+    if found:
+        names = [repr(str(path.relative_to(layout.root))) for path in found[:SHOWN_FOREIGN]]
+        shown = ", ".join(names) + (" …" if len(found) > SHOWN_FOREIGN else "")
+        _log.warning(
+            "%s holds what is not growcache's, and stays there: %s", layout.root, shown
+        )
+    return foreign_bytes(layout, found)
+
+
+def _is_abandoned_lease(path: Path) -> bool:
+    try:
+        if time.time() - path.stat().st_mtime < LEASE_GRACE_SECONDS:
+            return False
+        descriptor = open_owned(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return try_lock(descriptor, shared=True)
+    finally:
+        close_owned(descriptor)
+
+
+def row_from_sidecar(
+    layout: CacheLayout, sidecar: Sidecar, *, seq: int, drawn_at: float
+) -> ShardTableRow:
+    """Return the row of a shard that lies at its place."""
+    number = sidecar.number
+    return ShardTableRow(
+        number=number,
+        seq=seq,
+        state=ShardState.LIVE,
+        group=sidecar.group,
+        edition=sidecar.edition,
+        round=sidecar.round,
+        samples=sidecar.samples,
+        parts=sidecar.parts,
+        holes=len(sidecar.holes),
+        shard_bytes=sidecar.shard_bytes,
+        allocated=sum(map(allocated_tree, shard_paths(layout, number))),
+        record_bytes=sidecar.record_bytes,
+        digest=sidecar.digest,
+        drawn_at=drawn_at,
+        uses=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsOnDisk:
+    """The shards that lie in a cache.
+
+    Attributes:
+        whole: rows of those that are as they describe themselves, by number.
+        damaged: numbers of which something lies there that is not whole.
+        editions: the longest table of editions that a shard names.
+        told: what shards tell of visits that were set aside.
+    """
+
+    whole: Mapping[int, ShardTableRow] = field(default_factory=dict)
+    damaged: frozenset[int] = frozenset()
+    editions: tuple[Edition, ...] = ()
+    told: tuple[ShardDeferrals, ...] = ()
+
+    def deferrals(self, issued: int) -> Deferrals:
+        """Return what was set aside, as far as shards tell; see `from_shards`."""
+        last = max((row.group for row in self.whole.values()), default=-1)
+        return from_shards(self.told, last, issued)
+
+
+def numbers_on_disk(layout: CacheLayout) -> list[int]:
+    """Return the numbers of which something lies in the shards directory."""
+    if not layout.shards.is_dir():
+        return []
+    names = {path.name for path in layout.shards.iterdir()}
+    numbers = {n for name in names if (n := shard_number(layout.shards / name)) is not None}
+    ours = (n for n in numbers if any(p.name in names for p in shard_paths(layout, n)))
+    return sorted(ours)
+
+
+def read_shards(layout: CacheLayout, identity: Identity) -> ShardsOnDisk:
+    """Read every shard; those of another fingerprint are neither whole nor damaged."""
+    whole: dict[int, ShardTableRow] = {}
+    damaged: set[int] = set()
+    table: list[Edition] = []
+    told: list[ShardDeferrals] = []
+    for number in numbers_on_disk(layout):
+        try:
+            sidecar = read_whole_shard(layout, number)
+        except (CorruptShardError, OSError):
+            damaged.add(number)
+            continue
+        if sidecar.fingerprint == identity.fingerprint:
+            drawn_at = layout.sidecar(number).stat().st_mtime
+            whole[number] = row_from_sidecar(layout, sidecar, seq=0, drawn_at=drawn_at)
+            table = max(table, editions_in_sidecar(sidecar.editions), key=len)
+            told += [sidecar.told] if sidecar.told else []
+    return ShardsOnDisk(whole, frozenset(damaged), tuple(table), tuple(told))
+
+
+def read_whole_shard(layout: CacheLayout, number: int) -> Sidecar:
+    """Return the description of a shard whose every byte is as described.
+
+    Raises:
+        CorruptShardError: file or description are damaged, or not of one another.
+        OSError: the description cannot be read.
+    """
+    path = layout.sidecar(number)
+    sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+    if sidecar.number != number:
+        raise CorruptShardError(f"{path}: describes shard {sidecar.number}")
+    if not sidecar.samples:
+        return sidecar
+    if sidecar.cache_format not in CACHE_FORMATS:
+        raise CorruptShardError(f"{path}: there is no cache format {sidecar.cache_format!r}")
+    shard = open_shard(layout, number, sidecar.samples, sidecar.schema, sidecar.cache_format)
+    try:
+        if shard.digest() != sidecar.digest:
+            raise CorruptShardError(f"{path}: the shard's bytes were changed")
+    finally:
+        shard.close()
+    return sidecar
+
+
+def remade_contents(
+    old: IndexContents,
+    seen: ShardsOnDisk,
+    identity: Identity,
+    editions: Sequence[Edition],
+    deferrals: Deferrals,
+    issued: int,
+) -> IndexContents:
+    """Return what an index must say.
+
+    Args:
+        old: what an earlier one said, as far as it can be believed; empty where it is lost.
+        seen: the shards that lie there.
+        identity: of the cache.
+        editions: of its listing.
+        deferrals: what was set aside.
+        issued: the highest group a permit was given out for, as far as that is known.
+    """
+    rows = _remade_rows(old, seen)
+    forgotten = {row.number for row in old.rows} - {row.number for row in rows}
+    ranges = list(old.ranges or ())
+    if not (old.counted and seen.whole.keys() >= set(old.spoiled)):
+        group = int(identity.sizes.get("group_shards", 1))
+        known = sorted(
+            {row.number for row in [*rows, *old.rows]}
+            | seen.damaged
+            | _numbers_in_ranges(ranges)
+        )
+        stop = max([(issued + 1) * group, *(number + 1 for number in known[-1:])])
+        missing = [DeletedRange(a, b - 1, b - a, 0) for a, b in missing_numbers(known, stop)]
+        ranges = sorted([*ranges, *missing])
+    live = {row.number for row in rows if row.state != ShardState.DELETED}
+    return IndexContents(
+        rows=rows,
+        totals=_remade_totals(
+            old, rows, ranges, _count_retried_holes(old.rows, forgotten, deferrals, identity)
+        ),
+        meta=_remade_notes(old, identity, deferrals, whole=not forgotten and not seen.damaged),
+        editions=list(editions),
+        ranges=ranges,
+        uses=[use for use in old.uses if use[0] in live],
+        jobs=old.jobs,
+        finished=old.finished,
+        history=[*old.history, *([_rebuilt_record()] if rows or ranges else [])],
+    )
+
+
+def _remade_rows(old: IndexContents, seen: ShardsOnDisk) -> list[ShardTableRow]:
+    """Return the rows in the order of age; of numbers without one that of their neighbours."""
+    before = {row.number: row for row in old.rows}
+    gone = {n for n, row in before.items() if row.state == ShardState.DELETED}
+    gone |= _numbers_in_ranges(old.ranges or ())
+    rows = [_with_history(row, before.get(n)) for n, row in seen.whole.items() if n not in gone]
+    rows += [
+        row._replace(state=ShardState.DELETED)
+        for row in old.rows
+        if row.state != ShardState.LIVE and (row.number in gone or row.number not in seen.whole)
+    ]
+    numbers = sorted(before)
+    lower = {r.number: numbers[i - 1] for r in rows if (i := bisect_right(numbers, r.number))}
+
+    def age(row: ShardTableRow) -> tuple[int, int]:
+        return (before[lower[row.number]].seq if row.number in lower else -1, row.number)
+
+    return [row._replace(seq=seq) for seq, row in enumerate(sorted(rows, key=age))]
+
+
+def _with_history(row: ShardTableRow, before: ShardTableRow | None) -> ShardTableRow:
+    if before is None:
+        return row
+    return row._replace(state=before.state, drawn_at=before.drawn_at, uses=before.uses)
+
+
+def _numbers_in_ranges(ranges: Iterable[DeletedRange]) -> set[int]:
+    return set(itertools.chain.from_iterable(range(r.first, r.last + 1) for r in ranges))
+
+
+def _count_retried_holes(
+    rows: Iterable[ShardTableRow], gone: Set[int], deferrals: Deferrals, identity: Identity
+) -> int:
+    """Return how many holes of rows that go are none any more: they are tried again."""
+    group = int(identity.sizes.get("group_shards", 1))
+    count = 0
+    for row in rows:
+        if row.number in gone:
+            places = deferrals.retried.get(row.group, ())
+            mine = sum(place % group == row.number % group for place in places)
+            count += min(mine, row.holes)
+    return count
+
+
+def _remade_totals(
+    old: IndexContents,
+    rows: Sequence[ShardTableRow],
+    ranges: Sequence[DeletedRange],
+    retried: int,
+) -> dict[str, int]:
+    """Return the totals: by what changed, or where they are lost by what the rows tell."""
+    if old.coherent and old.totals is not None:
+        before, now = _sums_of_rows(old.rows), _sums_of_rows(rows)
+        now.update(holes=retried, drawn_parts=retried)  # which were taken off before
+        changed = {name: old.totals.get(name, 0) + now[name] - before[name] for name in now}
+        return old.totals | changed
+    gone = [row for row in rows if row.state != ShardState.LIVE]
+    shards, samples = sum(r.shards for r in ranges), sum(r.samples for r in ranges)
+    found = _sums_of_rows(rows)
+    found.update(drawn_shards=shards, drawn=samples)
+    found.update(evicted_shards=shards + len(gone))
+    found.update(evicted_samples=samples + sum(row.samples for row in gone))
+    counted = {*found, "lost_shards", "lost_samples"}
+    kept = {n: v for n, v in (old.totals or {}).items() if n not in counted}
+    return dict(found) | kept
+
+
+def _sums_of_rows(rows: Iterable[ShardTableRow]) -> Counter[str]:
+    sums = Counter(drawn=0, drawn_parts=0, drawn_shards=0, holes=0)
+    for row in rows:
+        sums.update(drawn=row.samples, drawn_parts=row.parts, drawn_shards=1, holes=row.holes)
+    return sums
+
+
+def _remade_notes(
+    old: IndexContents, identity: Identity, deferrals: Deferrals, *, whole: bool
+) -> dict[str, object]:
+    notes = {**old.meta, **identity_notes(identity), "initialised": True}
+    notes.pop(DEFERRALS, None)
+    if deferrals:
+        notes[DEFERRALS] = deferrals.to_values()
+    notes.pop("pruned_seq", None)  # rows are numbered anew
+    if not whole:
+        notes["complete"] = False
+    return notes
+
+
+def _rebuilt_record() -> tuple[float, str]:
+    now = time.time()
+    return now, orjson.dumps({"event": "rebuilt", "at": now}).decode()
+
+
+def missing_numbers(numbers: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges [first, stop) below ``stop`` that ascending ``numbers`` leave out.
+
+    >>> [*missing_numbers([1, 2, 5], 8)]
+    [(0, 1), (3, 5), (6, 8)]
+    """
+    edges = [-1, *(n for n in numbers if n < stop), stop]
+    for low, high in itertools.pairwise(edges):
+        if high > low + 1:
+            yield low + 1, high
+
+
+def mark_initialised(index: IndexDatabase) -> None:
+    """Note that what the index says is all there is: files that it misses are litter."""
+    index.set_meta("initialised", True)
+
+
+def is_initialised(index: IndexDatabase) -> bool:
+    """Return whether `mark_initialised` was called since the index was made or emptied."""
+    return bool(index.meta("initialised"))
+
+
+def write_side_files(
+    layout: CacheLayout,
+    editions: Sequence[Edition],
+    issued: int | None,
+    contents: IndexContents,
+) -> None:
+    """WriteIndex again what was lost or is less than an index has rows of.
+
+    Args:
+        layout: of the cache.
+        editions: as they must be.
+        issued: as it was noted; None where that was damaged.
+        contents: of the index.
+    """
+    if read_editions(layout) != editions:
+        write_editions(layout, editions)
+    deferrals = deferrals_in_index(contents.meta)
+    if read_deferrals(layout) != deferrals:
+        write_deferrals(layout, deferrals)
+    groups = (*deferrals.numbers, *(row.group for row in contents.rows))
+    last = max([-1 if issued is None else issued, *groups])
+    if last != (-1 if not layout.issued.exists() else issued):
+        write_issued(layout, last)

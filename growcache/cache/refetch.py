@@ -1,0 +1,258 @@
+"""Refetches: shards that a lease names although they are not in the cache (protocol 24). Pure.
+
+A checkpoint names the shards of its epoch with their digests. A reader that resumes it takes a
+lease on them. Shards that were evicted meanwhile, or were never drawn on this machine, are drawn
+again before anything new, under their old numbers, and one is committed only if its digest is the
+one that the lease names. Otherwise the refetch is refused. The reason stands in the index for as
+long as a lease asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from growcache.cache.index.reader import IndexView
+from growcache.cache.lease_views import LeaseView
+
+REFUSED_META = "refused_wishes"  # {shard: {digest: reason}}, in the index
+MOST_REASON_CHARACTERS = 300  # characters
+MOST_REFUSED = 1000  # noted at a time; the others follow as readers give these up
+
+RefusedRefetches = Mapping[tuple[int, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class RefetchOutcome:
+    """What has become of a wish.
+
+    Attributes:
+        state: ``live``: the shard is there, and may be opened under the lease that wished
+            for it. ``pending``: it may still come. ``refused``: it will not.
+        reason: why it was refused, in words.
+    """
+
+    state: Literal["live", "pending", "refused"]
+    reason: str = ""
+
+
+LIVE, PENDING = RefetchOutcome("live"), RefetchOutcome("pending")
+
+
+def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, RefetchOutcome]:
+    """Return what has become of each wish, as of one look at the index.
+
+    Whoever asks must hold the lease already, and have looked after it was made.
+
+    Args:
+        view: of the index.
+        wishes: digests by shard number.
+    """
+    there = {row.number: row.digest for row in view.shards if row.number in wishes}
+    noted = refused_in_index(view.meta.get(REFUSED_META))
+    return {
+        number: refetch_outcome(number, digest, there.get(number), noted)
+        for number, digest in wishes.items()
+    }
+
+
+def refetch_outcome(
+    number: int, digest: str, found: str | None, refused: RefusedRefetches
+) -> RefetchOutcome:
+    """Return what has become of one wish.
+
+    Args:
+        number: of the shard.
+        digest: that it must have.
+        found: the digest of the live shard of that number; None where there is none.
+        refused: as the supervisor noted it.
+    """
+    if found == digest:
+        return LIVE
+    if found is not None:
+        return RefetchOutcome("refused", other_bytes_reason(number))
+    reason = refused.get((number, digest))
+    return PENDING if reason is None else RefetchOutcome("refused", reason)
+
+
+def other_bytes_reason(number: int) -> str:
+    """Return why a wish is refused whose shard this cache holds with another digest."""
+    return (
+        f"shard {number} of this cache has other bytes: objects were rewritten since, or this "
+        "machine's listing grew in other steps"
+    )
+
+
+def redrawn_differently_reason(number: int, holes: Sequence[str]) -> str:
+    """Return why a wish is refused whose shard, drawn again, has another digest.
+
+    Args:
+        number: of the shard.
+        holes: why visits of it yielded nothing.
+    """
+    why = f"objects of shard {number} were rewritten or removed since it was drawn"
+    return short_reason(f"{why}: {'; '.join(holes[:2])}" if holes else why)
+
+
+def short_reason(text: str) -> str:
+    """Return a reason as long as the index notes one.
+
+    >>> len(short_reason("x" * 1000)) == MOST_REASON_CHARACTERS
+    True
+    """
+    return (
+        text
+        if len(text) <= MOST_REASON_CHARACTERS
+        else text[: MOST_REASON_CHARACTERS - 1] + "…"
+    )
+
+
+def refused_in_index(meta: Any) -> dict[tuple[int, str], str]:
+    """Return the refused wishes that the index notes, by (shard, digest)."""
+    return {
+        (int(number), digest): reason
+        for number, reasons in (meta or {}).items()
+        for digest, reason in reasons.items()
+    }
+
+
+def refused_meta(refused: RefusedRefetches) -> dict[str, dict[str, str]]:
+    """Return refused wishes as the index notes them; the first `MOST_REFUSED`."""
+    meta: dict[str, dict[str, str]] = {}
+    for (number, digest), reason in list(refused.items())[:MOST_REFUSED]:
+        meta.setdefault(str(number), {})[digest] = reason
+    return meta
+
+
+def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
+    """Return the leases that wish for shards they have not read yet, the oldest first."""
+    wishing = [lease for lease in leases if lease.wishing]
+    return sorted(wishing, key=lambda lease: (lease.created, lease.name))
+
+
+def pending_refetches(
+    leases: Iterable[LeaseView], there: Collection[int], refused: RefusedRefetches
+) -> dict[int, str]:
+    """Return the digests of the shards that shall be drawn again, in the order to do so.
+
+    Where two leases want one shard with different bytes, the older one is heard first.
+
+    Args:
+        leases: the unfinished ones.
+        there: the shards whose files lie in the cache.
+        refused: wishes that cannot be granted.
+    """
+    found: dict[int, str] = {}
+    for lease in refetching_leases(leases):
+        for number, digest in lease.wishing.items():
+            if number not in there and (number, digest) not in refused:
+                found.setdefault(number, digest)
+    return found
+
+
+def still_refused(
+    leases: Iterable[LeaseView], there: Mapping[int, str], refused: RefusedRefetches
+) -> dict[tuple[int, str], str]:
+    """Return the refused wishes that somebody still has, those among them that ``there`` denies.
+
+    Args:
+        leases: the unfinished ones.
+        there: the digests of shards whose files lie in the cache.
+        refused: so far.
+    """
+    found: dict[tuple[int, str], str] = {}
+    for lease in refetching_leases(leases):
+        for wish in lease.wishing.items():
+            number, digest = wish
+            if wish in refused:
+                found[wish] = refused[wish]
+            elif there.get(number, digest) != digest:
+                found[wish] = other_bytes_reason(number)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShards:
+    """What becomes of shards that were written.
+
+    Attributes:
+        fresh: never committed before.
+        returned: they had left the cache, and are as they were wished.
+        denied: they had left the cache, and are not as they were wished.
+    """
+
+    fresh: frozenset[int]
+    returned: frozenset[int]
+    denied: frozenset[int]
+
+
+def judge_written(
+    written: Mapping[int, str], known: Collection[int], wishes: Mapping[int, str]
+) -> WrittenShards:
+    """Return what becomes of written shards; what is in no set is left as it is.
+
+    Args:
+        written: digests of the new files by shard number.
+        known: numbers that were ever committed.
+        wishes: see `pending`; none of them lies in the cache.
+    """
+    again = {number for number in written if number in known and number in wishes}
+    returned = frozenset(number for number in again if written[number] == wishes[number])
+    return WrittenShards(
+        frozenset(written).difference(known), returned, frozenset(again - returned)
+    )
+
+
+def never_fits(
+    lease: LeaseView, sizes: Mapping[int, int], capacity: int
+) -> tuple[int, int] | None:
+    """Return (bytes of its wishes, of all it holds), where they can never lie there together.
+
+    Args:
+        lease: that wishes.
+        sizes: allocated bytes by shard number, of all that it holds.
+        capacity: bytes that the bound leaves for shards.
+    """
+    wishing = lease.wishing
+    wished = sum(sizes[number] for number in wishing)
+    held = sum(sizes[number] for number in lease.holding())
+    return (wished, held) if held > capacity else None
+
+
+def pending_message(outcomes: Mapping[int, RefetchOutcome]) -> str:
+    """Return in words what a reader that resumes waits for; empty where it need not.
+
+    >>> pending_message({3: PENDING, 4: LIVE, 9: PENDING})
+    '2 of the 3 shards of its checkpoint (3, 9)'
+    """
+    waiting = [number for number, found in outcomes.items() if found == PENDING]
+    if not waiting:
+        return ""
+    return f"{len(waiting)} of the {len(outcomes)} shards of its checkpoint ({number_list(waiting)})"
+
+
+def refusal_message(outcomes: Mapping[int, RefetchOutcome]) -> str:
+    """Return in words which wishes were refused and why; empty where none was.
+
+    >>> refusal_message({3: RefetchOutcome("refused", "a.npy is gone"), 4: LIVE})
+    '1 of the 2 shards of its checkpoint cannot be drawn again (3): a.npy is gone'
+    """
+    refused = {number: found.reason for number, found in outcomes.items() if found.reason}
+    if not refused:
+        return ""
+    reasons = "; ".join(list(dict.fromkeys(refused.values()))[:3])
+    return (
+        f"{len(refused)} of the {len(outcomes)} shards of its checkpoint cannot be drawn again "
+        f"({number_list(refused)}): {reasons}"
+    )
+
+
+def number_list(numbers: Iterable[int], most: int = 5) -> str:
+    """Return numbers as a text, the first few of them.
+
+    >>> number_list([1, 2, 3, 4, 5, 6, 7])
+    '1, 2, 3, 4, 5, …'
+    """
+    shown = list(map(str, numbers))
+    return ", ".join(shown[:most] + ["…"] * (len(shown) > most))

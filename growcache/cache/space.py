@@ -1,0 +1,253 @@
+"""The space account: the bound in allocated blocks, what is used, reserved and free.
+
+Everything under the cache directory counts. A fixed part of the bound is set aside for the index,
+its log, leases and the ballast. Shards, the catalog and what samplers are writing share the rest.
+
+The ballast is a file that is deleted when the disk is full: an eviction commits before it unlinks, and
+without that room the commit is what fails, so nothing could ever be freed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from growcache.cache.files import (
+    FILE_MODE,
+    CacheLayout,
+    allocated,
+    allocated_tree,
+    is_full_disk,
+)
+from growcache.cache.shard_table import ShardTable
+
+LEAST_BUDGET_BYTES = 600_000
+MOST_BUDGET_BYTES = 20_000_000
+BUDGET_SHARE = 8  # one part of so many of max_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceBudget:
+    """How the fixed part is split; all in allocated bytes.
+
+    What is left of ``total`` holds the history's growth, locks and directories.
+
+    Attributes:
+        total: set aside inside ``max_bytes``, whether used or not.
+        ballast: unlinked to commit an eviction on a full disk.
+        wal: the log is cut when it is longer. It may grow by one transaction beyond.
+        leases: that readers make, all together; see `growcache.cache.leases`.
+        pages: the index itself; when it is larger no permits are given.
+        samples: while the index is smaller it also has a row per sample.
+        kept_deleted: rows of deleted shards that are kept one by one.
+        kept_history: records of the history.
+        deferred: visits that the record of what was set aside may speak of.
+    """
+
+    total: int
+    ballast: int
+    wal: int
+    leases: int
+    pages: int
+    samples: int
+    kept_deleted: int
+    kept_history: int
+    deferred: int
+
+
+def fixed_budget(max_bytes: int) -> SpaceBudget:
+    """Return the fixed part of a cache bounded to ``max_bytes``."""
+    total = min(max(max_bytes // BUDGET_SHARE, LEAST_BUDGET_BYTES), MOST_BUDGET_BYTES)
+    return SpaceBudget(
+        total=total,
+        ballast=min(1_000_000, total // 8) // 4096 * 4096,
+        wal=total // 8,
+        leases=total // 8,
+        pages=total // 2,
+        samples=total // 4,
+        kept_deleted=total // 10_000,
+        kept_history=total // 8_000,
+        deferred=total // 300,
+    )
+
+
+def minimum_bytes(workers: int, group_bytes: int, catalog_bytes: int = 0) -> int:
+    """Return the least ``max_bytes`` that keeps this many samplers at work.
+
+    Args:
+        workers: sampler processes.
+        group_bytes: allocated by one full group with its sidecars.
+        catalog_bytes: allocated by the local copy of the listing.
+
+    >>> fixed_budget(minimum_bytes(2, 100_000)).total + 4 * 100_000 == minimum_bytes(2, 100_000)
+    True
+    """
+    need = (workers + 2) * group_bytes + catalog_bytes
+    in_proportion = -(-need * BUDGET_SHARE // (BUDGET_SHARE - 1))
+    return need + fixed_budget(in_proportion).total
+
+
+class Ballast:
+    """A file of nothing.
+
+    Attributes:
+        path: of the file.
+        size: its bytes, while it is there.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+
+    def drop(self) -> bool:
+        """Give the room up; False where that was done already."""
+        there = allocated(self.path) > 0
+        self.path.unlink(missing_ok=True)
+        return there
+
+    def restore(self) -> bool:
+        """Make the file if it is missing and the disk has room to spare; True if it is there."""
+        if self.path.exists() and self.path.stat().st_size == self.size:
+            return True
+        self.path.unlink(missing_ok=True)
+        if free_user_bytes(self.path.parent) < 2 * self.size:
+            return False
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, FILE_MODE)
+        try:
+            os.posix_fallocate(descriptor, 0, self.size)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            if not is_full_disk(error):
+                raise
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def free_user_bytes(path: Path) -> int:
+    """Return the bytes that this user may still write on the path's file system."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
+
+
+class Space:
+    """The account of one cache.
+
+    A bound that is lowered is in force only once everything fits below it; until then the
+    old one is (G1), and nothing new is promised.
+
+    Attributes:
+        catalog_bytes: what the catalog takes; its owner keeps this up to date.
+        foreign_bytes: allocated by what is not ours, as far as `other_bytes` does not count it.
+        listing_ahead: what shards leave free for the part of the listing that is yet to come.
+    """
+
+    def __init__(self, layout: CacheLayout, max_bytes: int, stock: ShardTable) -> None:
+        self._layout = layout
+        self._stock = stock
+        self._max_bytes = self._in_force = max_bytes
+        self.catalog_bytes = 0
+        self.foreign_bytes = 0
+        self.listing_ahead = 0
+        self._reserved: dict[str, int] = {}
+
+    @property
+    def max_bytes(self) -> int:
+        """The bound that is wanted: what is promised stays below it."""
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, value: int) -> None:
+        self._max_bytes = value
+        self.settle()
+
+    @property
+    def in_force(self) -> int:
+        """The bound that holds now; more than `max_bytes` while the cache shrinks."""
+        return self._in_force
+
+    def settle(self) -> None:
+        """Look whether a lowered bound holds by now."""
+        if self.left() >= 0:
+            self._in_force = self._max_bytes
+        else:
+            self._in_force = max(self._in_force, self._max_bytes)
+
+    def admit(self) -> None:
+        """Count with what lies there at a start, which a larger bound may have let in."""
+        self._in_force = max(self._in_force, self.used())
+
+    @property
+    def index_overflows(self) -> bool:
+        """Whether index, log and the like take more than the bound sets aside for them."""
+        return self.other_bytes() > self.budget.total
+
+    def slack(self) -> int:
+        """Return how many bytes may be written for a moment, below the bound in force."""
+        return self._in_force - self.used() - self.reserved
+
+    @property
+    def budget(self) -> SpaceBudget:
+        """The fixed part, by purpose."""
+        return fixed_budget(self.max_bytes)
+
+    def other_bytes(self) -> int:
+        """Return what everything but shards and catalog takes on disk now."""
+        layout = self._layout
+        total = sum(map(allocated, (layout.root, layout.shards, layout.incoming)))
+        total += allocated_tree(layout.leases)
+        with os.scandir(layout.root) as entries:
+            for entry in entries:
+                if entry.name != layout.catalog.name and not entry.is_dir():
+                    total += allocated(layout.root / entry.name)
+        return total
+
+    def used(self) -> int:
+        """Return the bytes that count against the bound, the fixed part as a whole."""
+        shards = self._stock.bytes + self.foreign_bytes
+        catalog = max(self.catalog_bytes, allocated(self._layout.catalog))
+        return shards + max(self.budget.total, self.other_bytes()) + catalog
+
+    @property
+    def reserved(self) -> int:
+        """Bytes promised to permits."""
+        return sum(self._reserved.values())
+
+    def left(self) -> int:
+        """Return how many more bytes could be used; negative while shrinking."""
+        return self.max_bytes - self.used() - self.reserved
+
+    def left_for_shards(self) -> int:
+        """Return how many more bytes could be promised to permits."""
+        return self.left() - self.listing_ahead
+
+    def reserve(self, permit: str, nbytes: int) -> bool:
+        """Promise bytes to a permit, in place of what it was promised before."""
+        before = self._reserved.pop(permit, 0)
+        if nbytes <= self.left_for_shards():
+            self._reserved[permit] = nbytes
+            return True
+        if before:
+            self._reserved[permit] = before
+        return False
+
+    def release(self, permit: str) -> None:
+        """Take a promise back; the permit's files are gone or are counted as shards now."""
+        self._reserved.pop(permit, None)
+
+
+# Of a lease of thousands of shards, a byte each, in whole blocks.
+LEASE_BYTES = 1 << 16
+
+
+def free_disk_bytes(layout: CacheLayout) -> tuple[int, int]:
+    """Return (free to this user, all) bytes of the file system that holds the cache."""
+    found = os.statvfs(layout.root)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def min_free_bytes(min_free: float, total: int) -> int:
+    """Return ``min_free`` in bytes, where a number below 1 is a share of the disk."""
+    return int(min_free * total) if min_free < 1 else int(min_free)

@@ -1,0 +1,146 @@
+"""``growcache check``: read every byte of a cache, report what is wrong with it, and repair it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from growcache.cache.check import Finding, check, repair
+from growcache.cache.files import CacheLayout
+from growcache.cache.locks import FileLock, is_locked
+from growcache.cli.humanize import plural
+from growcache.cli.terminal import can_redraw
+from growcache.errors import CacheError
+from growcache.store.catalog import Catalog
+from growcache.usercode import printable
+
+SEVERITY_STYLES = {"error": "bold red", "mended": "green", "info": "dim"}
+
+
+def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
+    """Print the findings; return the exit code: 1 where one of them is an error (still).
+
+    Args:
+        cache: its folder.
+        json: as one object.
+        mend: repair what can be.
+
+    Raises:
+        CacheMissingError: there is no cache.
+        CacheBusyError: a service fills what is to be mended.
+    """
+    findings, shards = _with_progress(cache, repair if mend else check)
+    findings += repair_catalog(cache) if mend else check_catalog(cache)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if json:
+        value = {"ok": not errors, "shards": shards, "findings": [asdict(f) for f in findings]}
+        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        _print_findings(findings, shards)
+        _print_next_steps(cache, findings)
+    return 1 if errors else 0
+
+
+def _with_progress(
+    cache: Path, work: Callable[..., list[Finding]]
+) -> tuple[list[Finding], int]:
+    checked = 0
+    # On the error stream, so that the output stays clean where it is read by a program.
+    console = Console(stderr=True)
+    with Progress(
+        console=console, transient=True, disable=not can_redraw(sys.stderr)
+    ) as progress:
+        task = progress.add_task("checking shards", total=None)
+
+        def advance(done: int, total: int) -> None:
+            nonlocal checked
+            checked = done
+            progress.update(task, completed=done, total=total)
+
+        return work(cache, on_shard=advance), checked
+
+
+def _print_findings(findings: Sequence[Finding], shards: int) -> None:
+    console = Console()
+    if console.is_terminal:
+        console.print(_findings_grid(findings))
+    else:  # a line each, for grep
+        for finding in findings:
+            sys.stdout.write(f"{finding.severity}  {_finding_text(finding)}\n")
+        sys.stdout.flush()
+    console.print(_verdict_text(findings, shards), style="bold")
+
+
+def _verdict_text(findings: Sequence[Finding], shards: int) -> str:
+    of = {name: sum(f.severity == name for f in findings) for name in ("error", "mended")}
+    counts = [plural(of["error"], "error")] if of["error"] else []
+    counts += [f"{plural(of['mended'], 'error')} mended"] if of["mended"] else []
+    begin = f"{', '.join(counts)} in" if counts else "all is well with"
+    return f"{begin} {plural(shards, 'shard')}"
+
+
+def _print_next_steps(cache: Path, findings: Sequence[Finding]) -> None:
+    drawn = {f.shard for f in findings if f.severity == "mended" and f.shard is not None}
+    if any(f.severity == "error" and f.mendable for f in findings):
+        sys.stdout.write(f"to mend: growcache check {printable(str(cache))} --repair\n")
+    if drawn:
+        again = plural(len(drawn), "shard")
+        sys.stdout.write(f"set aside: {again}; the next growcache run draws them again\n")
+
+
+def _findings_grid(findings: Sequence[Finding]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for finding in findings:
+        style = SEVERITY_STYLES[finding.severity]
+        grid.add_row(Text(finding.severity, style), Text(_finding_text(finding)))
+    return grid
+
+
+def _finding_text(finding: Finding) -> str:
+    where = "" if finding.shard is None else f"shard {finding.shard}: "
+    return printable(f"{where}{finding.message}")
+
+
+def check_catalog(cache: Path) -> Iterator[Finding]:
+    """Yield what is amiss with the copy of the listing."""
+    path = CacheLayout(cache).catalog
+    if not path.exists() or not path.stat().st_size:
+        return  # the next start lists
+    try:
+        with Catalog.open(path, readonly=True) as catalog:
+            torn, count = catalog.torn_bytes, len(catalog)
+    except CacheError:
+        yield Finding("error", None, f"{path} is damaged from its start", mendable=True)
+        return
+    if torn and not is_locked(CacheLayout(cache).supervisor_lock):
+        text = f"{path}: {torn} bytes behind {count} objects are damaged; the next start lists anew"
+        yield Finding("info", None, text)
+
+
+def repair_catalog(cache: Path) -> list[Finding]:
+    """Remove a copy of the listing that cannot be read: the next start lists the source again."""
+    layout = CacheLayout(cache)
+    with FileLock.acquire(layout.supervisor_lock):
+        found = list(check_catalog(cache))
+        if any(finding.mendable for finding in found):
+            layout.catalog.unlink()
+    return [_as_repaired(finding) for finding in found]
+
+
+def _as_repaired(finding: Finding) -> Finding:
+    if not finding.mendable:
+        return finding
+    return Finding(
+        "mended", None, f"{finding.message}; the next start lists anew", mendable=True
+    )

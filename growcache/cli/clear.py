@@ -1,0 +1,131 @@
+"""``growcache clear`` empties a cache that is not in use. ``growcache release`` ends leases of dead readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from growcache.cache.directory import adopt, clear_cache, require_cache
+from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.folders import foreign_paths
+from growcache.cache.lease_views import LeaseView, end_dead_lease, survey_leases
+from growcache.cache.locks import is_locked
+from growcache.cache.recovery import in_use_error, take_over
+from growcache.cli.humanize import in_bytes, plural
+from growcache.errors import CacheBusyError
+from growcache.usercode import printable
+
+SAMPLERS_END_SECONDS = 10.0  # that those of a service that died need to end
+MAX_NAMED_STRANGERS = 3  # names of what is not ours
+
+
+def clear_question(root: Path) -> str:
+    """Return the question to ask before.
+
+    Raises:
+        CacheMissingError: there is no cache at the path.
+    """
+    layout = _require_layout(root)
+    return f"Delete {in_bytes(allocated_tree(layout.root))} of cached samples in {layout.root}?"
+
+
+def empty_cache(root: Path) -> str:
+    """Delete all that a service has put into the folder; return what to tell.
+
+    Only names of a cache's own are touched. Locks stay, for they are never unlinked, and the
+    marker, so that the next service takes the folder as it is.
+
+    Raises:
+        CacheMissingError: there is no cache at the path.
+        CacheBusyError: a service or a reader uses it.
+    """
+    layout = _require_layout(root)
+    before = allocated_tree(layout.root)
+    adopt(layout)
+    if is_locked(layout.supervisor_lock):
+        raise in_use_error(layout, "stop that service first")
+    with take_over(layout, SAMPLERS_END_SECONDS):
+        views, foreign = survey_leases(layout.root)
+        for strange in foreign:
+            if strange.protects:
+                raise CacheBusyError(f"{layout.root} may be read: {strange}; {strange.advice}")
+        for lease in views:
+            if lease.open and lease.holding():
+                raise CacheBusyError(
+                    f"{layout.root} is being read by {lease.command} (pid {lease.pid} on "
+                    f"{lease.host}); stop it first"
+                )
+        clear_cache(layout)
+    freed = in_bytes(before - allocated_tree(layout.root))
+    return f"Emptied {layout.root}; {freed} are free again.{_strangers_text(foreign_paths(layout))}"
+
+
+def _strangers_text(foreign: Sequence[Path]) -> str:
+    """Return what stays because it is not growcache's, in words."""
+    if not foreign:
+        return ""
+    shown = ", ".join(map(str, foreign[:MAX_NAMED_STRANGERS])) + (
+        " …" if len(foreign) > MAX_NAMED_STRANGERS else ""
+    )
+    return f" Not growcache's, so left as it is: {printable(shown)}."
+
+
+def _require_layout(root: Path) -> CacheLayout:
+    """Return the layout of a cache, also of one whose clearing was cut short."""
+    layout = CacheLayout(root)
+    require_cache(layout)
+    return layout
+
+
+def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
+    """End the leases of dead readers; return what to say, and the exit code.
+
+    A service that runs heeds that within a moment, the next one at its start.
+
+    Args:
+        cache: its folder.
+        job: whose readers; None for all.
+
+    Raises:
+        CacheMissingError: there is no cache.
+    """
+    layout = CacheLayout(cache)
+    layout.require()
+    views, foreign = survey_leases(layout.root)
+    dead = [
+        view for view in views if not view.open and not view.closed and job in (None, view.job)
+    ]
+    ended, refused = _end_leases(layout, dead)
+    said = [_released_text(ended, job)] if ended or not refused else []
+    said += [
+        f"{view.name}.lease of job {view.job} is another user's: run this as its owner"
+        for view in refused
+    ]
+    if job is None:
+        said += [f"{lease}: {lease.advice}" for lease in foreign if lease.protects]
+    blocked = refused or (job is None and any(lease.held is None for lease in foreign))
+    return "\n".join(said), int(bool(blocked))
+
+
+def _end_leases(
+    layout: CacheLayout, dead: list[LeaseView]
+) -> tuple[list[LeaseView], list[LeaseView]]:
+    ended, refused = [], []
+    for view in dead:
+        try:
+            if end_dead_lease(layout, view.name):
+                ended.append(view)
+        except PermissionError:
+            refused.append(view)
+    return ended, refused
+
+
+def _released_text(ended: list[LeaseView], job: str | None) -> str:
+    of_job = "" if job is None else f" of job {job}"
+    if not ended:
+        return f"Nothing to let go of: no dead reader{of_job} protects a shard."
+    shards = {number for view in ended if view.resumable for number in view.unfinished()}
+    return (
+        f"Let go of {plural(len(shards), 'shard')} that {plural(len(ended), 'dead reader')}"
+        f"{of_job} protected."
+    )

@@ -1,0 +1,503 @@
+"""The commands, their options and examples, and shell completion.
+
+Each command imports what it needs, so that ``--help`` and Tab are quick. A test runs every example.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from growcache import __version__
+from growcache.cli.humanize import as_size
+from growcache.cli.terminal import NO_COLOR, apply_no_color, fold_to_width
+from growcache.errors import ConfigError, GrowcacheError
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "demo": (
+        "growcache demo",
+        "growcache demo --epochs 20 --keep ./demo",
+    ),
+    "init": (
+        "growcache init",
+        "growcache init growcache.yaml --url 's3://bucket/recordings/**/*.npy'",
+        "growcache init --yes --url 's3://b/*.jpg' --anon",
+        "growcache init - --format raw",
+    ),
+    "run": (
+        "growcache run growcache.yaml",
+        "growcache run growcache.yaml --set cache.max_bytes=50GB --until-full",
+        "growcache run growcache.yaml --duration 60 | jq .samples",
+    ),
+    "status": (
+        "growcache status ./cache",
+        "growcache status ./cache --watch",
+        "growcache status ./cache --json | jq .coverage",
+    ),
+    "check": (
+        "growcache check ./cache",
+        "growcache check ./cache --repair",
+        "growcache check ./cache --json",
+    ),
+    "peek": (
+        "growcache peek ./cache",
+        "growcache peek ./cache --sample 12:0",
+        "growcache peek ./cache --sample 12:0 --refetch --config my.yaml",
+    ),
+    "export": (
+        "growcache export ./cache ./copy",
+        "growcache export ./cache ./copy --samples 10000 --format npy",
+    ),
+    "release": ("growcache release ./cache", "growcache release ./cache --job default"),
+    "clear": ("growcache clear ./cache", "growcache clear ./cache --yes"),
+}
+
+
+def examples_epilog(command: str) -> str:
+    """Return a command's examples as the end of its help, one per line."""
+    return "\n".join(f"Example: {example}" for example in EXAMPLES[command])
+
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
+MIN_SIZE = 1_000_000  # such a number is one of bytes
+INDEX_FILE = "index.sqlite"  # named here: a Tab must not wait for the cache's own modules
+
+
+def complete_cache(incomplete: str) -> list[str]:
+    """Return caches, and the folders on the way to one."""
+    return _offer_with_contents(incomplete, _offer_caches)
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Return YAML files, and the folders on the way to one."""
+    return _offer_with_contents(incomplete, _offer_configs)
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Return ``section.key=`` of every setting that begins so; of a single one its default."""
+    from pydantic import BaseModel
+
+    from growcache.config import CacheConfig, SamplingConfig, SourceConfig
+
+    models: dict[str, type[BaseModel]] = {
+        "source": SourceConfig,
+        "sampling": SamplingConfig,
+        "cache": CacheConfig,
+    }
+    found = {
+        f"{name}.{key}=": "…" if field.is_required() else _default_text(field.get_default())
+        for name, model in models.items()
+        for key, field in model.model_fields.items()
+        if f"{name}.{key}=".startswith(incomplete)
+    }
+    if len(found) != 1:
+        return list(found)
+    ((key, default),) = found.items()
+    return [key, f"{key}{default}"]
+
+
+def _default_text(default: object) -> str:
+    if isinstance(default, int) and default >= MIN_SIZE:
+        return as_size(default)
+    return "null" if default is None else str(default).replace(" ", "")
+
+
+def _offer_caches(incomplete: str) -> list[str]:
+    return [
+        found if (path / INDEX_FILE).exists() else f"{found}/"
+        for path, found in _paths_starting_with(incomplete)
+        if path.is_dir()
+    ]
+
+
+def _offer_configs(incomplete: str) -> list[str]:
+    return [
+        f"{found}/" if path.is_dir() else found
+        for path, found in _paths_starting_with(incomplete)
+        if path.is_dir() or path.suffix in CONFIG_SUFFIXES
+    ]
+
+
+def _offer_with_contents(incomplete: str, offered: Callable[[str], list[str]]) -> list[str]:
+    """Return what is offered; of a single folder also what is in it.
+
+    For a shell that finds a single word takes that to be all, and puts a space behind it.
+    """
+    found = offered(incomplete)
+    if len(found) == 1 and found[0].endswith("/"):
+        found += offered(found[0])
+    return found
+
+
+def _paths_starting_with(incomplete: str) -> Iterator[tuple[Path, str]]:
+    """Yield what a half-typed path may mean, each also as the shell is to show it."""
+    head, slash, start = incomplete.rpartition("/")
+    folder = Path(head + slash or ".").expanduser()
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:  # no such folder, so there is nothing to offer
+        return
+    for path in found:
+        if path.name.startswith(start) and (start or not path.name.startswith(".")):
+            yield path, f"{head}{slash}{path.name}"
+
+
+app = typer.Typer(
+    name="growcache",
+    help="A bounded local cache of random samples from object storage that grows while you "
+    "train.\n\nExample: growcache demo",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# What typer raises for bad usage; where its base class lives depends on typer's version.
+UsageError: Any = typer.BadParameter.__mro__[1]
+INTERRUPTED_EXIT_CODE = 130
+
+CacheArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CACHE",
+        help="The cache's folder.",
+        file_okay=False,
+        autocompletion=complete_cache,
+    ),
+]
+ConfigArgument = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="The config file.", autocompletion=complete_config),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting; repeatable.",
+        autocompletion=complete_setting,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    no_color: Annotated[
+        bool, typer.Option(NO_COLOR, help="No colours; also after a command, or as NO_COLOR=1.")
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"growcache {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(epilog=examples_epilog("demo"))
+def demo(
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs to train.")] = 12,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Work in this new folder, and leave it behind."),
+    ] = None,
+) -> None:
+    """Watch a small cache grow while a PyTorch model trains on it (half a minute)."""
+    from rich.console import Console
+
+    from growcache.cli.demo import run_demo
+    from growcache.cli.terminal import signals_as_ctrl_c
+
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise ConfigError(f"{keep} is not empty; name a folder that is new")
+    with signals_as_ctrl_c():
+        run_demo(Console(), epochs=epochs, keep=keep)
+
+
+@app.command(epilog=examples_epilog("init"))
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="Where to write it; - for the screen.")
+    ] = Path("growcache.yaml"),
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the objects are, with globs.")
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="What they hold, instead of a guess."),
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the cache is to be.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Its bound, such as 50GB.")
+    ] = None,
+    endpoint_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of an S3 store that is not Amazon's.")
+    ] = None,
+    anon: Annotated[bool, typer.Option("--anon", help="Read without credentials.")] = False,
+    look: Annotated[
+        bool, typer.Option(help="List the source and read the start of one object.")
+    ] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file; guess, if no look is possible.")
+    ] = False,
+) -> None:
+    """Write a config that explains every setting, after a look at the objects.
+
+    At a terminal it asks for what the options do not say.
+    """
+    from growcache.cli.init import (
+        EXAMPLE_URL,
+        InitOptions,
+        ask_for_choices,
+        checked_config_text,
+        choose_without_asking,
+        missing_library,
+        print_to_stderr,
+        refuse_existing,
+        write_config,
+    )
+    from growcache.cli.terminal import can_ask
+
+    shown = str(file) == "-"
+    if not shown:
+        refuse_existing(file, force=force)
+    given = InitOptions(url, format_, cache, max_bytes, endpoint_url, anon, look, force)
+    choices = (
+        ask_for_choices(given)
+        if can_ask() and not (yes or shown)
+        else choose_without_asking(given)
+    )
+    if missing := missing_library(choices):
+        print_to_stderr(missing)
+    if shown:
+        typer.echo(checked_config_text("growcache.yaml", choices), nl=False)
+        return
+    write_config(file, choices, force=force)
+    edit = "set source.url in it, then " if choices.url == EXAMPLE_URL else ""
+    _print(f"Wrote {file}; {edit}start the service: growcache run {file}")
+
+
+@app.command(epilog=examples_epilog("run"))
+def run(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    until_full: Annotated[
+        bool, typer.Option("--until-full", help="End when the cache is full or complete.")
+    ] = False,
+    duration: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="End after so long.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="End when so many have been drawn in this run.")
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="List the store again, for new objects.")
+    ] = False,
+    retry_holes: Annotated[
+        bool, typer.Option("--retry-holes", help="Try again what could not be read for good.")
+    ] = False,
+) -> None:
+    """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
+
+    A line is an object with the keys of `status --json`: one at each change
+    of state, one a second between, and a last one whose state is stopped.
+    Warnings and errors go to the error stream.
+    """
+    from growcache.cli.status import choose_reporter
+    from growcache.config_text import load_config
+    from growcache.sampling import supervisor
+    from growcache.sampling.config_reload import ConfigFile
+
+    settings = load_config(config, overrides or (), os.environ)
+    file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
+    with choose_reporter(above=True) as shown:
+        # What was imported stays: to look through it again and again is in vain.
+        gc.freeze()
+        supervisor.run(
+            settings,
+            until_full=until_full,
+            duration=duration,
+            samples=samples,
+            refresh=refresh,
+            retry_holes=retry_holes,
+            on_status=shown.show,
+            file=file,
+        )
+
+
+@app.command(epilog=examples_epilog("status"))
+def status(
+    cache: CacheArgument,
+    json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show how full a cache is, what its service does, and who reads it."""
+    from growcache.cli.status import show_status, watch_status
+
+    if watch:
+        watch_status(cache, json=json)
+    else:
+        show_status(cache, json=json)
+
+
+@app.command(epilog=examples_epilog("check"))
+def check(
+    cache: CacheArgument,
+    mend: Annotated[
+        bool,
+        typer.Option("--repair", help="Mend it; no service may run. Exit 0: all is mended."),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong.
+
+    With --repair the index is made anew from the shards, and shards that are
+    damaged are set aside, for the next run to draw them again.
+    """
+    from growcache.cli.check import show_check
+
+    raise typer.Exit(show_check(cache, json=json, mend=mend))
+
+
+@app.command(epilog=examples_epilog("peek"))
+def peek(
+    cache: CacheArgument,
+    sample: Annotated[
+        str | None, typer.Option(metavar="SHARD:I", help="Show this one sample.")
+    ] = None,
+    refetch: Annotated[
+        bool,
+        typer.Option("--refetch", help="Make it again from the store; exit 1 if it differs."),
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Of the cache, where the store needs more than its URL, or samples code of yours.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what the samples of a cache look like, and which object each came from."""
+    from growcache.cli.peek import peek_cache
+    from growcache.cli.refetch import refetch_sample
+
+    if config is not None and not refetch:
+        raise ConfigError("--config is for --refetch; a look at the cache needs none")
+    if not refetch:
+        peek_cache(cache, sample, json=json)
+        return
+    if sample is None:
+        raise ConfigError("--refetch needs --sample SHARD:I, such as 12:0")
+    raise typer.Exit(refetch_sample(cache, sample, config, json=json))
+
+
+@app.command(epilog=examples_epilog("export"))
+def export(
+    cache: CacheArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new or empty.")],
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="The newest shards that hold so many, instead of all."),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="tfrecord or npy; else as it is."),
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Let others read the copy, as your umask says.")
+    ] = False,
+) -> None:
+    """Copy what a cache holds now: to keep, to share, or to read without growcache."""
+    from growcache.cli.export import export_cache
+
+    _print(export_cache(cache, out, samples=samples, cache_format=format_, shared=shared))
+
+
+@app.command(epilog=examples_epilog("release"))
+def release(
+    cache: CacheArgument,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what readers of this job protect.")
+    ] = None,
+) -> None:
+    """Let go of what dead readers still protect, for they will not come back.
+
+    A trainer that was killed keeps shards for as long as cache.resume_seconds, if it
+    ever gave a state_dict(). Readers that live keep theirs. Exit code 1 where a dead
+    reader's lease may not be changed by this user.
+    """
+    from growcache.cli.clear import release_readers
+
+    text, code = release_readers(cache, job)
+    _print(text)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=examples_epilog("clear"))
+def clear(
+    cache: CacheArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete every sample of a cache that no service and no reader uses."""
+    from growcache.cli.clear import clear_question, empty_cache
+
+    if not yes:
+        typer.confirm(fold_to_width(clear_question(cache), sys.stdout), abort=True)
+    _print(empty_cache(cache))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code (0 fine, 1 a finding, 2 bad usage)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows a ? instead
+            stream.reconfigure(errors="replace")
+    try:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        code = app(apply_no_color(given), prog_name="growcache", standalone_mode=False)
+    except UsageError as error:
+        return _print_error(f"{_usage_sentence(error)} See: {_command_path(error)} --help", 2)
+    except GrowcacheError as error:
+        return _print_error(str(error), error.exit_code)
+    except typer.Abort:
+        return _print_error("nothing was changed", 1)
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    return code if isinstance(code, int) else 0
+
+
+def _print(text: str) -> None:
+    typer.echo(fold_to_width(text, sys.stdout))
+
+
+def _usage_sentence(error: Any) -> str:
+    """Return what is wrong as a sentence, with the nearest word that would be right."""
+    message = error.format_message().rstrip(".")
+    message = re.sub(r" \(Possible options: ([^,)]+)[^)]*\)", r". Did you mean \1?", message)
+    return message if message.endswith("?") else f"{message}."
+
+
+def _command_path(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "growcache"
+
+
+def _print_error(message: str, code: int) -> int:
+    from growcache.usercode import printable
+
+    lines = [printable(line) for line in message.splitlines() if line.strip()][:2]
+    typer.echo(fold_to_width("growcache: " + "\n".join(lines), sys.stderr), err=True)
+    return code

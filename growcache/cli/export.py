@@ -1,0 +1,419 @@
+"""``growcache export``: copy what a cache holds now into a folder of its own.
+
+The copy is made next to its target and renamed, so it appears whole or not at all. It is a complete
+cache that loaders take. A manifest and a README_TEXT tell how to read it without growcache.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from growcache import __version__
+from growcache.cache.cache import Cache
+from growcache.cache.directory import adopt
+from growcache.cache.evict import NO_JOB
+from growcache.cache.files import (
+    BLOCK_BYTES,
+    DIRECTORY_MODE,
+    FILE_MODE,
+    SIDECAR,
+    CacheLayout,
+    allocated,
+    fsync_directory,
+)
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.formats.mapped import Buffer
+from growcache.cache.incoming import ShardChecksum, encode_shard
+from growcache.cache.index.schema import ShardRow
+from growcache.cache.side_files import read_identity, write_identity
+from growcache.cli.humanize import in_bytes, plural
+from growcache.cli.terminal import can_redraw
+from growcache.config import CacheConfig
+from growcache.errors import CacheError, CacheFullError, ConfigError, CorruptShardError
+from growcache.loading.snapshot import Snapshot
+from growcache.schema import Field, Schema
+from growcache.usercode import printable
+
+COPY_INDEX_BYTES = 64 << 20  # for the index of the copy, generously; it is not set aside
+COPY_ROW_BYTES = 1024
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCounts:
+    """What was copied."""
+
+    samples: int
+    shards: int
+    nbytes: int
+
+
+def export_cache(
+    root: Path,
+    out: Path,
+    *,
+    samples: int | None = None,
+    cache_format: str | None = None,
+    shared: bool = False,
+) -> str:
+    """Copy a cache's newest snapshot; return what to tell.
+
+    Args:
+        root: of the cache; a service may run on it, and readers.
+        out: a folder that does not exist yet, or is empty.
+        samples: about how many: as many whole shards, the newest, as hold so many.
+        cache_format: of the copy; None: as it is.
+        shared: whether others may read the copy, as far as the umask allows.
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: ``out`` cannot be taken.
+        CacheFullError: the disk has no room for the copy.
+        CorruptShardError: a shard is damaged; nothing is left behind.
+    """
+    _refuse_taken(out)
+    if cache_format not in (None, *CACHE_FORMATS):
+        known = " or ".join(sorted(CACHE_FORMATS))
+        raise ConfigError(f"--format: expected {known}, found {cache_format!r}")
+    with Snapshot.take(root, job=NO_JOB) as snapshot:
+        rows = newest_rows(snapshot.shards, samples)
+        total = sum(path.stat().st_size for row in rows for path in _shard_files(snapshot, row))
+        _require_room(out.absolute().parent, total + len(rows) * COPY_ROW_BYTES)
+        with _folder_renamed_at_end(out) as folder, _progress(total) as advance:
+            wanted = cache_format or snapshot.view.cache_format
+            _copy_shards(snapshot, root, rows, folder, wanted, advance)
+            write_notes(folder, snapshot, rows, wanted)
+            _set_modes(folder, shared=shared)
+    found = ExportCounts(sum(row.samples for row in rows), len(rows), total)
+    return (
+        f"Copied {plural(found.samples, 'sample')} in {plural(found.shards, 'shard')} "
+        f"({in_bytes(found.nbytes)}) to {out}; {out / 'README.md'} says how to read them."
+    )
+
+
+def newest_rows(rows: Sequence[ShardRow], samples: int | None) -> list[ShardRow]:
+    """Return the last shards that together hold so many samples, in their order."""
+    kept: list[ShardRow] = []
+    for row in reversed(rows):
+        if samples is not None and sum(k.samples for k in kept) >= samples:
+            break
+        kept.append(row)
+    return kept[::-1]
+
+
+def _refuse_taken(out: Path) -> None:
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists():
+        what = "is not empty" if out.is_dir() else "is a file"
+        raise ConfigError(f"{out} {what}; name a folder that is new")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {out.absolute().parent}; make it first")
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CacheFullError(
+            f"the copy takes {in_bytes(needed)}, and {in_bytes(free)} are free in {folder}; "
+            "name another folder, or fewer --samples"
+        )
+
+
+@contextmanager
+def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
+    """Yield a folder that becomes ``out`` once the block has ended well."""
+    made = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        made.mkdir(DIRECTORY_MODE)
+        yield made
+        fsync_directory(made)
+        made.rename(out)  # over an empty folder, too
+    except OSError as error:
+        if isinstance(error, CacheError):
+            raise
+        kind = CacheFullError if error.errno == errno.ENOSPC else ConfigError
+        raise kind(f"cannot write {out}: {error.strerror}; nothing was copied") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)  # it is not there any more if all went well
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[OnBytes]:
+    # On the error stream, so that the output stays clean where it is read by a program.
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not can_redraw(sys.stderr)) as shown:
+        task = shown.add_task("copying shards", total=total)
+        yield lambda nbytes: shown.advance(task, nbytes)
+
+
+def _copy_shards(
+    snapshot: Snapshot,
+    root: Path,
+    rows: Sequence[ShardRow],
+    folder: Path,
+    cache_format: str,
+    advance: OnBytes,
+) -> None:
+    layout = CacheLayout(folder)
+    adopt(layout)
+    identity = read_identity(root)
+    assert identity is not None  # it is written before the first shard
+    parts = {**identity.parts, "cache.format": cache_format}
+    write_identity(folder, replace(identity, parts=parts))
+    for row in rows:
+        if cache_format == snapshot.view.cache_format:
+            for path in _shard_files(snapshot, row):
+                target = layout.shards / path.relative_to(CacheLayout(root).shards)
+                target.parent.mkdir(exist_ok=True)
+                _copy_file(path, target)
+        else:
+            _convert_shard(snapshot, row, layout, cache_format)
+        advance(sum(path.stat().st_size for path in _shard_files(snapshot, row)))
+    _index_copy(layout, len(rows))
+
+
+def _convert_shard(
+    snapshot: Snapshot, row: ShardRow, layout: CacheLayout, cache_format: str
+) -> None:
+    """Write a shard in another format; its samples and their origins are the same."""
+    packed = encode_shard(cache_format, snapshot.schema, list(snapshot.mapped(row.number)))
+    sidecar, seal = replace(snapshot.sidecar(row.number), **packed.facts), ShardChecksum()
+    for file in packed.files:
+        _write_durably(layout.shard(row.number, file.suffix), seal.passing(file))
+    _write_durably(layout.sidecar(row.number), [seal.on(sidecar).to_bytes()])
+
+
+def _write_durably(path: Path, buffers: Iterable[Buffer]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as stream:
+        for buffer in buffers:
+            stream.write(buffer if isinstance(buffer, bytes) else buffer.data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy content and time, durably."""
+    shutil.copyfile(source, target)
+    shutil.copystat(source, target)
+    with target.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _set_modes(folder: Path, *, shared: bool) -> None:
+    """Say who may read the copy: its owner, or also others, as for any new file."""
+    mask = os.umask(0o77)
+    os.umask(mask)
+    for path in [folder, *folder.rglob("*")]:
+        is_folder = path.is_dir()
+        own, all_ = (DIRECTORY_MODE, 0o777) if is_folder else (FILE_MODE, 0o666)
+        path.chmod(all_ & ~mask if shared else own)
+
+
+def _index_copy(layout: CacheLayout, shards: int) -> None:
+    """Let the copy be a cache: it is indexed from its shards, which are all checked so."""
+    used = sum(allocated(path) for path in layout.shards.rglob("*"))
+    config = CacheConfig(
+        path=layout.root,
+        max_bytes=2 * used + COPY_INDEX_BYTES + shards * BLOCK_BYTES,  # type: ignore[arg-type]
+        eviction="none",
+        min_free=0,
+        allow_network_filesystem=True,  # nobody else knows of it yet
+    )
+    with Cache.open(layout.root, config) as cache:
+        found = cache.totals().shards
+        cache.set_complete(True)
+    if found != shards:
+        raise CorruptShardError(
+            f"{plural(shards - found, 'shard is', 'shards are')} damaged, so nothing was "
+            "copied; run: growcache check"
+        )
+
+
+def _shard_files(snapshot: Snapshot, row: ShardRow) -> list[Path]:
+    sidecar = snapshot.file(row.number).with_suffix(SIDECAR)
+    return [*snapshot.files(row.number), sidecar]
+
+
+README_TEXT = """\
+# {samples} of a growcache cache
+
+{schema}
+
+Taken from `{source}`: {samples} in {shards} under `shards/`, in the format {format}. The
+`.json` beside each shard says which object each sample came from, and what range of it.
+`manifest.json` lists the files. The programs below run in this folder.
+
+{reading}
+With growcache it is a complete cache of its own, which nothing fills or empties:
+
+```python
+from growcache.torch import EpochLoader
+
+loader = EpochLoader(".", batch_size=256, fixed=True)
+for batch in loader:
+    print({{name: len(values) for name, values in batch.items()}})
+loader.close()
+```
+"""
+
+TFRECORD_PROGRAM = """\
+```python
+from pathlib import Path
+
+import tensorflow as tf
+
+files = sorted(str(path) for path in Path("shards").glob("*.tfrecord"))
+features = {{
+{features}
+}}
+
+
+def decode(record):
+    found = tf.io.parse_single_example(record, features)
+    return {{
+{fields}
+    }}
+
+
+dataset = tf.data.TFRecordDataset(files).map(decode)
+```
+"""
+
+NPY_PROGRAM = """\
+```python
+from pathlib import Path
+
+import numpy as np
+
+for folder in sorted(Path("shards").glob("*.npy")):
+    arrays = {{path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}}
+```
+
+{ragged}"""
+
+RAGGED_NOTE = """\
+Of an array whose samples differ in size, `NAME.npy` holds all values one after another, and
+sample `i` is `NAME[NAME.offsets[i]:NAME.offsets[i + 1]]` (`NAME.shapes` has the shapes, where
+one dimension does not tell them). Text and bytes are stored as `uint8`.
+"""
+
+
+def write_notes(
+    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
+) -> None:
+    """Write ``manifest.json`` and ``README_TEXT.md`` into the folder of an export."""
+    (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, cache_format))
+    (folder / "README.md").write_text(
+        _readme(folder, snapshot, rows, cache_format), encoding="utf-8"
+    )
+
+
+def _manifest(
+    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
+) -> bytes:
+    shards = [
+        {
+            "number": row.number,
+            "samples": row.samples,
+            "files": {
+                str(path.relative_to(folder)): path.stat().st_size
+                for path in sorted(folder.glob(f"shards/{row.number:08d}*/*"))
+                + sorted(folder.glob(f"shards/{row.number:08d}.*"))
+                if path.is_file()
+            },
+        }
+        for row in rows
+    ]
+    value = {
+        "growcache": __version__,
+        "format": cache_format,
+        "schema": snapshot.schema.to_json(),
+        "samples": sum(row.samples for row in rows),
+        "source": _source_urls(folder),
+        "shards": shards,
+    }
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
+def _readme(
+    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
+) -> str:
+    tfrecord = cache_format == "tfrecord"
+    return README_TEXT.format(
+        samples=plural(sum(row.samples for row in rows), "sample"),
+        shards=plural(len(rows), "shard"),
+        schema="\n".join(f"- `{printable(str(f))}`" for f in snapshot.schema.fields),
+        source=", ".join(_source_urls(folder)),
+        format=cache_format,
+        reading=tfrecord_program(snapshot.schema) if tfrecord else npy_program(snapshot.schema),
+    )
+
+
+def _source_urls(folder: Path) -> list[Any]:
+    identity = read_identity(folder)
+    if identity is None:
+        return []
+    found: list[Any] = []
+    for name, value in identity.parts.items():  # of one source, or of several by their numbers
+        if name.startswith("source.") and name.endswith(".fields"):
+            found += [url for _, url, *_ in value]
+        elif name.startswith("source.") and name.endswith(".url"):
+            found += value
+    return found
+
+
+def tfrecord_program(schema: Schema) -> str:
+    """Return the program that reads the shards with TensorFlow."""
+    features = [
+        f"    {_quoted(field.name)}: tf.io.FixedLenFeature([], tf.string),"
+        for field in schema.fields
+    ]
+    fields = [
+        f"        {_quoted(field.name)}: {_decode_expression(field)},"
+        for field in schema.fields
+    ]
+    return TFRECORD_PROGRAM.format(features="\n".join(features), fields="\n".join(fields))
+
+
+def _quoted(name: str) -> str:
+    """Return a name as the programs have it: text, whatever is in it, that nobody may run."""
+    return json.dumps(name)
+
+
+def _decode_expression(field: Field) -> str:
+    found = f"found[{_quoted(field.name)}]"
+    if field.dtype in ("bytes", "str"):
+        return found
+    name = np.dtype(field.dtype).name
+    if name == "bool":
+        flat = f"tf.cast(tf.io.decode_raw({found}, tf.uint8), tf.bool)"
+    else:
+        flat = f"tf.io.decode_raw({found}, tf.{name})"
+    open_ = sum(size is None for size in field.shape)
+    if open_ > 1:
+        return flat  # its shape is in the feature "NAME/shape"
+    shape = [-1 if size is None else size for size in field.shape]
+    return f"tf.reshape({flat}, {shape})"
+
+
+def npy_program(schema: Schema) -> str:
+    """Return the program that reads the shards with NumPy."""
+    return NPY_PROGRAM.format(ragged=RAGGED_NOTE + "\n" if schema.is_ragged else "")

@@ -1,0 +1,110 @@
+"""Numbers, sizes, durations and long names as a person reads them."""
+
+from __future__ import annotations
+
+import re
+
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_OBJECT_NAME = re.compile(r"[^\s(]*/.*?(?=: )")  # a URL or key that a reason follows
+MIN_NAME_CHARACTERS = 16
+
+
+def in_bytes(number: float) -> str:
+    """Return bytes in decimal units, three digits.
+
+    >>> in_bytes(0), in_bytes(999), in_bytes(1000), in_bytes(6_240_000_000)
+    ('0 B', '999 B', '1.00 kB', '6.24 GB')
+    """
+    value = max(0.0, float(number))
+    for unit in _BYTE_UNITS:
+        if value < 999.5 or unit == _BYTE_UNITS[-1]:
+            break
+        value /= 1000
+    return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+
+
+def as_size(number: int) -> str:
+    """Return bytes as a config has them.
+
+    >>> as_size(50_000_000_000), as_size(2_000_000)
+    ('50GB', '2MB')
+    """
+    return in_bytes(number).replace(" ", "").replace(".00", "").replace(".0", "")
+
+
+def in_count(number: float) -> str:
+    """Return a count: exact below a million, rounded above.
+
+    >>> in_count(31004), in_count(1_234_567), in_count(2.5e9)
+    ('31,004', '1.23 million', '2.50 billion')
+    """
+    if number < 1e6:
+        return f"{number:,.0f}"
+    if number < 999.5e6:
+        return f"{_three_digits(number / 1e6)} million"
+    return f"{_three_digits(number / 1e9)} billion"
+
+
+def in_time(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    >>> in_time(0.4), in_time(59.7), in_time(133), in_time(7300), in_time(200_000)
+    ('0 s', '60 s', '2 min 13 s', '2 h 1 min', '2 d 7 h')
+    """
+    whole = round(max(0.0, seconds))
+    if whole <= 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def in_percent(share: float) -> str:
+    """Return a share of one, with more digits where it is small.
+
+    >>> in_percent(0), in_percent(0.00042), in_percent(0.031), in_percent(0.5), in_percent(1)
+    ('0 %', '0.04 %', '3.1 %', '50 %', '100 %')
+    """
+    percent = 100 * share
+    if percent == 0 or percent >= 10:
+        # 99.97 % is not everything.
+        return f"{min(percent, 99) if percent < 100 else percent:.0f} %"
+    return f"{percent:.1f} %" if percent >= 1 else f"{percent:.2f} %"
+
+
+def plural(number: float, one: str, many: str | None = None) -> str:
+    """Return the count with its noun.
+
+    >>> plural(1, "shard"), plural(1200, "shard"), plural(2, "part was", "parts were")
+    ('1 shard', '1,200 shards', '2 parts were')
+    """
+    return f"{in_count(number)} {one if number == 1 else many or one + 's'}"
+
+
+def shorten_name(text: str, length: int) -> str:
+    """Return a text of at most so many characters, which keeps what it says of an object.
+
+    Whoever reads it wants the end of the object's name and the reason after it, not the way
+    to the object.
+
+    >>> shorten_name("s3://bucket/a/long/way/to/7.npy: 503 SlowDown", 32)
+    '…long/way/to/7.npy: 503 SlowDown'
+    >>> shorten_name("no object is named here", 12)
+    'no object i…'
+    """
+    if len(text) <= length:
+        return text
+    named = _OBJECT_NAME.search(text)
+    if named:
+        kept = max(MIN_NAME_CHARACTERS, len(named[0]) - (len(text) - length))
+        if kept < len(named[0]):
+            text = f"{text[: named.start()]}…{named[0][-kept + 1 :]}{text[named.end() :]}"
+    return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"
+
+
+def _three_digits(value: float) -> str:
+    return (
+        f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+    )

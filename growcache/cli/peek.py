@@ -1,0 +1,341 @@
+"""``growcache peek``: what the cached samples look like, and where they came from.
+
+It takes no lease. A shard that is evicted meanwhile is passed over, and one that is open already stays
+readable to its end.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from growcache.cache.files import CacheLayout
+from growcache.cache.formats import open_shard, shard_path
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.index.schema import ShardRow
+from growcache.cache.sidecar import Sidecar
+from growcache.cli.humanize import in_bytes, plural
+from growcache.errors import CacheMissingError, ConfigError, CorruptShardError
+from growcache.formats.image import image_kind
+from growcache.schema import Field, Origin, Sample, Schema, Value
+from growcache.usercode import printable
+
+MAX_PEEKED = 8
+PRINTED_VALUES = 64
+PRINTED_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedSample:
+    """One sample, with its place in the cache and what its shard says of itself."""
+
+    shard: int
+    i: int
+    sidecar: Sidecar
+    sample: Sample
+
+    @property
+    def origin(self) -> Origin:
+        """Where it came from."""
+        return self.sidecar.origin(self.i)
+
+
+def sample_at(root: Path, place: str) -> PeekedSample:
+    """Return the sample at ``place`` ("shard:i").
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: ``place`` names no sample of the cache.
+    """
+    view, _ = read_filled_index(root)
+    return sample_in_view(root, view, place)
+
+
+def read_filled_index(root: Path) -> tuple[IndexView, Schema]:
+    """Return what the index tells of a cache that holds samples.
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+    """
+    view = read_index(root)
+    if view.schema is None or not view.totals.samples:
+        raise CacheMissingError(
+            f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}"
+        )
+    return view, view.schema
+
+
+def sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
+    """Return the sample at ``place`` ("shard:i").
+
+    Raises:
+        ConfigError: ``place`` names no sample of the cache.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", place)
+    if not match:
+        raise ConfigError(f"--sample expects SHARD:I, such as 12:0, found {place!r}")
+    shard, i = int(match[1]), int(match[2])
+    row = next((row for row in view.shards if row.number == shard), None)
+    if row is None:
+        known = [row.number for row in view.shards]
+        raise ConfigError(
+            f"shard {shard} is not in the cache (any more); it holds {plural(len(known), 'shard')} "
+            f"from {min(known)} to {max(known)}"
+        )
+    if i >= row.samples:
+        raise ConfigError(f"shard {shard} has {plural(row.samples, 'sample')}, counted from 0")
+    return _read_sample(root, row, i)
+
+
+def samples_spread_over(root: Path, view: IndexView) -> Iterator[PeekedSample]:
+    """Yield the first samples of shards that are evenly spread over the cache, by their numbers."""
+    rows = sorted((r for r in view.shards if r.samples), key=lambda row: row.number)
+    for k in range(min(MAX_PEEKED, len(rows))):
+        row = rows[k * len(rows) // min(MAX_PEEKED, len(rows))]
+        try:
+            yield _read_sample(root, row, 0)
+        except (FileNotFoundError, CorruptShardError):
+            if shard_path(CacheLayout(root), row.number, view.cache_format).exists():
+                raise
+            # evicted since the index was read
+
+
+def _read_sample(root: Path, row: ShardRow, i: int) -> PeekedSample:
+    layout = CacheLayout(root)
+    path = layout.sidecar(row.number)
+    sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+    mapped = open_shard(
+        layout, row.number, sidecar.samples, sidecar.schema, sidecar.cache_format
+    )
+    try:
+        return PeekedSample(row.number, i, sidecar, mapped[i])
+    finally:
+        mapped.close()
+
+
+def summarize_value(value: Value) -> dict[str, Any]:
+    """Return dtype, shape, extremes and, if it is short, all of it; NaN becomes null.
+
+    Of bytes and strings: how long they are (in bytes, in characters), and strings' beginning.
+    """
+    if isinstance(value, bytes):
+        return {"dtype": "bytes", "length": len(value)}
+    if isinstance(value, str):
+        return {"dtype": "str", "length": len(value), "value": value[:PRINTED_CHARACTERS]}
+    facts: dict[str, Any] = {"dtype": value.dtype.name, "shape": list(value.shape)}
+    if value.size and value.dtype.kind in "biuf":
+        facts |= {"min": value.min(), "mean": value.mean(dtype=np.float64), "max": value.max()}
+        facts = {k: v.item() if isinstance(v, np.generic) else v for k, v in facts.items()}
+    if value.size <= PRINTED_VALUES and value.dtype.kind in "biuf":
+        facts["values"] = value.tolist()
+    return facts
+
+
+def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
+    """Print some samples of a cache, or the one at ``place`` ("shard:i").
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: ``place`` names no sample of the cache.
+    """
+    view, schema = read_filled_index(root)
+    found = (
+        [sample_in_view(root, view, place)] if place else list(samples_spread_over(root, view))
+    )
+    if json:
+        _print_json(view, schema, found)
+    elif place:
+        print_sample(found[0])
+    else:
+        print_samples(view, schema, found)
+
+
+def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> None:
+    value = {
+        "schema": [
+            {"name": f.name, "dtype": f.dtype if f.is_blob else f.item.name, "shape": f.shape}
+            for f in schema.fields
+        ],
+        "shards": view.totals.shards,
+        "samples": view.totals.samples,
+        "examples": [
+            {
+                "shard": p.shard,
+                "i": p.i,
+                "origin": asdict(p.origin),
+                "arrays": {name: summarize_value(value) for name, value in p.sample.items()},
+            }
+            for p in found
+        ],
+    }
+    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+SHORT_CHARACTERS = 24
+MIN_ORIGIN_WIDTH = 24  # cells of where samples are from, for a table to be worth it
+BORDER_WIDTH = 3  # cells between two columns
+
+
+def print_samples(view: IndexView, schema: Schema, found: Sequence[PeekedSample]) -> None:
+    """Print what a cache holds, and some of its samples."""
+    console = Console()
+    shards = plural(view.totals.shards, "shard")
+    each = "of different sizes" if schema.is_ragged else f"each of {in_bytes(schema.nbytes)}"
+    folder = common_folder([peeked.origin.key for peeked in found])
+    _print_unwrapped(
+        console,
+        f"{plural(view.totals.samples, 'sample')} in {shards}, {each}: {printable(str(schema))}",
+    )
+    if folder:
+        _print_unwrapped(console, f"from {printable(folder)}")
+    table = _sample_table(schema, found, folder, console.width)
+    if table is not None:
+        console.print(table)
+        return
+    for peeked in found:
+        _print_unwrapped(console, "\n" + _sample_lines(peeked, folder))
+
+
+def common_folder(keys: Sequence[str]) -> str:
+    """Return the folder that all keys are in, with its slash; empty where there is none.
+
+    >>> common_folder(["a/b/1.npy", "a/b/c/2.npy"]), common_folder(["a/1", "ab/1"])
+    ('a/b/', '')
+    """
+    if len(set(keys)) < 2:
+        return ""
+    first, last = min(keys), max(keys)  # what these two share, all between them share
+    pairs = zip(first, last, strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return first[: first.rfind("/", 0, shared) + 1]
+
+
+def _sample_table(
+    schema: Schema, found: Sequence[PeekedSample], folder: str, width: int
+) -> Table | None:
+    """Return the samples as a table; None where that would be too wide to read."""
+    headings = ["sample", "from", *(_column_heading(schema[name]) for name in schema.names)]
+    rows = [
+        [
+            _place_text(p),
+            _origin_text(p, folder),
+            *(_cell_text(schema[n], p.sample[n]) for n in schema.names),
+        ]
+        for p in found
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+    origin = widths[1] + min(0, width - sum(widths) - BORDER_WIDTH * len(widths) - 1)
+    if origin < min(widths[1], MIN_ORIGIN_WIDTH):
+        return None
+    table = Table(border_style="bright_black")
+    for i, heading in enumerate(headings):
+        table.add_column(Text(heading), no_wrap=True, justify="left" if i < 2 else "right")
+    for place, where, *values in rows:
+        table.add_row(*map(Text, (place, _keep_end(where, origin), *values)))
+    return table
+
+
+def _sample_lines(peeked: PeekedSample, folder: str) -> str:
+    widest = max(map(len, peeked.sample))
+    values = peeked.sample.items()
+    fields = (f"  {printable(name):<{widest}}  {_value_text(value)}" for name, value in values)
+    return "\n".join((f"{_place_text(peeked)}  {_origin_text(peeked, folder)}", *fields))
+
+
+def print_sample(peeked: PeekedSample) -> None:
+    """Print a sample with where it came from."""
+    console = Console()
+    _print_unwrapped(console, f"sample {_place_text(peeked)}\nfrom   {_origin_text(peeked)}")
+    if peeked.origin.etag:
+        _print_unwrapped(console, f"etag   {printable(peeked.origin.etag)}")
+    for name, value in peeked.sample.items():
+        _print_unwrapped(console, "\n" + _field_text(printable(name), value, console.width))
+
+
+def _field_text(name: str, value: Value, width: int) -> str:
+    if isinstance(value, bytes):
+        more = " …" if len(value) > PRINTED_VALUES else ""
+        return f"{name}: {_value_text(value)}\n  {value[:PRINTED_VALUES]!r}{more}"
+    if isinstance(value, str):
+        more = " …" if len(value) > PRINTED_CHARACTERS else ""
+        size = plural(len(value), "character")
+        return f"{name}: {size}\n  {value[:PRINTED_CHARACTERS]!r}{more}"
+    values = np.array2string(
+        value, width - 1, precision=5, threshold=PRINTED_VALUES, edgeitems=3, prefix="  "
+    )
+    return f"{name}: {value.dtype.name}{_value_text(value) if value.ndim else ''}\n  {values}"
+
+
+def _print_unwrapped(console: Console, text: str) -> None:
+    # Soft wraps: what is selected with the mouse is one line, as it was written.
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _place_text(peeked: PeekedSample) -> str:
+    return f"{peeked.shard}:{peeked.i}"
+
+
+def _origin_text(peeked: PeekedSample, folder: str = "") -> str:
+    origin = peeked.origin
+    return printable(f"{origin.key.removeprefix(folder)} [{origin.start}:{origin.stop}]")
+
+
+def _column_heading(field: Field) -> str:
+    if field.is_blob or field.shape == ():
+        return printable(field.name)
+    return f"{printable(field.name)}: {'shape, ' if field.is_ragged else ''}min, mean, max"
+
+
+def _cell_text(field: Field, value: Value) -> str:
+    """Return what a table tells of a value, below `_column_heading`."""
+    if not isinstance(value, np.ndarray):
+        return _value_text(value)
+    facts = summarize_value(value)
+    figures = [_number_text(facts[k]) for k in ("min", "mean", "max") if k in facts]
+    if field.shape == ():
+        return figures[0] if figures else "-"
+    shape = [str(list(value.shape))] if field.is_ragged else []
+    return " ".join([*shape, *(figures or ["-"])])
+
+
+def _value_text(value: Value) -> str:
+    """Return what a value is, where there is no heading."""
+    if isinstance(value, bytes):
+        kind = image_kind(value)
+        return f"{kind}, {in_bytes(len(value))}" if kind else in_bytes(len(value))
+    if isinstance(value, str):
+        text = printable(value)
+        return text if len(text) <= SHORT_CHARACTERS else f"{text[:SHORT_CHARACTERS]}…"
+    facts = summarize_value(value)
+    if "min" not in facts:
+        return str(list(value.shape)) if value.ndim else "-"
+    least, mean, most = (_number_text(facts[key]) for key in ("min", "mean", "max"))
+    if not value.ndim:
+        return least
+    return f"{list(value.shape)}, {least} to {most}, mean {mean}"
+
+
+def _number_text(number: bool | int | float) -> str:
+    """Return a number in three digits; one that counts something, in all of them.
+
+    >>> _number_text(12345), _number_text(0.0123456), _number_text(True)
+    ('12345', '0.0123', 'True')
+    """
+    return f"{number:.3g}" if isinstance(number, float) else str(number)
+
+
+def _keep_end(text: str, width: int) -> str:
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"

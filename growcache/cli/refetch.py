@@ -1,0 +1,412 @@
+"""``growcache peek --refetch``: make a cached sample again from the store, and compare.
+
+A sample is a function of its object, the seed and the configuration. Bytes that differ mean another
+configuration or transform, an object that was rewritten in place, or damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from growcache.cache.files import CacheLayout
+from growcache.cache.side_files import Identity, describe_differences, read_identity
+from growcache.cache.sidecar import Sidecar
+from growcache.cli.peek import PeekedSample, sample_at
+from growcache.cli.terminal import can_redraw, fold_to_width
+from growcache.config import Config
+from growcache.config_text import from_json_value, load_config
+from growcache.errors import (
+    CacheMissingError,
+    ConfigError,
+    FingerprintError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+)
+from growcache.formats.base import Visit, read_partly
+from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
+from growcache.sampling.fingerprint import DRAW_VERSION, configured_values
+from growcache.sampling.labels import AnyLabels, read_labels_of_all
+from growcache.sampling.messages import LABELS, PartVisit, Permit
+from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.sources import open_sources
+from growcache.schema import Sample, Value
+from growcache.secrecy import url_without_secrets
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry, StoredObject
+from growcache.store.store import RemoteStore
+from growcache.store.urls import (
+    BUCKET_SCHEMES,
+    LOCAL_SCHEMES,
+    SSH_SCHEMES,
+    UrlTemplate,
+    parse_url,
+)
+from growcache.usercode import short_key
+
+SAFE_SCHEMES = (
+    BUCKET_SCHEMES | SSH_SCHEMES | LOCAL_SCHEMES
+)  # schemes whose clients run nothing that a URL or an object says
+TRANSFORM_DIGEST = "the transform's source"
+
+
+def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
+    """Print whether a sample can be made again as it is; return the exit code.
+
+    Args:
+        root: of the cache.
+        place: "shard:i".
+        config: what the cache is filled by; None: what the cache itself tells of it, which
+            has no credentials and no endpoint, and must name no code.
+        json: print an object instead of a sentence.
+
+    Raises:
+        CacheMissingError: there is no cache, or no sample in it yet.
+        ConfigError: the cache names code that would have to run.
+        FingerprintError: the configuration is not that of the cache.
+        StoreError: the store does not answer.
+    """
+    peeked = sample_at(root, place)
+    identity = read_identity(root)
+    if identity is None:
+        raise CacheMissingError(f"the cache at {root} does not tell what it was filled from")
+    settings = (
+        load_config(config, environment=os.environ)
+        if config
+        else refuse_named_code(config_from_identity(identity, root), root)
+    )
+    try:
+        with _spinner(peeked.origin.key):
+            verdict, why = _compare_with_store(root, peeked, settings, identity)
+    except StoreError as error:
+        if config is not None:
+            raise
+        raise type(error)(
+            f"{error}; the cache tells of no endpoint and no credentials: add --config CONFIG"
+        ) from None
+    _print_verdict(peeked, verdict, why, json=json)
+    return 0 if verdict == "equal" else 1
+
+
+def _spinner(key: str) -> AbstractContextManager[object]:
+    """Say at a terminal what is waited for."""
+    if not can_redraw(sys.stderr):
+        return nullcontext()
+    words = f"reading {short_key(key)} …"
+    return Console(stderr=True).status(Text(words, no_wrap=True, overflow="ellipsis"))
+
+
+def config_from_identity(identity: Identity, root: Path) -> Config:
+    """Return the part of the configuration that a cache's identity tells.
+
+    Raises:
+        ConfigError: it was written by another version of growcache.
+    """
+    values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
+    sources: dict[str, dict[str, Any]] = {}
+    for dotted, value in filter(_decides_samples, identity.parts.items()):
+        section, key = dotted.split(".", 1)
+        number, _, setting = key.rpartition(".")
+        place = sources.setdefault(number, {}) if section == "source" else values["sampling"]
+        place[setting] = _configured_fields(value) if setting == "fields" else value
+    mixed = [sources[number] for number in sorted(sources, key=lambda n: int(n or 0))]
+    return load_config(
+        {
+            **from_json_value(values),
+            "source": from_json_value(mixed[0] if "" in sources else mixed),
+        }
+    )
+
+
+def refuse_named_code(config: Config, root: Path) -> Config:
+    """Return what a cache tells of its configuration, if making a sample by that runs no code.
+
+    A cache is data: it may have come from somebody else, and whoever looks at it has not agreed
+    to run what its files name.
+
+    Raises:
+        ConfigError: names the settings that would run code.
+    """
+    if named := "; ".join(f"{key}: {value}" for key, value in named_code(config)):
+        raise ConfigError(
+            f"the cache {root} names code that would run here ({named}); give the configuration "
+            "that you fill it by, whose code is yours: add --config CONFIG"
+        )
+    return config
+
+
+def named_code(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a configuration that run code, or a client which may run some."""
+    if config.sampling.transform is not None:
+        yield "sampling.transform", config.sampling.transform
+    for source in config.sources:
+        for form, options in source.formats:
+            if ":" in form:
+                yield "source.format", form
+            if ":" in str(options.get("decode")):
+                yield "source.options.decode", str(options["decode"])
+        urls = [*source.url, *([source.labels.url] if source.labels else [])]
+        yield from (
+            ("source.url", url) for url in urls if parse_url(url).scheme not in SAFE_SCHEMES
+        )
+
+
+def _configured_fields(values: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the fields of a source as they are configured."""
+    return {
+        name: {"url": url, "format": form, "options": options}
+        for name, url, form, options in values
+    }
+
+
+def _decides_samples(part: tuple[str, Any]) -> bool:
+    """Whether a part of an identity is a setting that decides what an object yields."""
+    return re.sub(r"^source\.\d+\.", "source.", part[0]) in _DECIDING_SETTINGS
+
+
+_DECIDING_SETTINGS = frozenset(
+    {f"source.{name}" for name in ("url", "fields", "format", "options", "labels", "weight")}
+    | {f"sampling.{name}" for name in ("seed", "weight_by", "transform", "transform_options")}
+)
+
+
+def _compare_with_store(
+    root: Path, peeked: PeekedSample, config: Config, identity: Identity
+) -> tuple[str, str]:
+    _require_same_config(config, identity)
+    labels = _read_labels(config, identity)
+    try:
+        again = asyncio.run(_draw_again(root, peeked, config, identity, labels))
+    except JoinedObjectError as error:
+        return error.verdict, error.why
+    except ObjectMissingError:
+        return "gone", GONE_REASON.format(peeked.origin.key)
+    except ObjectChangedError:
+        return "changed", CHANGED_REASON.format(peeked.origin.key)
+    if not again:
+        return "different", f"{peeked.origin.key} yields no sample at this place any more"
+    differing = min((differences(peeked.sample, sample) for sample in again), key=len)
+    if not differing:
+        return "equal", f"made again from {peeked.origin.key}, it is the same, byte for byte"
+    return "different", "; ".join(differing)
+
+
+def _require_same_config(config: Config, identity: Identity) -> None:
+    """Refuse a configuration that yields other samples.
+
+    Raises:
+        FingerprintError: names the settings.
+    """
+    ours = dict(filter(_decides_samples, configured_values(config).items()))
+    theirs = dict(filter(_decides_samples, identity.parts.items()))
+    if differing := describe_differences(theirs, ours):
+        raise FingerprintError(
+            f"the cache was filled by another configuration: {'; '.join(differing)}"
+        )
+
+
+def _read_labels(config: Config, identity: Identity) -> AnyLabels | None:
+    """Return what was joined to the samples.
+
+    Raises:
+        ConfigError: the table cannot be used any more.
+        FingerprintError: it is another one now.
+    """
+    urls = [source.labels.url for source in config.sources if source.labels is not None]
+    if not urls:
+        return None
+    labels = read_labels_of_all(config.sources, config.sampling.timeout_seconds)
+    if labels.digest != identity.parts.get(LABELS):
+        raise FingerprintError(
+            f"{' or '.join(map(url_without_secrets, urls))} was changed since the cache was filled"
+        )
+    return labels
+
+
+async def _draw_again(
+    root: Path,
+    peeked: PeekedSample,
+    config: Config,
+    identity: Identity,
+    labels: AnyLabels | None,
+) -> list[Sample]:
+    """Return the samples that the visit of this sample yields at its place, mostly one."""
+    here = str(Path.cwd())
+    if here not in sys.path:  # where samplers find the user's code, too
+        sys.path.insert(0, here)
+    sampling = config.sampling
+    transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
+    digest = transform.digest if transform else None
+    if digest != identity.parts.get(TRANSFORM_DIGEST):
+        raise FingerprintError(
+            f"the source of {sampling.transform} was changed since the cache was filled"
+        )
+    sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
+    stop = recorded_visit(peeked.sidecar, peeked.i)
+    if labels is not None:
+        (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
+        stop = replace(stop, joined=joined)
+    # Caches whose objects take turns are of a later version; of the first one, visits took some.
+    taken = sampling.weight_by == "objects" and identity.parts["draw version"] == DRAW_VERSION
+    take = identity.sizes["samples_per_object"] if taken else None
+    sidecar = peeked.sidecar
+    permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
+    round_ = permit.round if stop.round is None else stop.round
+    visit = Visit(stop.part, stop.parts, round_, sampling.seed, take)
+    weighted = WEIGHT in identity.schema.names
+    if weighted:  # it follows from all that was listed then, not from the object
+        stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
+    filler = GroupFiller(
+        sources, transform, sampling.seed, 1, ByteRateLimit(None), weighted=weighted
+    )
+    try:
+        reader = sources.reader(stop.entry)
+        first = stop.entry.store - reader.entry.store  # among the URLs of all sources
+        reader = replace(reader, others=await joined_objects_of(root, reader, first))
+        found, _ = await read_partly(sources.format_of(stop.entry), reader, visit)
+        visited = filler.prepared(permit, stop, found, identity.schema)
+    finally:
+        await sources.close()
+    place = (peeked.origin.start, peeked.origin.stop)
+    pairs = zip(visited.samples, visited.origins, strict=True)
+    return [sample for sample, origin in pairs if origin == place]
+
+
+def recorded_visit(sidecar: Sidecar, i: int) -> PartVisit:
+    """Return the visit that yielded sample ``i`` of a shard."""
+    origins = sidecar.origins
+    o = origins.object[i]
+    store = origins.stores[o] if origins.stores else 0
+    entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o], store)
+    round_ = origins.round[i] if origins.round else None
+    return PartVisit(entry, origins.part[i], origins.parts[i], round_)
+
+
+def differences(cached: Sample, again: Sample) -> list[str]:
+    """Return a sentence for every field whose bytes differ."""
+    return [
+        f"{name}: cached and made again differ{_difference_text(value, again.get(name))}"
+        for name, value in cached.items()
+        if _comparable(value) != _comparable(again.get(name))
+    ]
+
+
+def _comparable(value: Value | None) -> object:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return value
+
+
+def _difference_text(a: Value, b: Value | None) -> str:
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        return ""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f" ({a.dtype.name}{list(a.shape)}, {b.dtype.name}{list(b.shape)})"
+    return f" in {np.count_nonzero(a != b)} of {a.size} values"
+
+
+def _print_verdict(peeked: PeekedSample, verdict: str, why: str, *, json: bool) -> None:
+    if not json:
+        told = f"sample {peeked.shard}:{peeked.i} is {verdict}: {why}"
+        typer.echo(fold_to_width(told, sys.stdout))
+        return
+    value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": why}
+    value |= {"key": peeked.origin.key}
+    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+GONE_REASON = "{} is not in the store any more"
+CHANGED_REASON = "{} was rewritten since it was sampled"
+
+
+class JoinedObjectError(Exception):
+    """An object of another field is not what it was.
+
+    Args:
+        verdict: in a word.
+        why: in words.
+    """
+
+    def __init__(self, verdict: str, why: str) -> None:
+        super().__init__(verdict, why)
+        self.verdict, self.why = verdict, why
+
+
+async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
+    """Return the objects of the other fields: a shard tells of the first, the listing of all.
+
+    Args:
+        root: of the cache.
+        reader: of the first field's object.
+        first: the number of its source's first URL among those of all sources.
+
+    Raises:
+        JoinedObjectError: one is not what it was when it was listed.
+    """
+    store = reader.store
+    assert isinstance(store, RemoteStore)
+    templates = [UrlTemplate.of(field.url) for field in store.source.fields.values()]
+    values = templates[0].values(reader.entry.key) if templates else None
+    if values is None:
+        return ()
+    others = [(n, other.rendered(values)) for n, other in enumerate(templates[1:], 1)]
+    listed = _listed_entries(
+        root, {(first + n, store.key_beside(n, below)) for n, below in others}
+    )
+    ours = {n: replace(entry, store=n - first) for (n, _), entry in listed.items()}
+    return tuple(
+        [await _joined_object(store, ours.get(first + n), n, below) for n, below in others]
+    )
+
+
+async def _joined_object(store: RemoteStore, then: Entry | None, n: int, below: str) -> Entry:
+    """Return an object of another field as it was listed; where nobody knows, as it is now."""
+    key = store.key_beside(n, below)
+    try:
+        now = await store.beside(n, below)
+    except ObjectMissingError:
+        raise JoinedObjectError("gone", GONE_REASON.format(key)) from None
+    then = then or now
+    # The time counts where it is all there is: listings and single answers round it differently.
+    told = None not in (then.etag, now.etag)
+    versions = (then.etag, now.etag) if told else (then.mtime, now.mtime)
+    same = None in versions or versions[0] == versions[1]
+    if then.size != now.size or not same:
+        raise JoinedObjectError("changed", CHANGED_REASON.format(key))
+    return then
+
+
+def _listed_entries(root: Path, wanted: Set[tuple[int, str]]) -> dict[tuple[int, str], Entry]:
+    """Return what the cache's listing says of objects; an exported cache has none.
+
+    Args:
+        root: of the cache.
+        wanted: numbers of URLs, and keys.
+    """
+    found: dict[tuple[int, str], Entry] = {}
+    path = CacheLayout(root).catalog
+    if not path.exists():
+        return found
+    with Catalog.open(path, readonly=True) as catalog:
+        ordinal = 0
+        for stores, keys in catalog.names(0, len(catalog)):
+            for one in zip(stores, keys, strict=True):
+                if one in wanted:
+                    found[one] = catalog.entry(ordinal)
+                ordinal += 1
+    return found

@@ -1,0 +1,74 @@
+"""What a stream can show: a picture that is redrawn, colours, or plain lines.
+
+Colours follow the conventions that rich knows (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``). Redrawing is a
+separate question, because a log file with forced colours must still get no cursor movements.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+NO_COLOR = "--no-color"
+DUMB_TERMINALS = ("dumb", "unknown")
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def can_redraw(stream: IO[str]) -> bool:
+    """Return whether a picture can be redrawn in place on the stream."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB_TERMINALS
+
+
+def fold_to_width(text: str, stream: IO[str]) -> str:
+    """Return a text whose lines end between words where the stream is a terminal."""
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # no terminal of the system's
+        width = 0
+    if not width:
+        return text
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+
+
+@contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM, and a terminal that is closed, end the block as Ctrl-C does.
+
+    So the cursor is shown again, and what is temporary is deleted.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def can_ask() -> bool:
+    """Return whether somebody sits there who can answer a question."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def apply_no_color(arguments: list[str]) -> list[str]:
+    """Return the arguments less ``--no-color``, which is obeyed at once.
+
+    It is taken anywhere, before the command as well as after it, and is passed on to children
+    by the environment variable that all programs know.
+    """
+    if NO_COLOR not in arguments:
+        return arguments
+    os.environ["NO_COLOR"] = "1"
+    os.environ.pop("FORCE_COLOR", None)
+    return [argument for argument in arguments if argument != NO_COLOR]

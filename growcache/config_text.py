@@ -1,0 +1,410 @@
+"""A configuration as text: YAML, ``GROWCACHE_…``, ``--set`` and JSON, and what is wrong with it.
+
+JSON knows less than YAML: it has no not-a-number, dates, bytes, sets, or keys other than text. Such a
+value becomes a mapping with one tag, so that two values have the same JSON exactly if they are equal
+for the user's code. Tuples come back as lists.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, datetime
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from growcache.config import (
+    ONE_SOURCE,
+    SEVERAL_SOURCES,
+    CacheConfig,
+    Config,
+    FieldConfig,
+    LabelsConfig,
+    SamplingConfig,
+    SplitConfig,
+    StrataConfig,
+    WeightedSource,
+)
+from growcache.errors import ConfigError
+from growcache.secrecy import (
+    hide_secrets,
+    remember_secrets,
+    url_without_secrets,
+    without_userinfo,
+)
+
+ENVIRONMENT_PREFIX = "GROWCACHE_"
+
+
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any] | Config,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the checked configuration.
+
+    Args:
+        source: a YAML file, or the same as a mapping.
+        overrides: ``section.key=value`` texts, values in YAML; they win over all else.
+        environment: ``GROWCACHE_SECTION__KEY`` variables win over the file.
+
+    A relative ``cache.path`` of a file is meant relative to the working directory, as
+    on a command line.
+
+    Raises:
+        ConfigError: unreadable, unknown key (the nearest known one is named), bad value.
+    """
+    if isinstance(source, Config):
+        return source
+    label, values = read_values(source)
+    # A section of which every line is a comment is none.
+    values = {name: value for name, value in values.items() if value is not None}
+    for name, text in sorted((environment or {}).items()):
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
+            dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            assign_dotted(values, dotted, parse_yaml(text, name))
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        if not equals:
+            found = "a key without a value" if may_hold_secret(text) else repr(text)
+            raise ConfigError(f"--set expects key=value, found {found}")
+        assign_dotted(values, dotted.strip(), parse_yaml(value, f"--set {dotted.strip()}"))
+    refuse_oversized(values, label)
+    remember_secrets(values)  # before anything can be wrong with them
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain_validation_error(error, label, MODELS_BY_PLACE)) from None
+
+
+MODELS_BY_PLACE: dict[tuple[int | str, ...], type[BaseModel]] = {
+    (): Config,
+    ("source",): WeightedSource,
+    ("split",): SplitConfig,
+    ("sampling",): SamplingConfig,
+    ("cache",): CacheConfig,
+    ("source", "labels"): LabelsConfig,
+    ("source", "fields"): FieldConfig,
+    ("sampling", "strata"): StrataConfig,
+}
+
+
+MAX_VALUES, MAX_LEVELS = 100_000, 64
+
+
+def refuse_oversized(values: object, label: str) -> None:
+    """Refuse what is too much to be looked at: aliases of aliases of YAML, or of themselves.
+
+    Raises:
+        ConfigError: so many values, so deep, or a text that is no Unicode.
+    """
+    left = MAX_VALUES
+    levels: list[Iterator[object]] = [iter((values,))]
+    while levels:
+        if (value := next(levels[-1], levels)) is levels:
+            levels.pop()
+            continue
+        left -= 1
+        if left < 0 or len(levels) > MAX_LEVELS:
+            raise ConfigError(
+                f"{label}: more than {MAX_VALUES:,} values, or {MAX_LEVELS} within one another; "
+                "does an alias of YAML name what it is in?"
+            )
+        if isinstance(value, Mapping):
+            levels.append(itertools.chain(value.keys(), value.values()))
+        elif isinstance(value, list | tuple | set):
+            levels.append(iter(value))
+        elif isinstance(value, str) and not _is_unicode(value):
+            raise ConfigError(f"{label}: expected text in UTF-8, found {value[:40]!a}")
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def may_hold_secret(text: str) -> bool:
+    """Whether a text on the command line may hold a secret."""
+    return "storage_options" in text or "://" in text
+
+
+def read_values(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+) -> tuple[str, dict[str, Any]]:
+    """Return what a configuration is called in messages, and its values.
+
+    Raises:
+        ConfigError: no file, or no mapping in it.
+    """
+    if isinstance(source, Mapping):
+        return "config", {key: _copy_nested(value) for key, value in source.items()}
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no config at {path}; write one with: growcache init {path}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the config {path}: expected UTF-8, {error}") from None
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping with source, sampling and cache, "
+            f"found {type(values).__name__}"
+        )
+    return str(path), values
+
+
+def _copy_nested(value: Any) -> Any:
+    """Return what may be written to without a change to what the caller has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_copy_nested(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def parse_yaml(text: str, label: str) -> Any:
+    """Return a value as YAML has it.
+
+    Raises:
+        ConfigError: it is none; the text itself is not told, for it may be a secret.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        what = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(
+            f"{label}{line}: not valid YAML: {_without_quoted_text(what)}"
+        ) from None
+    except (ValueError, RecursionError, OverflowError) as error:  # a date without such a day
+        raise ConfigError(
+            f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
+            "quotes around text, and no brackets into a thousand others"
+        ) from None
+
+
+def _without_quoted_text(problem: str) -> str:
+    """Return what the parser complains about without the text it quotes: it may be a secret."""
+    return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
+
+
+def assign_dotted(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Put a value at its place, such as ``cache.max_bytes`` or ``source.0.url``.
+
+    Raises:
+        ConfigError: what is in front of the last dot is no section, or a list is shorter.
+    """
+    *sections, key = dotted.split(".")
+    place: Any = values
+    for section in sections:
+        child = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if isinstance(place, list):
+            child = place[_list_index(section, place, dotted)]
+        if not isinstance(child, dict | list):
+            raise ConfigError(f"{dotted}: {section} is not a section of the config")
+        place = child
+    place[_list_index(key, place, dotted) if isinstance(place, list) else key] = value
+
+
+def _list_index(word: str, among: list[Any], dotted: str) -> int:
+    if word.isascii() and word.isdigit() and int(word) < len(among):
+        return int(word)
+    raise ConfigError(
+        f"{dotted}: expected a number from 0 to {len(among) - 1}, for this is a list in the "
+        f"config, found {word}"
+    )
+
+
+ModelsByPlace: TypeAlias = Mapping[tuple[int | str, ...], type[BaseModel]]
+
+
+def explain_validation_error(error: ValidationError, label: str, models: ModelsByPlace) -> str:
+    """Return a line per key that is wrong, for two of them.
+
+    Args:
+        error: of pydantic's.
+        label: of the configuration.
+        models: by the place of what they describe.
+    """
+    found: dict[str, list[ErrorDetails]] = {}
+    for item in error.errors():
+        found.setdefault(_dotted_place(item["loc"], models) or "config", []).append(item)
+    lines = [
+        f"{label}: {_explain_items(dotted, items, models)}" for dotted, items in found.items()
+    ]
+    return "\n".join(line[:300] for line in lines[:2])
+
+
+def _dotted_place(loc: tuple[int | str, ...], models: ModelsByPlace) -> str:
+    """Return the dotted place that a user knows of one that has the branches of unions in it."""
+    if loc[:1] == ("source",) and loc[1:2] in ((ONE_SOURCE,), (SEVERAL_SOURCES,)):
+        loc = loc[:1] + loc[2:]
+    place = _without_source_number(loc)
+    # What follows section, key and place in a list names the branch of a union, but for
+    # mappings of keys of their own.
+    most = 2
+    if len(place) > 1 and place[:2] in models:
+        most = 4 if place[:2] == ("source", "fields") else 3
+    most += len(loc) - len(place)
+    parts = (str(part) for n, part in enumerate(loc) if n < most or type(part) is int)
+    return ".".join(parts)
+
+
+def _without_source_number(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return a place as it is in a section of which there is one: sources may be several."""
+    several = len(loc) > 1 and loc[0] == "source" and str(loc[1]).isdigit()
+    return loc[:1] + loc[2:] if several else loc
+
+
+def _explain_items(dotted: str, items: list[ErrorDetails], models: ModelsByPlace) -> str:
+    kind = items[0]["type"]
+    if kind == "extra_forbidden":
+        where = _without_source_number(tuple(dotted.split(".")))
+        return f"unknown key {dotted}{_nearest_key_hint([str(part) for part in where], models)}"
+    if kind == "missing":
+        return f"{dotted} is missing"
+    if isinstance(items[0]["input"], Mapping):  # what is wrong in it tells more than itself
+        deepest = max(len(item["loc"]) for item in items)
+        items = [item for item in items if len(item["loc"]) == deepest]
+    said = [item["msg"].removeprefix("Value error, ") for item in items]
+    said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
+    if kind == "value_error" and "." not in dotted:  # about several settings together
+        return said[0] if dotted == "config" else f"{dotted}: {said[0]}"
+    said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
+    value = items[0]["input"]
+    shown = _show_without_secrets(dotted, value)
+    choices = [
+        word
+        for item in items
+        for word in re.findall(r"'([^']*)'", item["msg"])
+        if item["type"] == "literal_error"
+    ]
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{dotted}: {' or '.join(said)}, found {shown}{hint}"
+
+
+def _show_without_secrets(dotted: str, value: object) -> str:
+    """Return what was found, but nothing that may be a credential."""
+    section, key, *_ = (*_without_source_number(tuple(dotted.split("."))), "", "")
+    secret = (section, key) == ("source", "storage_options")
+    if secret or isinstance(value, Mapping | list | tuple):
+        kinds = {"dict": "a mapping", "str": "text", "list": "a list", "NoneType": "nothing"}
+        kind = type(value).__name__
+        return kinds.get(kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}")
+    return (
+        repr(without_userinfo(url_without_secrets(hide_secrets(value))))
+        if isinstance(value, str)
+        else repr(value)
+    )
+
+
+def _nearest_key_hint(where: list[str], models: ModelsByPlace) -> str:
+    """Return the known key that may be meant: in its section, then in any."""
+    inside = models[()] if len(where) == 1 else models.get((where[0],), models[()])
+    inside = models.get(tuple(where[:2]), inside) if len(where) > 2 else inside
+    sections = {place[0]: model for place, model in models.items() if len(place) == 1}
+    known = list(inside.model_fields)
+    everywhere = {key: name for name, model in sections.items() for key in model.model_fields}
+    for choices in (known, list(everywhere)):
+        if close := difflib.get_close_matches(where[-1], choices, n=1):
+            place = f"{everywhere[close[0]]}." if choices is not known else ""
+            return f"; did you mean {place}{close[0]}?"
+    return f"; known are {', '.join(known)}"
+
+
+MAP_TAG, FLOAT_TAG, INT_TAG, DATE_TAG, TIME_TAG, BYTES_TAG, SET_TAG = (
+    "!map", "!float", "!int", "!date", "!time", "!bytes", "!set",
+)  # fmt: skip
+INTEGER_BOUND = 1 << 63  # JSON of ours has integers of 64 bits
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a JSON value that `from_json_value` makes the same value of.
+
+    Raises:
+        ConfigError: it is nothing that YAML could have said.
+
+    >>> to_json_value({"fill": float("nan"), "names": {0: "cat"}, "shape": (3, None)})
+    {'fill': {'!float': 'nan'}, 'names': {'!map': [[0, 'cat']]}, 'shape': [3, None]}
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return (
+            int(value)
+            if -INTEGER_BOUND <= value < INTEGER_BOUND
+            else {INT_TAG: str(int(value))}
+        )
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {FLOAT_TAG: repr(float(value))}
+    if isinstance(value, Mapping):
+        return _mapping_to_json_value(value)
+    if isinstance(value, list | tuple):
+        return [to_json_value(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return {SET_TAG: sorted((to_json_value(one) for one in value), key=repr)}
+    if isinstance(value, datetime):
+        return {TIME_TAG: value.isoformat()}
+    if isinstance(value, date):
+        return {DATE_TAG: value.isoformat()}
+    if isinstance(value, bytes):
+        return {BYTES_TAG: base64.b64encode(value).decode()}
+    if isinstance(value, PurePath):
+        return str(value)
+    raise ConfigError(
+        f"config: expected values as YAML has them, found {type(value).__name__}; "
+        "give numbers, text, lists and mappings, and let your code make the rest of them"
+    )
+
+
+def _mapping_to_json_value(value: Mapping[Any, Any]) -> Any:
+    if all(isinstance(name, str) and not name.startswith("!") for name in value):
+        return {name: to_json_value(inner) for name, inner in value.items()}
+    pairs = ([to_json_value(name), to_json_value(inner)] for name, inner in value.items())
+    return {MAP_TAG: sorted(pairs, key=repr)}
+
+
+def from_json_value(value: Any) -> Any:
+    """Return the value that `to_json_value` was given.
+
+    >>> from_json_value({"!map": [[0, "cat"]]}), from_json_value({"!int": "36893488147419103232"})
+    ({0: 'cat'}, 36893488147419103232)
+    """
+    if isinstance(value, list):
+        return [from_json_value(one) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1:
+        ((tag, inner),) = value.items()
+        if tag in _TAG_DECODERS:
+            return _TAG_DECODERS[tag](inner)
+    return {name: from_json_value(inner) for name, inner in value.items()}
+
+
+_TAG_DECODERS: dict[str, Callable[[Any], Any]] = {
+    MAP_TAG: lambda pairs: {
+        from_json_value(name): from_json_value(inner) for name, inner in pairs
+    },
+    FLOAT_TAG: float,
+    INT_TAG: int,
+    DATE_TAG: date.fromisoformat,
+    TIME_TAG: datetime.fromisoformat,
+    BYTES_TAG: base64.b64decode,
+    SET_TAG: lambda members: set(map(from_json_value, members)),
+}

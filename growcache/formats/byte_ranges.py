@@ -1,0 +1,245 @@
+"""Byte ranges of an object: which of them a visit reads, and in how many requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from growcache.errors import FormatError
+from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader, Visit
+from growcache.seeding import generator_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class FetchedObject:
+    """A `ObjectReader` of an object that is in memory."""
+
+    def __init__(self, remote: ObjectReader, data: Buffer) -> None:
+        self.entry, self.source, self.find = remote.entry, remote.source, remote.find
+        self._data = memoryview(data).cast("B")
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """See `ObjectReader.read`."""
+        return self._data[start:stop]
+
+
+READ_ALONG_BYTES = 1 << 15  # bytes; a gap smaller than this is read along
+
+
+async def read_ranges(reader: ObjectReader, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return the bytes of each [start, stop).
+
+    Raises:
+        FormatError: the object is shorter than it was.
+    """
+    runs: list[list[tuple[int, int]]] = []
+    end = 0
+    for one in sorted(set(ranges)):
+        if runs and one[0] - end <= READ_ALONG_BYTES:
+            runs[-1].append(one)
+            end = max(end, one[1])
+        else:
+            runs.append([one])
+            end = one[1]
+    got: dict[tuple[int, int], bytes] = {}
+
+    async def fetch(run: list[tuple[int, int]]) -> None:
+        first, last = run[0][0], max(stop for _, stop in run)
+        view = memoryview(await reader.read(first, last)).cast("B")
+        if len(view) < last - first:
+            raise FormatError(f"{reader.entry.key}: expected {last:,} bytes; it is cut off")
+        got.update((one, bytes(view[one[0] - first : one[1] - first])) for one in run)
+
+    await asyncio.gather(*map(fetch, runs))
+    return [got[one] for one in ranges]
+
+
+T = TypeVar("T")
+
+
+class UnpackedObject:
+    """A `ObjectReader` of bytes in memory."""
+
+    def __init__(self, packed: ObjectReader, data: Buffer) -> None:
+        self._data = memoryview(data)
+        self.entry = replace(packed.entry, size=self._data.nbytes)
+        self.source, self.find = packed.source, packed.find
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """See `ObjectReader.read`."""
+        return self._data[start:stop]
+
+
+def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
+    """Return so many at random as the visit takes, in their order; else all."""
+    if visit.take is None or visit.take >= len(found):
+        return list(found)
+    rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
+    return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
+
+
+def random_ranges(
+    visit: Visit, key: str, start: int, stop: int, nbytes: int, *, most: int
+) -> Iterator[tuple[int, int]]:
+    """Yield stretches of a part at random, none of them twice: a few samples of many are there.
+
+    Args:
+        visit: to the part.
+        key: of the object.
+        start: first byte of the part, and
+        stop: one past its last.
+        nbytes: of a stretch.
+        most: stretches.
+    """
+    rng = generator_at("stretch", visit.seed, visit.round, key, visit.part)
+    count = max(1, -(-(stop - start) // nbytes))
+    seen: set[int] = set()
+    while len(seen) < min(count, most):
+        number = int(rng.integers(count))
+        if number not in seen:
+            seen.add(number)
+            at = start + number * nbytes
+            yield at, min(stop, at + nbytes)
+
+
+def samples_worth_a_visit(stride: float, least: int, nbytes: int, most_bytes: int) -> int:
+    """Return how many samples are worth one visit.
+
+    Args:
+        stride: bytes of a sample.
+        least: so many at least, and
+        nbytes: so many bytes, but at most
+        most_bytes: of these.
+
+    >>> [samples_worth_a_visit(size, 24, 1 << 17, 1 << 24) for size in (300, 10_000, 5_000_000)]
+    [436, 24, 3]
+    """
+    block = max(least, int(nbytes / max(1.0, stride)))
+    return max(1, min(block, int(most_bytes / max(1.0, stride))))
+
+
+class ReadAhead:
+    """Learns it from those that were read; no result depends on it.
+
+    A block ends anywhere within its last item, so what is missing of that is half an item on
+    average, and a whole one at most. More than the longest one is never of use; and where few
+    are that long, it is cheaper to read on now and then than to read so much each time.
+
+    Args:
+        first: bytes, as long as nothing is learnt.
+        head: bytes that must be seen of what follows.
+        most: bytes of one item that are worth it.
+    """
+
+    def __init__(self, first: int, head: int, most: int) -> None:
+        self.nbytes = first
+        self._head = head
+        self._most = most
+        self._longest = 0
+
+    def learn(self, sizes: Sequence[int]) -> None:
+        """Take note of the sizes of items that follow one another, in bytes."""
+        if sizes:
+            self._longest = max(max(sizes), self._longest * 7 // 8)
+            likely = 2 * sum(sizes) // len(sizes)
+            self.nbytes = min(self._most, likely, self._longest) + self._head
+
+    def step(self, least: int, most: int) -> int:
+        """Return by how much to read on where that was too little."""
+        return min(most, max(least, 2 * self.nbytes)) if self._longest else most
+
+
+MOST_SHARED_BYTES = 1 << 23  # bytes of a request that several chunks share
+
+
+async def fetch_ranges(
+    reader: ObjectReader, ranges: Sequence[tuple[int, int]]
+) -> list[memoryview]:
+    """Return the bytes of all ranges [start, stop); neighbours share a request.
+
+    What lies between them is read along where it is a sixteenth of them at most.
+    """
+    groups: list[_SharedRequest] = []
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        start, stop = ranges[i]
+        if not (groups and groups[-1].joined(start, stop)):
+            groups.append(_SharedRequest(start, stop))
+        groups[-1].members.append(i)
+    read = await asyncio.gather(*(reader.read(one.start, one.stop) for one in groups))
+    found: list[memoryview] = [memoryview(b"")] * len(ranges)
+    for one, data in zip(groups, read, strict=True):
+        view = memoryview(data).cast("B")
+        for i in one.members:
+            start, stop = ranges[i]
+            found[i] = view[start - one.start : stop - one.start]
+    return found
+
+
+@dataclass(slots=True)
+class _SharedRequest:
+    """Ranges that are one request."""
+
+    start: int
+    stop: int
+    members: list[int] = field(default_factory=list)
+
+    def joined(self, start: int, stop: int) -> bool:
+        """Add a range that begins no earlier than those before, if that is worth it."""
+        worth = 16 * (start - self.stop) <= self.stop - self.start
+        if worth and stop - self.start <= MOST_SHARED_BYTES:
+            self.stop = max(self.stop, stop)
+            return True
+        return False
+
+
+RANDOM_RANGE_BYTES = 1 << 20  # bytes that are read where a few lines of many are taken
+
+
+MOST_RECORD_BYTES = (
+    MOST_VISIT_BYTES // 2
+)  # of a visit, or a record: what is made of it is in memory, too
+
+
+class GrowingSlice:
+    """Bytes of an object from a position on, of which more are read when they are needed."""
+
+    def __init__(self, reader: ObjectReader, start: int) -> None:
+        self.start = start
+        self._reader = reader
+        self._data = bytearray()
+        self.view = memoryview(b"")
+
+    @property
+    def stop(self) -> int:
+        """Where it ends in the object."""
+        return self.start + len(self._data)
+
+    async def reach(self, stop: int) -> None:
+        """Read on to a position, at most to the end of the object.
+
+        Raises:
+            FormatError: that is more than a sampler can hold.
+        """
+        entry = self._reader.entry
+        stop = min(stop, entry.size)
+        if stop <= self.stop:
+            return
+        if stop - self.start > MOST_RECORD_BYTES:
+            raise FormatError(
+                f"{entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of records, found "
+                f"{stop - self.start:,}; lower sampling.samples_per_object"
+            )
+        more = memoryview(await self._reader.read(self.stop, stop))
+        self._data = self._data + more if self._data else bytearray(more)
+        self.view = memoryview(self._data)
+
+    async def reach_back(self, start: int) -> None:
+        """Read what lies before it, too, from a position on."""
+        if start < self.start:
+            before = memoryview(await self._reader.read(start, self.start))
+            self._data = bytearray(before) + self._data
+            self.start, self.view = start, memoryview(self._data)

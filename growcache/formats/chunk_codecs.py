@@ -1,0 +1,235 @@
+"""Decode chunks of arrays.
+
+Only the codecs that are named here are ever used, because some codecs of `numcodecs` unpickle.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import google_crc32c
+import numpy as np
+
+from growcache.errors import FormatError
+from growcache.schema import Array
+
+ChunkDecoder: TypeAlias = Callable[[memoryview], Array]
+_Step: TypeAlias = Callable[[memoryview, int], memoryview]
+_NEVER_WRITTEN = (1 << 64) - 1  # of a chunk that was never written
+_SLACK = 4096  # bytes that codecs in a row may add
+_KNOWN_CODECS = "blosc, gzip, lz4, zlib, zstd, shuffle and no compression are read"
+
+
+def zarr2_decoder(
+    compressor: Any, filters: Any, order: Any, dtype: np.dtype[Any], chunks: Sequence[int]
+) -> ChunkDecoder:
+    """Return what decodes a chunk of version 2.
+
+    Raises:
+        FormatError: names a codec that is not read.
+    """
+    if order not in ("C", "F"):
+        raise FormatError(f"expected order C or F, found {order!r:.20}")
+    steps = [_step(str(config["id"]), config) for config in filters or []]
+    steps += [_step(str(compressor["id"]), compressor)] if compressor is not None else []
+    shape = tuple(chunks)
+
+    def decode(data: memoryview) -> Array:
+        flat = _decode_steps(data, steps, math.prod(shape), dtype)
+        return flat.reshape(shape, order=order)
+
+    return decode
+
+
+def zarr3_decoder(
+    codecs: Any, dtype: np.dtype[Any], chunks: Sequence[int], fill: Array
+) -> tuple[ChunkDecoder, np.dtype[Any]]:
+    """Return what decodes a chunk of version 3, and the dtype with its byte order.
+
+    Args:
+        codecs: as the metadata has them.
+        dtype: of a value.
+        chunks: shape of a chunk.
+        fill: value of what was never written.
+
+    Raises:
+        FormatError: names a codec that is not read.
+    """
+    axes: list[int] = list(range(len(chunks)))
+    steps: list[_Step] = []
+    is_bytes = False
+    if isinstance(codecs, list) and codecs and codecs[0]["name"] == "sharding_indexed":
+        if len(codecs) > 1:
+            raise FormatError("codecs beside sharding are not read")
+        return _shard_decoder(codecs[0]["configuration"], dtype, tuple(chunks), fill)
+    for codec in codecs:
+        name, settings = str(codec["name"]), codec.get("configuration") or {}
+        if name == "transpose" and not is_bytes:
+            axes = [axes[at] for at in _axes(settings["order"], len(axes))]
+        elif name == "bytes" and not is_bytes:
+            is_bytes = True
+            big = settings.get("endian", "little") == "big"
+            dtype = dtype.newbyteorder(">" if big else "<")
+        elif is_bytes:
+            steps.append(_step(name, settings))
+        else:
+            raise FormatError(f"codec {name[:40]!r} is not read; {_KNOWN_CODECS}")
+    if not is_bytes:
+        raise FormatError("expected the codec bytes, found none")
+    stored = tuple(chunks[at] for at in axes)
+    back = np.argsort(axes)
+
+    def decode(data: memoryview) -> Array:
+        return (
+            _decode_steps(data, steps, math.prod(stored), dtype).reshape(stored).transpose(back)
+        )
+
+    return decode, dtype
+
+
+def _axes(order: Any, count: int) -> list[int]:
+    if not isinstance(order, list) or sorted(order) != list(range(count)):
+        raise FormatError(f"expected an order of {count} axes, found {order!r:.40}")
+    return order
+
+
+def _decode_steps(
+    data: memoryview, steps: Sequence[_Step], count: int, dtype: np.dtype[Any]
+) -> Array:
+    expected = count * dtype.itemsize
+    for step in reversed(steps):
+        data = step(data, expected)
+    if data.nbytes != expected:
+        raise FormatError(f"a chunk has {data.nbytes} bytes where {expected} belong")
+    return np.frombuffer(data, dtype)
+
+
+def _step(name: str, settings: Mapping[str, Any]) -> _Step:
+    if name == "shuffle":
+        size = settings.get("elementsize", 4)
+        return lambda data, _: _unshuffle(data, int(size))
+    found = _STEPS.get(name)
+    if found is None:
+        why = " (it unpickles)" if "pickle" in name else ""
+        raise FormatError(f"codec {name[:40]!r} is not read{why}; {_KNOWN_CODECS}")
+    return found
+
+
+def _inflate(data: memoryview, expected: int) -> memoryview:
+    most = expected + _SLACK
+    inflater = zlib.decompressobj(47)  # of gzip and of zlib
+    try:
+        found = inflater.decompress(data, most)
+    except zlib.error as error:
+        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
+    if not inflater.eof:
+        raise FormatError(f"a chunk is cut off, or has more than {most} bytes")
+    return memoryview(found)
+
+
+def _blosc(data: memoryview, expected: int) -> memoryview:
+    from numcodecs import blosc
+
+    # The header claims how much it is, for which memory would be taken.
+    if data.nbytes < 16 or int.from_bytes(data[4:8], "little") > expected + _SLACK:
+        raise FormatError("a chunk is no block of blosc of its size")
+    return _decompressed_by(blosc.decompress, data)
+
+
+def _zstd(data: memoryview, expected: int) -> memoryview:
+    from numcodecs import zstd
+
+    return _decompressed_into(zstd.decompress, data, expected)
+
+
+def _lz4(data: memoryview, expected: int) -> memoryview:
+    from numcodecs import lz4
+
+    if data.nbytes < 4 or int.from_bytes(data[:4], "little") > expected + _SLACK:
+        raise FormatError("a chunk is no block of lz4 of its size")
+    return _decompressed_by(lz4.decompress, data)
+
+
+def _decompressed_into(
+    decompress: Callable[[bytes, Array], object], data: memoryview, expected: int
+) -> memoryview:
+    """Decompress into memory of the size that belongs there, and no more."""
+    found = np.empty(expected, np.uint8)
+    _decompressed_by(lambda stored: decompress(stored, found), data)
+    return memoryview(found.data)
+
+
+def _decompressed_by(decompress: Callable[[bytes], Any], data: memoryview) -> memoryview:
+    try:
+        return memoryview(decompress(bytes(data)))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
+
+
+def _check_crc32c(data: memoryview, _: int) -> memoryview:
+    if data.nbytes < 4 or int.from_bytes(data[-4:], "little") != google_crc32c.value(
+        bytes(data[:-4])
+    ):
+        raise FormatError("a chunk does not match its checksum")
+    return data[:-4]
+
+
+def _unshuffle(data: memoryview, size: int) -> memoryview:
+    if size < 1 or data.nbytes % size:
+        raise FormatError(f"a chunk of {data.nbytes} bytes was not shuffled by {size}")
+    return memoryview(np.frombuffer(data, np.uint8).reshape(size, -1).T.tobytes())
+
+
+_STEPS: dict[str, _Step] = {
+    "blosc": _blosc,
+    "crc32c": _check_crc32c,
+    "gzip": _inflate,
+    "lz4": _lz4,
+    "zlib": _inflate,
+    "zstd": _zstd,
+}
+
+
+def _shard_decoder(
+    settings: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...], fill: Array
+) -> tuple[ChunkDecoder, np.dtype[Any]]:
+    """Return what decodes an object that holds several chunks and an index of them."""
+    inner = settings["chunk_shape"]
+    fits = isinstance(inner, list) and len(inner) == len(shape)
+    if not fits or any(
+        type(n) is not int or n < 1 or s % n for n, s in zip(inner, shape, strict=True)
+    ):
+        raise FormatError(f"a shard of {list(shape)} has no chunks of {str(inner)[:60]}")
+    decode, dtype = zarr3_decoder(settings["codecs"], dtype, inner, fill)
+    names = [codec["name"] for codec in settings["index_codecs"]]
+    if names not in (["bytes"], ["bytes", "crc32c"]):
+        raise FormatError(f"an index of shards by {str(names)[:60]} is not read")
+    counts = [size // n for size, n in zip(shape, inner, strict=True)]
+    length = 16 * math.prod(counts)
+    at_end = settings.get("index_location", "end") == "end"
+
+    def index_of(data: memoryview) -> Array:
+        stored = length + (4 if len(names) > 1 else 0)
+        if data.nbytes < stored:
+            raise FormatError(f"a shard of {data.nbytes} bytes has no room for its index")
+        index = data[-stored:] if at_end else data[:stored]
+        index = _check_crc32c(index, length) if len(names) > 1 else index
+        return np.frombuffer(index, "<u8").reshape(-1, 2)
+
+    def decode_all(data: memoryview) -> Array:
+        found = np.empty(shape, dtype.newbyteorder("<"))
+        index = index_of(data).tolist()
+        for place, (offset, size) in zip(np.ndindex(*counts), index, strict=True):
+            where = tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, inner, strict=True))
+            if offset == size == _NEVER_WRITTEN:
+                found[where] = fill
+            elif offset + size > data.nbytes:
+                raise FormatError("a chunk lies beyond the end of its shard")
+            else:
+                found[where] = decode(data[offset : offset + size])
+        return found
+
+    return decode_all, dtype

@@ -1,0 +1,233 @@
+"""Objects that are compressed as a whole: detect the compression, and decompress within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
+from growcache.formats.base import ObjectReader, choice_option, read_whole
+from growcache.formats.memory import correct_decoded, reserve_decoded
+from growcache.store.contract import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+CHOICES = ("auto", "none", "gzip", "zlib", "zstd")
+MOST_UNPACKED = 500_000_000  # bytes; they and what is made of them are in memory together
+MOST_COMPRESSION_RATIO = 1032  # what gzip can do at best; who claims more means harm
+_SMALL_BYTES = 1 << 20  # bytes that any object may unpack to
+_COPIES = 2  # of what is unpacked, while its pieces are put together
+_USUAL_RATIO = 4
+_ZSTD_HEAD = 18  # bytes, of a frame
+_SUFFIXES = {
+    ".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zz": "zlib",
+    ".zst": "zstd", ".zstd": "zstd", ".tzst": "zstd",
+}  # fmt: skip
+_MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+_ZLIB_STEP = 1 << 14  # bytes, which become 16 MB at most
+_ZSTD_STEP = 512  # bytes, of which every four can become 128 kB at once
+_ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
+
+
+def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
+    """Return how the objects of a source are compressed: a word of `CHOICES` but ``auto``.
+
+    Raises:
+        ConfigError: the option is another word, the URLs' endings differ, or Zstandard is
+            needed and not installed.
+    """
+    chosen = choice_option(options, "compression", CHOICES, "auto")
+    if chosen == "auto":
+        kinds = {_compression_by_name(url) or "none" for url in urls} or {"none"}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"source.options.compression: source.url names objects of {' and '.join(sorted(kinds))}"
+                "; which are read in different ways; make them two caches"
+            )
+        chosen = kinds.pop()
+    if chosen == "zstd":
+        _zstandard()
+    return chosen
+
+
+def _compression_by_name(name: str) -> str | None:
+    return next((kind for end, kind in _SUFFIXES.items() if name.lower().endswith(end)), None)
+
+
+def compression_of(head: bytes) -> str | None:
+    """Return by what an object is compressed, as its first bytes say; None: not that they know."""
+    return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def unpacked_name(name: str) -> str:
+    """Return an object's name without the ending that says how it is compressed.
+
+    >>> unpacked_name("a/b.jsonl.gz"), unpacked_name("a/b.tgz"), unpacked_name("a/b.tar")
+    ('a/b.jsonl', 'a/b.tar', 'a/b.tar')
+    """
+    ending = next((end for end in _SUFFIXES if name.lower().endswith(end)), "")
+    tar = ".tar" if ending in (".tgz", ".tzst") else ""
+    return name[: len(name) - len(ending)] + tar
+
+
+def unpacked_start(head: bytes, kind: str) -> bytes:
+    """Return what the start of an object unpacks to, as far as it goes; empty where it does not."""
+    try:
+        make, step, wrong = _unpacker(kind)
+    except MissingLibraryError:  # who reads such objects is told
+        return b""
+    stream, found = make(), bytearray()
+    for at in range(0, len(head), step):
+        try:
+            found += stream.decompress(head[at : at + step])
+        except wrong:
+            break
+        if stream.eof or len(found) > _SMALL_BYTES:
+            break
+    return bytes(found[:_SMALL_BYTES])
+
+
+def refuse_compressed(entry: Entry, head: bytes) -> None:
+    """Refuse an object that is compressed though nobody said so.
+
+    Args:
+        entry: of the object.
+        head: its first bytes.
+
+    Raises:
+        FormatError: says what to set.
+    """
+    if kind := compression_of(head):
+        raise FormatError(
+            f"{entry.key}: is compressed by {kind}; set compression: {kind} in source.options"
+        )
+
+
+async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
+    """Return all bytes of an object, unpacked.
+
+    Raises:
+        FormatError: it is larger than a sampler can hold, damaged, or cut off.
+    """
+    data = await read_whole(reader)
+    if kind == "none":
+        return data
+    most = _most_unpacked(memoryview(data))
+    likely = min(most, likely_unpacked(data, kind))
+    for expected in (likely, most):
+        await reserve_decoded(_COPIES * expected)
+        found = await asyncio.to_thread(unpack, data, kind, reader.entry, expected)
+        correct_decoded(len(found or b""), _COPIES * expected)
+        if found is not None:
+            return found
+    raise _too_large_error(reader.entry, most)
+
+
+def likely_unpacked(data: Buffer, kind: str) -> int:
+    """Return how many bytes an object says that it unpacks to, or some times its own where not.
+
+    >>> import gzip
+    >>> likely_unpacked(gzip.compress(bytes(10_000)), "gzip")
+    10000
+    """
+    view = memoryview(data).cast("B")
+    said = 0
+    if kind == "gzip" and view.nbytes >= 4:  # of its last stream
+        said = int.from_bytes(view[-4:], "little")
+    elif kind == "zstd":
+        said = _zstd_content_size(bytes(view[:_ZSTD_HEAD]))
+    return max(said, _USUAL_RATIO * view.nbytes)
+
+
+def _zstd_content_size(head: bytes) -> int:
+    zstandard = _zstandard()
+    try:
+        return max(0, int(zstandard.frame_content_size(head)))
+    except zstandard.ZstdError:  # whoever unpacks it says what is wrong
+        return 0
+
+
+def _most_unpacked(view: memoryview) -> int:
+    return min(MOST_UNPACKED, MOST_COMPRESSION_RATIO * view.nbytes + _SMALL_BYTES)
+
+
+def _too_large_error(entry: Entry, most: int) -> FormatError:
+    return FormatError(
+        f"{entry.key}: may be unpacked to {most:,} bytes, found more; make smaller objects"
+    )
+
+
+def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -> bytes | None:
+    """Return the bytes that were compressed; several streams behind each other are one.
+
+    Args:
+        data: of the object.
+        kind: by what it is compressed.
+        entry: of the object, for errors.
+        expected: None is returned where they are more; None: all that is borne.
+
+    Raises:
+        FormatError: damaged, cut off, or more than is borne.
+    """
+    view = memoryview(data)
+    most = _most_unpacked(view)
+    pieces: list[bytes] = []
+    found = 0
+    try:
+        for piece in _unpack_steps(view, kind, entry):
+            pieces.append(piece)
+            found += len(piece)
+            if found > most:
+                raise _too_large_error(entry, most)
+            if expected is not None and found > expected:
+                return None
+        return b"".join(pieces)
+    finally:
+        pieces.clear()  # an error refers to what is here for as long as it is passed on
+
+
+def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
+    """Yield what the streams unpack to, little by little: some bytes become very many."""
+    make, step, wrong = _unpacker(kind)
+    stream, at = make(), 0
+    while at < view.nbytes:
+        packed = bytes(view[at : at + step])
+        if stream.eof:
+            padded = len(packed) - len(packed.lstrip(b"\0"))
+            at, packed = at + padded, packed[padded:]
+            stream = make() if packed else stream
+        try:
+            yield stream.decompress(packed) if packed else b""
+        except wrong as error:
+            raise _damaged_error(entry, kind, str(error)) from None
+        at += len(packed) - len(stream.unused_data if packed else b"")
+    if at and not stream.eof:
+        raise _damaged_error(entry, kind, "it is cut off")
+
+
+def _unpacker(kind: str) -> tuple[Callable[[], Any], int, type[Exception]]:
+    """Return what begins a stream, how much to give it at a time, and what it raises."""
+    if kind == "zstd":
+        zstandard = _zstandard()
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        return unpacker.decompressobj, _ZSTD_STEP, zstandard.ZstdError
+    wbits = {"gzip": 31, "zlib": 15}[kind]
+    return lambda: zlib.decompressobj(wbits), _ZLIB_STEP, zlib.error
+
+
+def _damaged_error(entry: Entry, kind: str, why: str) -> FormatError:
+    return FormatError(f"{entry.key}: expected an object compressed by {kind}, found: {why}")
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingLibraryError(
+            "source.options.compression: needs zstandard; pip install 'growcache[zstd]'"
+        ) from None
+    return zstandard

@@ -1,0 +1,588 @@
+"""How an HDF5 dataset is stored, and how its chunks and strings are decoded.
+
+No other file is ever opened: external and user-defined links, external storage and virtual
+datasets are refused. Chunks are decoded in threads in parallel; only filters that HDF5 alone
+knows run in the library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from growcache.errors import FormatError
+from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader
+from growcache.formats.byte_ranges import fetch_ranges
+from growcache.formats.chunks import ChunkGrid, is_numeric
+from growcache.formats.hdf5_file import MetadataImage, without_garbage_collection
+from growcache.schema import Array
+
+_BYTES_REQUIRED = re.compile(r"([0-9]+) bytes required")
+
+ChunkLocation = tuple[int, int, int]
+
+
+def locate_chunks(
+    file: Any, image: MetadataImage, path: str, places: Sequence[tuple[int, ...]]
+) -> list[ChunkLocation | None]:
+    """Return where chunks lie, by their first elements; None where one was never written.
+
+    Of a dataset of which some chunk was written: of others the library tells nonsense.
+    A chunk is read twice, in vain: into no room, which looks up its size in the index, and then
+    from an image that says it has all, which shows the range that would be read. What the
+    library offers for this question goes through the index from its beginning.
+    """
+    dataset = dataset_at(file, path).id
+    return [_locate_chunk(dataset, image, place) for place in places]
+
+
+def _locate_chunk(
+    dataset: Any, image: MetadataImage, place: tuple[int, ...]
+) -> ChunkLocation | None:
+    missing = len(image.missing)
+    needed = 0
+    try:
+        dataset.read_direct_chunk(place, out=bytearray(0))
+    except (ValueError, RuntimeError, OSError) as error:
+        if len(image.missing) > missing or "not allocated" in str(error):
+            return None
+        told = _BYTES_REQUIRED.search(str(error))  # too little room: there is such a chunk
+        if told is None:
+            raise
+        needed = int(told[1])
+    if needed > image.size:
+        raise OSError(f"a chunk of {needed} bytes in a file of {image.size}")
+    mask, found = image.locate(lambda: int(dataset.read_direct_chunk(place)[0]))
+    return (*found, mask)
+
+
+MOST_LINKS = 64  # from the root to a dataset, soft ones included
+MOST_SHOWN_NAMES = 8  # datasets that an error names
+MOST_SEARCHED_NAMES = 1000  # names in a file, for a list of its datasets
+MOST_SHOWN_CHARACTERS = 40
+
+Filter = tuple[int, int, tuple[int, ...]]
+"""Number, flags, and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLayout:
+    """Of one dataset.
+
+    Attributes:
+        path: in the file.
+        shape: of the array; () of a single value.
+        dtype: of a value as stored; of strings what stands for one.
+        chunks: shape of a chunk; None where values lie in one piece.
+        offset: of that piece; None where it was never written.
+        written: whether any chunk was.
+        inline: the values themselves, where the header holds them.
+        fill: value of what was never written.
+        filters: that chunks went through, in order.
+        strings: how those are stored, if it holds any.
+        base: what addresses in the file count from.
+        few_bits: the type of numbers that do not fill their bytes, as HDF5 encodes types; None:
+            values are stored as NumPy has them.
+        no_fill: whether the file says that there is no fill value.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...] | None
+    offset: int | None
+    written: bool
+    inline: bytes | None
+    fill: Array
+    filters: tuple[Filter, ...]
+    strings: str | None
+    base: int
+    few_bits: bytes | None = None
+    no_fill: bool = False
+
+
+def names_at_root(file: Any, key: str) -> list[str]:
+    """Return the names of the datasets at the root; only links within the file count.
+
+    Raises:
+        FormatError: too many to look at.
+    """
+    import h5py
+
+    if len(file) > 1000:
+        raise FormatError(f"{key}: {len(file)} names at its root; set source.options.datasets")
+    return [
+        name
+        for name in file
+        if isinstance(file.get(name, getlink=True), h5py.HardLink)
+        # To ask for its class would go through all of the index of its chunks.
+        and isinstance(h5py.h5o.open(file.id, name.encode()), h5py.h5d.DatasetID)
+    ]
+
+
+def dataset_paths(file: Any) -> list[str]:
+    """Return the paths of datasets, those next to the root first, as far as a look shows them."""
+    import h5py
+
+    found: list[str] = []
+    groups, looked = [("", file["/"])], 0
+    for folder, group in groups:  # which grows meanwhile
+        for name in group:
+            looked += 1
+            if looked > MOST_SEARCHED_NAMES:
+                return found
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            kind = group.get(name, getclass=True)
+            if kind is h5py.Dataset:
+                found.append(folder + name)
+            elif kind is h5py.Group:
+                groups.append((f"{folder}{name}/", group[name]))
+    return found
+
+
+def dataset_at(file: Any, path: str) -> Any:
+    """Return a dataset of the file itself, links followed one by one.
+
+    Raises:
+        FormatError: there is none, or a link leads out of the file.
+    """
+    import h5py
+
+    at, left = file["/"], _path_parts(path)
+    for _ in range(MOST_LINKS):
+        if not left:
+            break
+        name = left.pop(0)
+        link = at.get(name, getlink=True) if isinstance(at, h5py.Group) else None
+        if isinstance(link, h5py.SoftLink):
+            target = link.path
+            at = file["/"] if target.startswith("/") else at
+            left = _path_parts(target) + left
+        elif isinstance(link, h5py.HardLink):
+            at = h5py.h5o.open(at.id, name.encode())
+            at = (
+                h5py.Dataset(at)
+                if isinstance(at, h5py.h5d.DatasetID)
+                else _checked_group(at, path)
+            )
+        elif link is not None:
+            raise FormatError(
+                f"a link out of the file at {path!r:.{MOST_SHOWN_CHARACTERS}}, never followed"
+            )
+        else:
+            raise FormatError(_no_dataset_message(file, path))
+    if left or not isinstance(at, h5py.Dataset):
+        raise FormatError(_no_dataset_message(file, path))
+    return at
+
+
+def _checked_group(found: Any, path: str) -> Any:
+    import h5py
+
+    if isinstance(found, h5py.h5g.GroupID):
+        return h5py.Group(found)
+    raise FormatError(f"no dataset at {path!r:.{MOST_SHOWN_CHARACTERS}}")
+
+
+def _path_parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _no_dataset_message(file: Any, path: str) -> str:
+    names = ", ".join(
+        f"{name!r:.{MOST_SHOWN_CHARACTERS}}" for name in list(file)[:MOST_SHOWN_NAMES]
+    )
+    return f"no dataset at {path!r:.{MOST_SHOWN_CHARACTERS}}; at the root are {names or 'none'}"
+
+
+def describe_dataset(file: Any, path: str, key: str) -> DatasetLayout:
+    """Return the layout of a dataset.
+
+    Raises:
+        FormatError: there is none, or it cannot be read.
+    """
+    try:
+        return _dataset_layout(file, dataset_at(file, path), path)
+    except FormatError as error:
+        raise FormatError(f"{key}: {error}") from None
+
+
+def _dataset_layout(file: Any, dataset: Any, path: str) -> DatasetLayout:
+    import h5py
+
+    plist = dataset.id.get_create_plist()
+    kind = plist.get_layout()
+    if kind == h5py.h5d.VIRTUAL:
+        raise FormatError(f"dataset {path} is virtual: its values are in other files")
+    if kind != h5py.h5d.CHUNKED and plist.get_external_count():
+        raise FormatError(f"dataset {path} has external storage: its values are in other files")
+    if dataset.shape is None:
+        raise FormatError(f"dataset {path} is empty: it has no shape")
+    chunked = kind == h5py.h5d.CHUNKED
+    dtype, strings = _dtype(file, dataset, path, chunked=chunked)
+    inline = offset = None
+    if kind == h5py.h5d.COMPACT:
+        inline = _inline_values(dataset, strings, path)
+    elif kind == h5py.h5d.CONTIGUOUS:
+        # Behind a user block the library has an offset for what was never written, too.
+        offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
+    return DatasetLayout(
+        path=path,
+        shape=tuple(dataset.shape),
+        dtype=dtype,
+        chunks=tuple(dataset.chunks) if chunked else None,
+        offset=offset,
+        written=chunked and bool(dataset.id.chunk_iter(lambda _: True)),
+        inline=inline,
+        fill=np.zeros((), dtype) if strings else _fill_value(plist, dtype),
+        filters=_dataset_filters(plist),
+        strings=strings,
+        base=file.id.get_create_plist().get_userblock(),
+        few_bits=None if strings else _encoded_type(dataset, dtype),
+        no_fill=plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED,
+    )
+
+
+def _dataset_filters(plist: Any) -> tuple[Filter, ...]:
+    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    return tuple((int(code), int(flags), tuple(values)) for code, flags, values, _ in found)
+
+
+def _fill_value(plist: Any, dtype: np.dtype[Any]) -> Array:
+    import h5py
+
+    fill = np.zeros((), dtype)
+    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED:
+        plist.get_fill_value(fill)
+    return fill
+
+
+def _inline_values(dataset: Any, strings: str | None, path: str) -> bytes:
+    if strings == "heap":
+        raise FormatError(f"dataset {path} has strings in a compact layout, which is not read")
+    return bytes(np.ascontiguousarray(dataset[()]).tobytes())
+
+
+def _dtype(
+    file: Any, dataset: Any, path: str, *, chunked: bool
+) -> tuple[np.dtype[Any], str | None]:
+    """Return the dtype of the values, and how strings are stored."""
+    import h5py
+
+    type_ = dataset.id.get_type()
+    if isinstance(type_, h5py.h5t.TypeStringID):
+        if type_.is_variable_str():
+            if file.id.get_create_plist().get_sizes() != (8, 8):
+                raise FormatError(
+                    f"dataset {path}: strings with addresses of other than 8 bytes"
+                )
+            return HEAP_ID, "heap"
+        if type_.get_strpad() == h5py.h5t.STR_SPACEPAD:
+            return np.dtype(f"S{type_.get_size()}"), "spaces"
+        return np.dtype(f"S{type_.get_size()}"), "zeros"
+    dtype: np.dtype[Any] = dataset.dtype
+    known = _stored_as_numpy(type_, dtype) or (chunked and _is_padded_number(type_))
+    if not is_numeric(dtype) or type_.get_size() != dtype.itemsize or not known:
+        raise FormatError(
+            f"dataset {path} has type {str(dtype)[:80]}; numbers, records of them and strings "
+            "can be read"
+        )
+    return dtype, None
+
+
+def _stored_as_numpy(type_: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether the stored bytes are what NumPy takes them for."""
+    import h5py
+
+    return bool(type_ == h5py.h5t.py_create(dtype, logical=True)) or bool(
+        type_ == h5py.h5t.py_create(dtype)
+    )
+
+
+def _is_padded_number(type_: Any) -> bool:
+    """Whether values are plain numbers, of which the library knows which bits count."""
+    import h5py
+
+    # Only these two classes: an enumeration, for instance, is an integer to h5py, too.
+    return type_.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT)
+
+
+def _encoded_type(dataset: Any, dtype: np.dtype[Any]) -> bytes | None:
+    type_ = dataset.id.get_type()
+    return None if _stored_as_numpy(type_, dtype) else bytes(type_.encode())
+
+
+HEAP_ID = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
+"""What stands for a string of any length."""
+
+
+DEFLATE, SHUFFLE, FLETCHER32, SCALE_OFFSET = 1, 2, 3, 6
+LIBRARY_FILTERS = {4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
+PLUGIN_FILTERS = {
+    307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd",
+    32026: "blosc2",
+}  # fmt: skip
+
+_FILE_NUMBERS = itertools.count()  # of files in memory
+
+
+def check_filters(layout: DatasetLayout, key: str) -> None:
+    """Refuse a dataset whose filters only a plugin knows; plugins are never looked for.
+
+    Likewise one whose values the library would not give back here: without a fill value the
+    scale-offset filter has one value more to tell.
+
+    Raises:
+        FormatError: names the filter.
+    """
+    for code, _, _ in layout.filters:
+        if code not in (DEFLATE, SHUFFLE, FLETCHER32, *LIBRARY_FILTERS):
+            name = PLUGIN_FILTERS.get(code, "unknown")
+            raise FormatError(
+                f"{key}: dataset {layout.path} uses filter {code} ({name}), which HDF5 has not "
+                "built in; gzip, lzf, shuffle, fletcher32, scale-offset, n-bit and szip are read"
+            )
+        if code == SCALE_OFFSET and layout.no_fill:
+            raise FormatError(
+                f"{key}: dataset {layout.path} goes through the scale-offset filter and has no "
+                "fill value, of which the values cannot be told; write it again with one"
+            )
+
+
+def decode_chunk(
+    data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
+) -> Array:
+    """Return a chunk as an array.
+
+    Args:
+        data: as it is stored.
+        mask: of the filters that this chunk did not go through.
+        layout: of its dataset.
+        chunking: of its dataset.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    expected = chunking.chunk_bytes
+    if layout.few_bits is not None or any(
+        code in LIBRARY_FILTERS for code, _, _ in layout.filters
+    ):
+        return _decode_by_library(data, mask, layout, chunking)
+    for number in reversed(range(len(layout.filters))):
+        code, _, values = layout.filters[number]
+        if not mask >> number & 1:
+            data = _FILTERS[code](data, values, expected)
+    if data.nbytes != expected:
+        raise FormatError(f"a chunk has {data.nbytes} bytes where {expected} belong")
+    return np.frombuffer(data, chunking.dtype).reshape(chunking.chunks)
+
+
+def _inflate(data: memoryview, _: tuple[int, ...], expected: int) -> memoryview:
+    most = expected + expected // 8 + 4096  # what another filter before may have added
+    inflater = zlib.decompressobj()
+    try:
+        found = inflater.decompress(data, most)
+    except zlib.error as error:
+        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
+    if not inflater.eof:
+        raise FormatError(f"a chunk is cut off, or has more than {most} bytes")
+    return memoryview(found)
+
+
+def _unshuffle(data: memoryview, values: tuple[int, ...], _: int) -> memoryview:
+    size = values[0] if values else 0
+    whole = data.nbytes // size * size if size else 0
+    if size < 2 or whole <= size:
+        return data
+    bytes_ = np.frombuffer(data, np.uint8)
+    found = np.empty_like(bytes_)
+    found[:whole].reshape(-1, size)[:] = bytes_[:whole].reshape(size, -1).T
+    found[whole:] = bytes_[whole:]
+    return memoryview(found.data)
+
+
+def _check_fletcher32(data: memoryview, _: tuple[int, ...], __: int) -> memoryview:
+    if data.nbytes < 4:
+        raise FormatError("a chunk is too short for its checksum")
+    values, kept = data[:-4], int.from_bytes(data[-4:], "little")
+    sums = fletcher32(values)
+    # HDF5 1.6.2 and before wrote the halves the other way round in memory.
+    swapped = int.from_bytes(bytes(data[-4:])[1::-1] + bytes(data[-4:])[:1:-1], "little")
+    if sums not in {(k >> 16) % 65535 << 16 | (k & 65535) % 65535 for k in (kept, swapped)}:
+        raise FormatError("a chunk does not match its checksum")
+    return values
+
+
+def fletcher32(data: memoryview) -> int:
+    """Return the checksum of HDF5, each half modulo 65535.
+
+    >>> hex(fletcher32(memoryview(b"abcde")))
+    '0x4ff029c7'
+    """
+    block = 1 << 16
+    odd = b"\0" if data.nbytes % 2 else b""
+    words = np.frombuffer(bytes(data) + odd if odd else data, ">u2").astype(np.uint64)
+    lines = np.zeros((-(-len(words) // block) or 1, block), np.uint64)
+    lines.reshape(-1)[lines.size - len(words) :] = words  # zeros in front count nothing
+    low = lines.sum(1) % 65535
+    high = (lines @ np.arange(block, 0, -1, dtype=np.uint64)) % 65535
+    before = (np.cumsum(low) - low) % 65535
+    second = int((high + before * np.uint64(block % 65535)).sum()) % 65535
+    return second << 16 | int(low.sum()) % 65535
+
+
+_FILTERS: dict[int, Callable[[memoryview, tuple[int, ...], int], memoryview]] = {
+    DEFLATE: _inflate,
+    SHUFFLE: _unshuffle,
+    FLETCHER32: _check_fletcher32,
+}
+
+
+def _decode_by_library(
+    data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
+) -> Array:
+    """Let the library decode the chunk: as the only one of a file in memory.
+
+    Not as one of the file that it is from, which says itself how its filters are set: the
+    library sets them anew here, by the shape and the type, and does not believe the file.
+    """
+    try:
+        with without_garbage_collection():
+            return _decode_in_memory_file(bytes(data), mask, layout, chunking)
+    except Exception as error:  # the library raises what damage makes it raise
+        raise FormatError(
+            f"a chunk cannot be decoded: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _decode_in_memory_file(
+    data: bytes, mask: int, layout: DatasetLayout, chunking: ChunkGrid
+) -> Array:
+    import h5py
+
+    found = np.empty(chunking.chunks, chunking.dtype)
+    type_ = h5py.h5t.py_create(chunking.dtype, logical=True)
+    if layout.few_bits is not None:
+        type_ = h5py.h5t.decode(layout.few_bits)
+    # HDF5 takes files of one name for one file, which cannot be made twice at a time.
+    name = f"growcache chunk {next(_FILE_NUMBERS)}"
+    with h5py.File(name, "w", driver="core", backing_store=False) as file:
+        space = h5py.h5s.create_simple(chunking.chunks)
+        plist = _creation_properties(mask, layout, chunking)
+        dataset = h5py.h5d.create(file.id, b"x", type_, space, plist)
+        dataset.write_direct_chunk((0,) * len(chunking.chunks), data)
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, found)
+    return found
+
+
+def _creation_properties(mask: int, layout: DatasetLayout, chunking: ChunkGrid) -> Any:
+    """Return how a chunk is stored: through those filters that made it smaller.
+
+    The library takes a mask of the others, too, but forgets it until the file is opened again.
+    """
+    import h5py
+
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk(chunking.chunks)
+    plist.set_fill_value(layout.fill)
+    for number, (code, flags, values) in enumerate(layout.filters):
+        if not mask >> number & 1:
+            plist.set_filter(code, flags, values)
+    return plist
+
+
+LEAST_HEAP_BYTES = 4096  # bytes; what a heap has at least
+_HEAP_HEADER = struct.Struct("<4sB3xQ")
+_HEAP_ITEM = struct.Struct("<HH4xQ")
+
+
+async def read_strings(reader: ObjectReader, layout: DatasetLayout, values: Array) -> list[str]:
+    """Return the texts of a dataset's values.
+
+    Raises:
+        FormatError: one is not there, or no UTF-8.
+    """
+    flat = values.reshape(-1)
+    if layout.strings == "heap":
+        found = await _strings_from_heaps(reader, layout, flat)
+    else:
+        blank = b" " if layout.strings == "spaces" else b"\0"
+        found = [bytes(value).rstrip(blank) for value in flat]
+        if layout.strings == "zeros":
+            found = [value.partition(b"\0")[0] for value in found]
+    try:
+        return [value.decode() for value in found]
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{reader.entry.key}: dataset {layout.path} has a string that is no UTF-8: {error}"
+        ) from None
+
+
+async def _strings_from_heaps(
+    reader: ObjectReader, layout: DatasetLayout, values: Array
+) -> list[bytes]:
+    key = reader.entry.key
+    wanted = values["length"] > 0
+    addresses = np.unique(values["heap"][wanted])
+    places = [layout.base + int(address) for address in addresses]
+    heaps = dict(zip(addresses.tolist(), await _read_heaps(reader, places), strict=True))
+    found = []
+    for length, heap, index in values.tolist():
+        text = heaps[heap].get(index) if length else b""
+        if text is None or len(text) < length:
+            raise FormatError(f"{key}: dataset {layout.path} has a string that is nowhere")
+        found.append(bytes(text[:length]))
+    return found
+
+
+async def _read_heaps(
+    reader: ObjectReader, places: Sequence[int]
+) -> list[dict[int, memoryview]]:
+    """Return the items of all heaps; most take one request together, larger ones two."""
+    size, key = reader.entry.size, reader.entry.key
+    if any(place + _HEAP_HEADER.size > size for place in places):
+        raise FormatError(f"{key}: a heap of strings lies beyond the end of the file")
+    heads = await fetch_ranges(
+        reader, [(at, min(size, at + LEAST_HEAP_BYTES)) for at in places]
+    )
+    sizes = [_heap_size(head, key) for head in heads]
+    if any(at + n > size for at, n in zip(places, sizes, strict=True)) or (
+        sum(sizes) > MOST_VISIT_BYTES
+    ):
+        raise FormatError(f"{key}: a heap of strings claims {max(sizes):,} bytes")
+    large = [i for i, n in enumerate(sizes) if n > len(heads[i])]
+    whole = await fetch_ranges(reader, [(places[i], places[i] + sizes[i]) for i in large])
+    for i, data in zip(large, whole, strict=True):
+        heads[i] = data
+    return [_heap_items(data[:n]) for data, n in zip(heads, sizes, strict=True)]
+
+
+def _heap_size(head: memoryview, key: str) -> int:
+    magic, version, size = (
+        _HEAP_HEADER.unpack_from(head) if len(head) >= _HEAP_HEADER.size else (b"", 0, 0)
+    )
+    if magic != b"GCOL" or version != 1:
+        raise FormatError(f"{key}: expected a heap of strings, found {bytes(head[:4])!r}")
+    return int(size)
+
+
+def _heap_items(data: memoryview) -> dict[int, memoryview]:
+    """Return what a heap holds, by index; what is broken in it ends it."""
+    found: dict[int, memoryview] = {}
+    at = _HEAP_HEADER.size
+    while at + _HEAP_ITEM.size <= len(data):
+        index, _, size = _HEAP_ITEM.unpack_from(data, at)
+        at += _HEAP_ITEM.size
+        if not index or at + size > len(data):
+            break
+        found[index] = data[at : at + size]
+        at += -(-size // 8) * 8
+    return found

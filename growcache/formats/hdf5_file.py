@@ -1,0 +1,361 @@
+"""Open remote HDF5 files with h5py, and fetch only the metadata that the library asks for.
+
+h5py reads an image of the file in memory. A read of missing bytes fails and the range is
+recorded; it is fetched without any lock held, and the call is repeated. So no thread waits for
+the network inside HDF5, which runs one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from growcache.errors import FormatError, GrowcacheError
+from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
+from growcache.store.contract import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+T = TypeVar("T")
+
+METADATA_BLOCK_BYTES = 1 << 13  # bytes; metadata is fetched in whole blocks
+FILE_HEAD_BYTES = (
+    SMALL_OBJECT_BYTES  # bytes at the start, which hold all there is to know of most files
+)
+MOST_DOUBLINGS = 7  # doublings of what is fetched where one question leads to the next
+MOST_ATTEMPTS = 100  # requests after another for one question
+MOST_READ_BYTES = 1 << 24  # bytes that the library may ask for at once
+MOST_METADATA_BYTES = 1 << 26  # bytes of metadata that are kept, of all files together
+MOST_OPEN_FILES = 64  # files; of others the metadata is still here
+
+
+"""Of a chunk: offset, bytes, and the mask of filters that were left out."""
+
+
+class _MissingBytesError(OSError):
+    """HDF5 asks for bytes that are not here yet."""
+
+
+class MetadataBytes:
+    """What the metadata of several files takes.
+
+    Attributes:
+        nbytes: in memory.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+
+class MetadataImage(io.RawIOBase):
+    """What is known of a file's bytes, as a file.
+
+    Args:
+        size: of the file, in bytes.
+        total: counts what is here; there may be thousands of files, too many to ask each.
+    """
+
+    def __init__(self, size: int, total: MetadataBytes) -> None:
+        super().__init__()
+        self.size = size
+        self._total = total
+        total.nbytes += METADATA_BLOCK_BYTES  # for what is here of any file
+        self.missing: list[tuple[int, int]] = []
+        self._located: tuple[int, int] | None = None
+        self._locating = False
+        self._blocks: dict[int, memoryview] = {}
+        self._at = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks that are here."""
+        return len(self._blocks) * METADATA_BLOCK_BYTES
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position."""
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[
+            whence
+        ] + offset
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill the buffer.
+
+        Raises:
+            OSError: bytes are missing, or there are none.
+        """
+        into = memoryview(buffer).cast("B")
+        start, stop = self._at, self._at + len(into)
+        if start < 0 or stop > self.size:
+            raise OSError(f"bytes {start} to {stop} of {self.size}")
+        if self._locating:  # nobody looks at what is read
+            if self._located is not None:
+                raise OSError("a chunk in more than one piece")
+            self._located = (start, len(into))
+            return len(into)
+        if len(into) > MOST_READ_BYTES:
+            raise OSError(f"{len(into)} bytes of metadata")
+        if self.absent(start, stop):
+            self.missing.append((start, stop))
+            raise _MissingBytesError(f"bytes {start} to {stop}")
+        for number in _block_numbers(start, stop):
+            block, first = self._blocks[number], number * METADATA_BLOCK_BYTES
+            low, high = max(start, first), min(stop, first + METADATA_BLOCK_BYTES)
+            into[low - start : high - start] = block[low - first : high - first]
+        self._at = stop
+        return len(into)
+
+    def locate(self, work: Callable[[], T]) -> tuple[T, tuple[int, int]]:
+        """Return what ``work`` returns, and offset and bytes of the range that it reads in vain."""
+        self._locating, self._located = True, None
+        try:
+            result = work()
+        finally:
+            self._locating = False
+        found: tuple[int, int] | None = self._located  # by what `work` read
+        return result, found or (0, 0)
+
+    def absent(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the blocks that are not here."""
+        return [number for number in _block_numbers(start, stop) if number not in self._blocks]
+
+    def held(self, start: int, stop: int) -> bytes | None:
+        """Return the bytes [start, stop) if all of them are here; else None."""
+        if stop > self.size or self.absent(start, stop):
+            return None
+        blocks = b"".join(self._blocks[number] for number in _block_numbers(start, stop))
+        first = start // METADATA_BLOCK_BYTES * METADATA_BLOCK_BYTES
+        return blocks[start - first : stop - first]
+
+    def put(self, number: int, data: memoryview) -> None:
+        """Keep bytes, from the start of a block on."""
+        before = self.nbytes
+        for at in range(0, len(data), METADATA_BLOCK_BYTES):
+            self._blocks[number + at // METADATA_BLOCK_BYTES] = data[
+                at : at + METADATA_BLOCK_BYTES
+            ]
+        self._total.nbytes += self.nbytes - before
+
+    def leave_total(self) -> None:
+        """Count no more among others; who uses the file still may do so."""
+        self._total.nbytes -= self.nbytes + METADATA_BLOCK_BYTES
+        self._total = MetadataBytes()
+
+
+def _block_numbers(start: int, stop: int) -> range:
+    return range(start // METADATA_BLOCK_BYTES, -(-stop // METADATA_BLOCK_BYTES))
+
+
+_LIBRARY_LOCK = threading.RLock()
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: an object of HDF5 in it would be closed by the same thread.
+
+    h5py's lock lets that pass, and one more call in the middle of another confuses the library,
+    so that the first fails. The lock is for the switch, which all threads share; calls of HDF5
+    wait for one another in any case.
+    """
+    with _LIBRARY_LOCK:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+class _ImageFirstReader:
+    """A `ObjectReader` of a file of which some bytes are here."""
+
+    def __init__(self, remote: ObjectReader, image: MetadataImage) -> None:
+        self.entry, self.source, self.find = remote.entry, remote.source, remote.find
+        self._remote = remote
+        self._image = image
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """See `ObjectReader.read`."""
+        end = self.entry.size if stop is None else stop
+        here = self._image.held(start, end)
+        return await self._remote.read(start, stop) if here is None else here
+
+
+class HDF5File:
+    """One HDF5 file, and what was fetched of its metadata."""
+
+    def __init__(self, entry: Entry, thread: ThreadPoolExecutor, total: MetadataBytes) -> None:
+        self.image = MetadataImage(entry.size, total)
+        self._key = entry.key
+        self._thread = thread
+        self._file: Any = None
+        self._coming: dict[int, asyncio.Task[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self, reader: ObjectReader, work: Callable[[Any], T]) -> T:
+        """Return what ``work`` returns for the open `h5py.File`; it may run several times.
+
+        Raises:
+            FormatError: the file is none, or broken.
+        """
+        loop = asyncio.get_running_loop()
+        if not self.image.nbytes:
+            await self._fetch(reader, [(0, min(FILE_HEAD_BYTES, self.image.size))], 0)
+        for turn in range(MOST_ATTEMPTS):
+            result, missing = await loop.run_in_executor(self._thread, self._attempt, work)
+            if not missing:
+                assert result is not None
+                return result
+            if self.image.nbytes > MOST_METADATA_BYTES:
+                break
+            await self._fetch(reader, missing, turn)
+        raise FormatError(f"{self._key}: its metadata is scattered over too much of the file")
+
+    def around(self, reader: ObjectReader) -> ObjectReader:
+        """Return what reads the file, but for what has come with its metadata."""
+        return _ImageFirstReader(reader, self.image)
+
+    def close(self) -> None:
+        """Forget the open file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with without_garbage_collection():
+                file.close()
+
+    def _attempt(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
+        with without_garbage_collection():
+            return self._looked(work)
+
+    def _looked(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
+        import h5py
+
+        self.image.missing = []
+        try:
+            if self._file is None:
+                self._file = h5py.File(self.image, "r", rdcc_nbytes=0)
+            result = work(self._file)
+            if not self.image.missing:
+                return result, []
+        except GrowcacheError:
+            if not self.image.missing:
+                raise
+        except Exception as error:  # HDF5 raises what a broken file makes it raise
+            if not self.image.missing:
+                self.close()
+                raise FormatError(f"{self._key}: {_error_text(error)}") from error
+        self.close()  # it may remember that a read failed
+        return None, self.image.missing
+
+    async def _fetch(
+        self, reader: ObjectReader, ranges: Sequence[tuple[int, int]], turn: int
+    ) -> None:
+        """Fetch what is missing and, the longer it takes, the more of what lies behind it."""
+        ahead = METADATA_BLOCK_BYTES << min(turn, MOST_DOUBLINGS)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._coming, self._loop = {}, loop
+        waited: set[asyncio.Task[None]] = set()
+        for start, stop in ranges:
+            absent = self.image.absent(start, min(self.image.size, max(stop, start + ahead)))
+            waited |= {self._coming[n] for n in absent if n in self._coming}
+            for run in _consecutive(n for n in absent if n not in self._coming):
+                task = loop.create_task(self._get(reader, run))
+                self._coming |= dict.fromkeys(run, task)
+                task.add_done_callback(_ignore_error)
+                waited.add(task)
+        await asyncio.gather(*map(asyncio.shield, waited))
+
+    async def _get(self, reader: ObjectReader, run: range) -> None:
+        try:
+            stop = min(self.image.size, run.stop * METADATA_BLOCK_BYTES)
+            data = memoryview(await reader.read(run.start * METADATA_BLOCK_BYTES, stop)).cast(
+                "B"
+            )
+            self.image.put(run.start, data)
+        finally:
+            for number in run:
+                self._coming.pop(number, None)
+
+
+def _ignore_error(task: asyncio.Task[None]) -> None:
+    """Take the error of a fetch that those who waited for it did not live to see."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _consecutive(numbers: Iterator[int]) -> list[range]:
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def _error_text(error: Exception) -> str:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return f"cannot be read as HDF5: {said[:200]}"
+
+
+class HDF5Files:
+    """The files that were used last; a second visit then finds their metadata here."""
+
+    def __init__(self) -> None:
+        # One thread: HDF5 runs one call at a time in any case.
+        self._thread = ThreadPoolExecutor(1, "growcache-hdf5")
+        self._files: OrderedDict[Entry, HDF5File] = OrderedDict()
+        self._open: OrderedDict[Entry, HDF5File] = OrderedDict()
+        self._total = MetadataBytes()
+        # HDF5 closes what is open when the process ends, which is too late for files in Python.
+        weakref.finalize(self, _close_all, self._files)
+
+    def of(self, entry: Entry) -> HDF5File:
+        """Return the file of an object."""
+        file = self._files.get(entry)
+        if file is None:
+            file = self._files[entry] = HDF5File(entry, self._thread, self._total)
+            self._forget()
+        self._files.move_to_end(entry)
+        self._open[entry] = file
+        self._open.move_to_end(entry)
+        while len(self._open) > MOST_OPEN_FILES:
+            _, oldest = self._open.popitem(last=False)
+            self._thread.submit(oldest.close)
+        return file
+
+    def _forget(self) -> None:
+        """Let go of what was fetched of files that were not used for longest, beyond the bound."""
+        while len(self._files) > 1 and self._total.nbytes > MOST_METADATA_BYTES:
+            entry, oldest = self._files.popitem(last=False)
+            oldest.image.leave_total()
+            self._open.pop(entry, None)
+            self._thread.submit(oldest.close)
+
+
+def _close_all(files: OrderedDict[Entry, HDF5File]) -> None:
+    for file in files.values():
+        file.close()

@@ -1,0 +1,182 @@
+"""Join several objects into one: each gives one or more fields of the same samples."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import (
+    ChunkedFormat,
+    HeaderFirstFormat,
+    JoinedReader,
+    Measure,
+    ObjectFormat,
+    ObjectReader,
+    PartlyReadError,
+    SamplesWithOrigins,
+    Visit,
+    read_partly,
+)
+from growcache.schema import Sample
+from growcache.usercode import short_key
+
+_BY_BYTES = (
+    "are cut by bytes, so that parts of two of them do not belong together; use one object for "
+    "all fields"
+)
+# Formats whose objects cannot be members, and why: the same part of two is of other samples.
+NOT_JOINABLE = {
+    **dict.fromkeys(("jsonl", "lmdb", "tar", "tfrecord"), _BY_BYTES),
+    "zarr": "are chunks, which two arrays need not have alike; name the other arrays in its "
+    "option beside",
+}
+
+
+class JoinedFormat:
+    """The samples of partners, put together one by one.
+
+    All members are visited alike: random choices go by the first one's key, and where members
+    lie in chunks, those of the largest say where parts begin.
+
+    Args:
+        formats: by field, in their order.
+
+    Raises:
+        ConfigError: some are read by range and others whole, or one draws samples by itself.
+    """
+
+    def __init__(self, formats: Mapping[str, ObjectFormat]) -> None:
+        self._formats = formats
+        self.ranged = all(form.ranged for form in formats.values())
+        self.listed = all(form.listed for form in formats.values())
+        if not self.listed:
+            raise ConfigError(
+                "source.fields: their formats need objects, and a function that draws samples "
+                "by itself has none"
+            )
+        if not self.ranged and any(form.ranged for form in formats.values()):
+            whole = ", ".join(name for name, form in formats.items() if not form.ranged)
+            raise ConfigError(
+                f"source.fields: expected all to be read by range, or all whole, found {whole} to "
+                "be read whole; set axis, window or the like for all or none"
+            )
+        self.headed = self.ranged and any(
+            isinstance(form, HeaderFirstFormat) and form.headed for form in formats.values()
+        )
+        self._chunked = self.ranged and any(
+            isinstance(form, ChunkedFormat) for form in formats.values()
+        )
+        digests = [form.code_digest for form in formats.values()]
+        text = "\n".join(digest or "" for digest in digests)
+        self.code_digest = hashlib.sha256(text.encode()).hexdigest() if any(digests) else None
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`; the sizes are those of the first field."""
+        measures = await self._measures(reader)
+        return replace(measures[0], together=measures[self._largest(measures)].together)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        """See `ObjectFormat.read`; origins are those of the first field."""
+        visit = replace(visit, key=reader.entry.key)
+        if self._chunked:
+            visit = replace(visit, ordinals=await self._ordinals(reader, visit))
+        members = zip(self._formats.values(), _members(reader), strict=True)
+        each = await asyncio.gather(*(read_partly(form, one, visit) for form, one in members))
+        if self.ranged:  # of objects that are known by now
+            await self._measures(reader)
+        found = {name: one for name, (one, _) in zip(self._formats, each, strict=True)}
+        wrong = next((why for _, why in each if why is not None), None)
+        if wrong is not None and not self.ranged:  # nothing tells whose partners are missing
+            raise FormatError(str(wrong))
+        joined = self._joined(found, visit, reader.entry.key)
+        if wrong is not None:
+            raise PartlyReadError(str(wrong), joined)
+        return joined
+
+    def _largest(self, measures: Sequence[Measure]) -> int:
+        """Return whose chunks count: of the fields that have some, the one of most bytes."""
+        forms = enumerate(self._formats.values())
+        chunked = [n for n, form in forms if isinstance(form, ChunkedFormat)]
+        return max(chunked, key=lambda n: measures[n].stride_bytes, default=0)
+
+    async def _ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
+        n = self._largest(await self._measures(reader))
+        form = list(self._formats.values())[n]
+        assert isinstance(form, ChunkedFormat)
+        return await form.ordinals(_members(reader)[n], visit)
+
+    async def _measures(self, reader: ObjectReader) -> list[Measure]:
+        """Return the sizes of the members, if they agree; of what is read whole the first's.
+
+        Raises:
+            FormatError: they have not equally many samples.
+        """
+        forms = list(self._formats.values())
+        if not self.ranged:
+            return [await forms[0].measure(reader)]
+        readers = zip(forms, _members(reader), strict=True)
+        measures = [await form.measure(member) for form, member in readers]
+        counts = {n: one.samples for n, one in zip(self._formats, measures, strict=True)}
+        _refuse_differing(counts, reader.entry.key)
+        return measures
+
+    def _joined(
+        self, found: Mapping[str, SamplesWithOrigins], visit: Visit, key: str
+    ) -> SamplesWithOrigins:
+        if self.ranged:
+            found = _common_rows(found, visit, key)
+        _refuse_differing({name: len(one) for name, one in found.items()}, key)
+        first = next(iter(found.values()))
+        return [
+            (_joined_sample({name: one[i][0] for name, one in found.items()}, key), start, stop)
+            for i, (_, start, stop) in enumerate(first)
+        ]
+
+
+def _common_rows(
+    found: Mapping[str, SamplesWithOrigins], visit: Visit, key: str
+) -> dict[str, SamplesWithOrigins]:
+    """Return the samples that all fields have: one may have left out some of its rows.
+
+    Raises:
+        FormatError: the fields are cut in different ways.
+    """
+    rows = {name: {(start, stop) for _, start, stop in one} for name, one in found.items()}
+    asked = max(map(len, rows.values())) if visit.ordinals is None else len(visit.ordinals)
+    if len(set.union(*rows.values())) > asked:
+        first, *others = rows
+        other = next(name for name in others if rows[name] != rows[first])
+        raise FormatError(
+            f"{short_key(key)}: {other} has samples of other rows than {first}; give all fields the "
+            "same axis, window, stride, edge and phase"
+        )
+    common = set.intersection(*rows.values())
+    return {
+        name: [sample for sample in one if sample[1:] in common] for name, one in found.items()
+    }
+
+
+def _joined_sample(samples: Mapping[str, Sample], key: str) -> Sample:
+    joined: Sample = {}
+    for name, sample in samples.items():
+        for own, value in sample.items():
+            field = name if len(sample) == 1 else f"{name}_{own}"
+            if field in joined:
+                raise FormatError(
+                    f"{short_key(key)}: two of source.fields yield {field!r}; rename one"
+                )
+            joined[field] = value
+    return joined
+
+
+def _members(reader: ObjectReader) -> list[ObjectReader]:
+    return [reader, *(reader.partners if isinstance(reader, JoinedReader) else ())]
+
+
+def _refuse_differing(counts: Mapping[str, int], key: str) -> None:
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} has {count:,} samples" for name, count in counts.items())
+        raise FormatError(f"{short_key(key)}: {shown}")

@@ -1,0 +1,414 @@
+"""JSON lines: each line is a sample. A part is a byte range and owns the lines that start in it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import (
+    MOST_VISIT_BYTES,
+    MOST_VISIT_SAMPLES,
+    Measure,
+    ObjectReader,
+    PartlyReadError,
+    SamplesWithOrigins,
+    Visit,
+    bool_option,
+    named_specs_option,
+    read_whole,
+    refuse_unknown_options,
+)
+from growcache.formats.byte_ranges import (
+    RANDOM_RANGE_BYTES,
+    ReadAhead,
+    random_ranges,
+    samples_worth_a_visit,
+    take_some,
+)
+from growcache.formats.compressed import compression_option, read_unpacked, refuse_compressed
+from growcache.formats.json_values import (
+    CONVERTERS,
+    DTYPES,
+    parse_json,
+    sample_of_record,
+    value_of_json,
+)
+from growcache.schema import Sample, Value
+
+LONGEST_LINE = 1 << 25  # bytes; as Python's objects a line can take thirty times as many
+MEASURED_WHOLE_BYTES = 1 << 18  # bytes; an object up to this size is measured as a whole
+
+
+MOST_RANDOM_RANGES = 256  # then there are no more lines, but what is longer than lines are
+_SPOTS, _SPOT_BYTES = (
+    4,
+    1 << 16,
+)  # places at which a large object is measured, and bytes of each
+# Bytes at a time until a long line ends; then so many times more.
+_LEAST_MORE, _MORE, _MOST_MORE, _GROWTH = 1 << 12, 1 << 16, 1 << 23, 4
+_MOST_READ_AHEAD = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    """A line that is not blank, without its end.
+
+    Attributes:
+        start: its first byte in the object.
+        data: its bytes.
+    """
+
+    start: int
+    data: bytes
+
+    @property
+    def stop(self) -> int:
+        """One past its last byte."""
+        return self.start + len(self.data)
+
+
+def split_lines(data: bytes, at: int) -> list[TextLine]:
+    r"""Return the lines of bytes that begin with a line, at position ``at`` of the object.
+
+    >>> [(line.start, line.data) for line in split_lines(b"a\r\n\nbc", 100)]
+    [(100, b'a'), (104, b'bc')]
+    """
+    lines = []
+    if at == 0 and data.startswith(_BOM):
+        data, at = data[len(_BOM) :], len(_BOM)
+    for line in data.split(b"\n"):
+        if line and not line.isspace():
+            lines.append(TextLine(at, line[:-1] if line.endswith(b"\r") else line))
+        at += len(line) + 1
+    return lines
+
+
+class LineReader:
+    """Reads lines of objects; remembers how long they are, to read as little as it can."""
+
+    def __init__(self) -> None:
+        self._ahead = ReadAhead(4096, 64, _MOST_READ_AHEAD)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[TextLine]:
+        """Return the lines of the visit's part; some of them where the visit takes some.
+
+        Raises:
+            FormatError: a line, or the part, is longer than a sampler can hold.
+        """
+        size = reader.entry.size
+        start = visit.part * size // visit.parts
+        stop = (visit.part + 1) * size // visit.parts
+        if visit.take is None:
+            return await self.between(reader, start, stop)
+        found = await self._stretches(reader, visit, start, stop)
+        return take_some(found, visit, reader.entry.key)
+
+    async def between(self, reader: ObjectReader, start: int, stop: int) -> list[TextLine]:
+        """Return the lines that start in [start, stop)."""
+        if start >= stop:
+            return []
+        _refuse_too_much(reader, stop - start)
+        first = max(0, start - 1)  # whether a line starts at ``start``, the byte before says
+        data = await _read_bytes(reader, first, stop + self._ahead.nbytes)
+        begin = data.find(b"\n", 0, stop - 1 - first) + 1 if start else 0
+        if start and not begin:
+            return []
+        data = await self._to_the_end(reader, data, first, stop - 1 - first)
+        lines = split_lines(data[begin:], first + begin)
+        self._ahead.learn([len(line.data) for line in lines])
+        return lines
+
+    async def _to_the_end(
+        self, reader: ObjectReader, data: bytes, first: int, within: int
+    ) -> bytes:
+        """Return the bytes up to the end of the line that ``data[within]`` is of."""
+        pieces, length = [data], len(data)
+        more = self._ahead.step(_LEAST_MORE, _MORE)
+        end = data.find(b"\n", within)
+        line = first + data.rfind(b"\n", 0, within) + 1
+        while end < 0 and first + length < reader.entry.size:
+            if first + length - line > LONGEST_LINE:
+                raise FormatError(
+                    f"{reader.entry.key}: a line may have {LONGEST_LINE:,} bytes, the one at "
+                    f"byte {line:,} has more; does it hold lines?"
+                )
+            piece = await _read_bytes(reader, first + length, first + length + more)
+            found = piece.find(b"\n")
+            end = length + found if found >= 0 else -1
+            pieces.append(piece)
+            length, more = length + len(piece), min(_MOST_MORE, _GROWTH * more)
+        whole = b"".join(pieces) if len(pieces) > 1 else data
+        return whole if end < 0 else whole[:end]
+
+    async def _stretches(
+        self, reader: ObjectReader, visit: Visit, start: int, stop: int
+    ) -> list[TextLine]:
+        """Return the lines of stretches at random, until there are enough to take some."""
+        lines: list[TextLine] = []
+        places = random_ranges(
+            visit, reader.entry.key, start, stop, RANDOM_RANGE_BYTES, most=MOST_RANDOM_RANGES
+        )
+        for at, end in places:
+            lines += await self.between(reader, at, end)
+            if len(lines) >= (visit.take or 0):
+                break
+        return sorted(lines, key=lambda line: line.start)
+
+    async def measure(self, reader: ObjectReader) -> tuple[int, float]:
+        """Return how many lines there are, and bytes from one to the next; about, if large."""
+        size = reader.entry.size
+        if size <= MEASURED_WHOLE_BYTES:
+            lines = split_lines(bytes(memoryview(await read_whole(reader))), 0)
+            return len(lines), size / max(1, len(lines))
+        spots = [i * (size - _SPOT_BYTES) // (_SPOTS - 1) for i in range(_SPOTS)]
+        looked = [await self.between(reader, at, at + _SPOT_BYTES) for at in spots]
+        found = [line for lines in looked for line in lines]
+        if not found:  # the spots lie within lines
+            found = await self.between(reader, 0, 1)
+        # Where they lie close, so many start in so many bytes; where they do not, each is long.
+        stride = max(_SPOTS * _SPOT_BYTES / max(1, len(found)), _mean_bytes(found))
+        return max(1, int(size / stride)), stride
+
+
+def _mean_bytes(lines: list[TextLine]) -> float:
+    return sum(len(line.data) + 1 for line in lines) / max(1, len(lines))
+
+
+async def _read_bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
+    return bytes(memoryview(await reader.read(start, min(stop, reader.entry.size))))
+
+
+def _refuse_too_much(reader: ObjectReader, nbytes: int) -> None:
+    if nbytes > MOST_VISIT_BYTES // 2:  # what is made of them is in memory, too
+        raise FormatError(
+            f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES // 2:,} bytes of lines, "
+            f"found {nbytes:,}; lower sampling.samples_per_object"
+        )
+
+
+_SPEC_KEYS = ("path", "dtype", "default")
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """A field that the user named.
+
+    Attributes:
+        name: of the field.
+        path: keys that lead to its value.
+        dtype: one of `DTYPES`; None: as found.
+        default: where there is no value, or null; `_MISSING`: none.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    dtype: str | None
+    default: Any = _MISSING
+
+    def of(self, record: Mapping[str, Any]) -> Value:
+        """Return its value in a record.
+
+        Raises:
+            FormatError: there is none, or it is not of the dtype.
+        """
+        found: Any = record
+        for key in self.path:
+            found = found.get(key, _MISSING) if isinstance(found, dict) else _MISSING
+        empty = found is _MISSING or (found is None and self.dtype != "json")
+        if empty and self.default is not _MISSING:
+            found = self.default
+        elif empty:
+            what = "null" if found is None else "no such key"
+            raise FormatError(
+                f"expected a value for {'.'.join(self.path)!r}, found {what}; give it a default "
+                "in source.options.fields"
+            )
+        try:
+            return value_of_json(found) if self.dtype is None else CONVERTERS[self.dtype](found)
+        except (ValueError, OverflowError, TypeError) as error:
+            raise FormatError(
+                f"{'.'.join(self.path)}: expected {self.dtype or 'a value'}: {error}"
+            ) from None
+
+
+def fields_option(value: object) -> tuple[FieldSpec, ...] | None:
+    """Return the fields that the option ``fields`` names; None: all that there are.
+
+    Raises:
+        ConfigError: it cannot be meant.
+    """
+    named = named_specs_option("fields", value, "{x: float32, label: meta.label}")
+    return (
+        None
+        if named is None
+        else tuple(_field_spec(name, what) for name, what in named.items())
+    )
+
+
+def _field_spec(name: str, what: Any) -> FieldSpec:
+    where = f"source.options.fields.{name}"
+    if what is None:
+        return FieldSpec(name, _path(name, where), None)
+    if isinstance(what, str):
+        if what in DTYPES:
+            return FieldSpec(name, _path(name, where), what)
+        if (close := _close_match(what, DTYPES)) is not None:
+            raise ConfigError(
+                f"{where}: no dtype {what!r}; did you mean {close}? (a key of this name is "
+                f"{{path: {what}}})"
+            )
+        return FieldSpec(name, _path(what, where), None)
+    if not isinstance(what, Mapping):
+        raise ConfigError(
+            f"{where}: expected a dtype, a path, or {{path: …, dtype: …, default: …}}, found "
+            f"{what!r}"
+        )
+    for key in what:
+        if key not in _SPEC_KEYS:
+            close = _close_match(str(key), _SPEC_KEYS)
+            hint = f"did you mean {close}?" if close else f"known are {', '.join(_SPEC_KEYS)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+    return _checked_spec(FieldSpec(
+        name, _path(what.get("path", name), where), what.get("dtype"),
+        what.get("default", _MISSING),
+    ), where)  # fmt: skip
+
+
+def _checked_spec(wanted: FieldSpec, where: str) -> FieldSpec:
+    if wanted.dtype is not None and wanted.dtype not in DTYPES:
+        close = _close_match(str(wanted.dtype), DTYPES)
+        hint = f"did you mean {close}?" if close else f"known are {', '.join(DTYPES)}"
+        raise ConfigError(f"{where}.dtype: unknown dtype {wanted.dtype!r}; {hint}")
+    if wanted.default is not _MISSING:
+        try:
+            wanted.of({})
+        except FormatError as error:
+            raise ConfigError(f"{where}.default: {error}") from None
+    return wanted
+
+
+def _path(value: object, where: str) -> tuple[str, ...]:
+    """Return the keys of ``a.b``, or of a list where keys have dots in them."""
+    keys: Sequence[Any] = value.split(".") if isinstance(value, str) else value  # type: ignore[assignment]
+    if isinstance(keys, list | tuple) and keys and all(isinstance(k, str) and k for k in keys):
+        return tuple(keys)
+    raise ConfigError(f"{where}: expected a path such as meta.label, found {value!r}")
+
+
+def _close_match(word: str, known: Sequence[str]) -> str | None:
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+_OPTIONS = ("fields", "raw", "compression")
+# What a visit reads in vain is about two lines: the rest of one, and room for the last.
+LEAST_VISIT_LINES = 24
+VISIT_BYTES = 1 << 17
+MOST_VISIT_LINE_BYTES = 1 << 24
+_PARSED_INLINE_BYTES = 1 << 18  # bytes that are parsed without leaving the event loop
+
+
+class JsonlFormat:
+    """LineReader of one object, as samples."""
+
+    listed = True
+    code_digest = None
+
+    def __init__(self, packed: str, wanted: tuple[FieldSpec, ...] | None, *, raw: bool) -> None:
+        self._packed = packed
+        self._wanted = wanted
+        self._raw = raw
+        self._lines = LineReader()
+        self.ranged = packed == "none"
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        if not self.ranged:
+            count = len(await self._whole(reader))
+            return Measure(reader.entry.size / max(1, count), 0, count)
+        count, stride = await self._lines.measure(reader)
+        return Measure(
+            max(1.0, stride),
+            0,
+            count,
+            samples_worth_a_visit(
+                stride, LEAST_VISIT_LINES, VISIT_BYTES, MOST_VISIT_LINE_BYTES
+            ),
+        )
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
+        if self.ranged:
+            lines = await self._lines.read(reader, visit)
+            if lines and not lines[0].start:
+                refuse_compressed(reader.entry, lines[0].data)
+        else:
+            lines = take_some(await self._whole(reader), visit, reader.entry.key)
+        if len(lines) > MOST_VISIT_SAMPLES:
+            raise FormatError(
+                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
+                f"{len(lines):,} lines; make smaller objects"
+            )
+        if lines and lines[-1].stop - lines[0].start > _PARSED_INLINE_BYTES:
+            return await asyncio.to_thread(self._samples, reader.entry.key, lines)
+        return self._samples(reader.entry.key, lines)
+
+    async def _whole(self, reader: ObjectReader) -> list[TextLine]:
+        data = await read_unpacked(reader, self._packed)
+        return await asyncio.to_thread(split_lines, bytes(data), 0)
+
+    def _samples(self, key: str, lines: Sequence[TextLine]) -> SamplesWithOrigins:
+        found: SamplesWithOrigins = []
+        bad: list[str] = []
+        for line in lines:
+            try:
+                found.append((self._sample(line), line.start, line.stop))
+            except FormatError as error:
+                bad.append(f"{key}: the line at byte {line.start:,}: {error}")
+        if bad:
+            more = f" (and {len(bad) - 1:,} lines more)" if len(bad) > 1 else ""
+            raise PartlyReadError(bad[0] + more, found)
+        return found
+
+    def _sample(self, line: TextLine) -> Sample:
+        if len(line.data) > LONGEST_LINE:
+            raise FormatError(
+                f"expected at most {LONGEST_LINE:,} bytes, found {len(line.data):,}"
+            )
+        if self._raw:
+            return {"data": line.data}
+        record = parse_json(line.data)
+        if not isinstance(record, dict) or not record:
+            raise FormatError(
+                f"expected a JSON object with keys, found {line.data[:40]!r}; raw: true takes "
+                "lines as they are"
+            )
+        if self._wanted is None:
+            return sample_of_record(record)
+        return {wanted.name: wanted.of(record) for wanted in self._wanted}
+
+
+def open_jsonl(options: Mapping[str, Any]) -> JsonlFormat:
+    """Return the format.
+
+    Options:
+        fields: which values make a sample; a list of keys, or a mapping of names to a dtype, a
+            path such as ``meta.label``, or ``{path: …, dtype: …, default: …}``. Without it all.
+        raw: true: the line itself is the sample, as bytes in field ``data``.
+        compression: ``auto`` (by the endings in source.url), ``none``, ``gzip``, ``zlib``, ``zstd``.
+
+    Raises:
+        ConfigError: an unknown option, a value that cannot be meant, or no zstandard.
+    """
+    refuse_unknown_options("jsonl", options, _OPTIONS)
+    raw = bool_option(options, "raw")
+    wanted = fields_option(options.get("fields"))
+    if raw and wanted is not None:
+        raise ConfigError("source.options.fields: raw: true keeps whole lines; set one of them")
+    return JsonlFormat(compression_option(options, ()), wanted, raw=raw)

@@ -1,0 +1,311 @@
+"""LMDB data files: each value is a sample, read by byte range without a local copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import (
+    MOST_VISIT_BYTES,
+    MOST_VISIT_SAMPLES,
+    Measure,
+    ObjectReader,
+    PartlyReadError,
+    Visit,
+    choice_option,
+    refuse_unknown_options,
+)
+from growcache.formats.lmdb_tree import (
+    BRANCH,
+    LEAF,
+    LmdbPage,
+    LmdbValue,
+    TreeReader,
+    TreeTop,
+    TreeWalk,
+    refuse_database_names,
+)
+from growcache.formats.user_threads import UserCall, UserThreads, load_decoder
+from growcache.schema import Sample
+from growcache.seeding import generator_at
+from growcache.usercode import UserCode, short_key
+
+RANDOM_LEAVES = 8  # that are met at a time, side by side, and that values are taken of
+MOST_TRIES = 32  # after which there are no more values
+_POSITIONS = 1 << 62  # of random positions
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """A page on the way to a random position.
+
+    Attributes:
+        page: its number.
+        start: its own first position,
+        width: and how many are its own; a page of the upper end has one.
+        at: the position that is looked for.
+    """
+
+    page: int
+    start: Fraction
+    width: Fraction
+    at: Fraction
+
+    def below(self, page: LmdbPage) -> _Spot:
+        """Return the same of the page below that has the position."""
+        page.must_be(BRANCH)
+        width = self.width / page.count
+        index = math.floor((self.at - self.start) / width)
+        return _Spot(page.child(index), self.start + index * width, width, self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomLeaf:
+    """A leaf that was met.
+
+    Attributes:
+        start: its first position.
+        page: it.
+        values: those of the visit's part.
+        share: its positions in the part.
+    """
+
+    start: Fraction
+    page: LmdbPage
+    values: list[LmdbValue]
+    share: Fraction
+
+    @property
+    def slighted(self) -> float:
+        """How much too seldom its values would be taken."""
+        return len(self.values) / float(self.share)
+
+
+async def read_random_values(
+    trees: TreeReader, reader: ObjectReader, top: TreeTop, visit: Visit
+) -> list[LmdbValue]:
+    """Return as many values of a part at random as the visit takes, in their order.
+
+    Args:
+        trees: what is read.
+        reader: of the object.
+        top: of its tree.
+        visit: to it; it takes some.
+    """
+    take, place = visit.take or 0, (visit.part, visit.parts)
+    rng = generator_at("take", visit.seed, visit.round, reader.entry.key, *place)
+    near = top.levels <= 1 and len(top.pages) <= RANDOM_LEAVES * visit.parts
+    if not near and take * visit.parts < top.entries:
+        return await _RandomLeaves(trees, reader, top, visit).some(take, rng)
+    found = await trees.find(reader, top, *place)
+    if take >= len(found):
+        return found
+    return [found[i] for i in sorted(rng.choice(len(found), take, replace=False))]
+
+
+class _RandomLeaves:
+    """One visit's leaves."""
+
+    def __init__(
+        self, trees: TreeReader, reader: ObjectReader, top: TreeTop, visit: Visit
+    ) -> None:
+        self._trees = trees
+        self._reader = reader
+        self._top = top
+        pages = len(top.pages)
+        self._first = Fraction(visit.part * pages, visit.parts)
+        self._last = Fraction((visit.part + 1) * pages, visit.parts)
+        self._met: dict[Fraction, _RandomLeaf] = {}
+
+    async def some(self, take: int, rng: np.random.Generator) -> list[LmdbValue]:
+        """Return so many values."""
+        chosen: set[tuple[Fraction, int]] = set()
+        for _ in range(MOST_TRIES):
+            leaves = await self._meet(rng.integers(_POSITIONS, size=RANDOM_LEAVES).tolist())
+            most = max(leaf.slighted for leaf in self._met.values())
+            for leaf in leaves:
+                if rng.random() * most < leaf.slighted:
+                    missing = min(-(-take // RANDOM_LEAVES), take - len(chosen))
+                    chosen |= _pick_values(leaf, missing, chosen, rng)
+            if len(chosen) == take:
+                break
+        if not any(leaf.values for leaf in self._met.values()):
+            refuse_database_names(self._walk, [leaf.page for leaf in self._met.values()])
+        return [self._met[at].values[i] for at, i in sorted(chosen)]
+
+    @property
+    def _walk(self) -> TreeWalk:
+        return self._trees.walk(self._reader, self._top)
+
+    async def _meet(self, draws: Sequence[int]) -> list[_RandomLeaf]:
+        """Return the leaves of random positions; one may be there twice."""
+        top, walk, length = self._top, self._walk, self._last - self._first
+        places = [self._first + length * Fraction(n, _POSITIONS) for n in draws]
+        spots = [_Spot(top.pages[int(at)], Fraction(int(at)), Fraction(1), at) for at in places]
+        for _ in range(top.levels - 1):
+            pages = await _read_pages(walk, spots)
+            spots = [spot.below(pages[spot.page]) for spot in spots]
+        leaves = await _read_pages(walk, spots)
+        for spot in spots:
+            if spot.start not in self._met:
+                self._met[spot.start] = await self._leaf(spot, leaves[spot.page])
+        return [self._met[spot.start] for spot in spots]
+
+    async def _leaf(self, spot: _Spot, page: LmdbPage) -> _RandomLeaf:
+        page.must_be(LEAF)
+        start, walk = max(self._first, spot.start), self._walk
+        stop = min(self._last, spot.start + spot.width)
+        first = math.ceil((start - spot.start) / spot.width * page.count)
+        last = math.ceil((stop - spot.start) / spot.width * page.count)
+        values = [one for i in range(first, last) for one in await walk.values(page, i)]
+        return _RandomLeaf(spot.start, page, values, stop - start)
+
+
+async def _read_pages(walk: TreeWalk, spots: Sequence[_Spot]) -> dict[int, LmdbPage]:
+    numbers = list(dict.fromkeys(spot.page for spot in spots))
+    return dict(zip(numbers, await walk.read(numbers), strict=True))
+
+
+def _pick_values(
+    leaf: _RandomLeaf, most: int, chosen: set[tuple[Fraction, int]], rng: np.random.Generator
+) -> set[tuple[Fraction, int]]:
+    """Return values of a leaf that were not chosen yet, at random."""
+    fresh = [i for i in range(len(leaf.values)) if (leaf.start, i) not in chosen]
+    picked = rng.permutation(len(fresh))[:most]
+    return {(leaf.start, fresh[i]) for i in picked}
+
+
+_OPTIONS = ("database", "decode", "key")
+
+
+class LmdbFormat:
+    """An object is a file of keys and values."""
+
+    ranged = True
+    listed = True
+
+    def __init__(self, database: str | None, key: str, decode: UserCode | None) -> None:
+        self._trees = TreeReader(database)
+        self._key = key
+        self._decode = decode
+        self._threads = UserThreads()
+        self.code_digest = decode.digest if decode else None
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        top = await self._trees.top(reader)
+        stride = max(1.0, reader.entry.size / max(1, top.entries))
+        together = max(1, int(top.page_bytes / stride))  # small values: those of one page
+        return Measure(stride, 0, top.entries, together)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`; an origin is where the value lies, in bytes."""
+        top = await self._trees.top(reader)
+        if visit.take is None:
+            found = await self._trees.find(reader, top, visit.part, visit.parts)
+        else:
+            found = await read_random_values(self._trees, reader, top, visit)
+        _refuse_too_much(reader, found)
+        values = await self._trees.fetch(reader, found)
+        made = await self._made(reader.entry.key, found, values)
+        samples = [
+            (sample, one.start, one.stop)
+            for sample, one in zip(made, found, strict=True)
+            if sample is not None and not isinstance(sample, FormatError)
+        ]
+        bad = [one for one in made if isinstance(one, FormatError)]
+        if bad:
+            more = f" (and {len(bad) - 1:,} values more)" if len(bad) > 1 else ""
+            raise PartlyReadError(f"{bad[0]}{more}", samples)
+        return samples
+
+    async def _made(
+        self, name: str, found: Sequence[LmdbValue], values: Sequence[bytes]
+    ) -> list[Sample | FormatError | None]:
+        """Return what became of each value: a sample, a reason why not, or None."""
+        decode = self._decode
+        pairs = list(zip(found, values, strict=True))
+        if decode is None:
+            return [
+                _sample_or_error(partial(self._plain, name, one.key, data))
+                for one, data in pairs
+            ]
+
+        def decoded(key: bytes, data: bytes) -> Sample | None:
+            result = decode(name, {"data": data, "key": key})
+            return None if result is None else decode.sample(name, result)
+
+        def work(call: UserCall) -> list[Sample | FormatError | None]:
+            made = []
+            for one, data in pairs:
+                call.check()
+                made.append(_sample_or_error(partial(decoded, one.key, data)))
+            return made
+
+        return await self._threads.run(work)
+
+    def _plain(self, name: str, key: bytes, data: bytes) -> Sample:
+        if self._key == "none":
+            return {"data": data}
+        if self._key == "bytes":
+            return {"data": data, "key": key}
+        try:
+            return {"data": data, "key": key.decode()}
+        except UnicodeDecodeError:
+            raise FormatError(
+                f"{short_key(name)}: its key {key[:40]!r} is no text; choose key: bytes"
+            ) from None
+
+
+def _sample_or_error(make: Callable[[], Sample | None]) -> Sample | FormatError | None:
+    """Return what is made, or the reason why it cannot be: one value spoils no other."""
+    try:
+        return make()
+    except FormatError as error:
+        return error
+
+
+def _refuse_too_much(reader: ObjectReader, found: Sequence[LmdbValue]) -> None:
+    nbytes = sum(one.stop - one.start for one in found)
+    if nbytes > reader.entry.size:
+        raise FormatError(
+            f"{reader.entry.key}: damaged LMDB file: several values lie in the same place"
+        )
+    if nbytes > MOST_VISIT_BYTES or len(found) > MOST_VISIT_SAMPLES:
+        raise FormatError(
+            f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes and "
+            f"{MOST_VISIT_SAMPLES:,} values, found {nbytes:,} bytes and {len(found):,} values; lower "
+            "sampling.samples_per_object, or take fewer"
+        )
+
+
+def open_lmdb(options: Mapping[str, Any]) -> LmdbFormat:
+    """Return the format.
+
+    Options:
+        database: name of one of the file's databases; the unnamed one by default.
+        key: ``str`` or ``bytes``: the value's key as field ``key``; ``none``.
+        decode: ``package.module:function`` of ``data``, and ``key`` (bytes) if it takes it,
+            that returns the sample; None to leave the value out. It runs in threads of the
+            samplers, several at once.
+
+    Raises:
+        ConfigError: an unknown option, or a value that cannot be meant.
+    """
+    refuse_unknown_options("lmdb", options, _OPTIONS)
+    database, decode = options.get("database"), options.get("decode")
+    if database is not None and (not isinstance(database, str) or not database):
+        raise ConfigError(f"source.options.database: expected a name, found {database!r}")
+    key = choice_option(
+        {"key": options.get("key") or "none"}, "key", ("none", "str", "bytes"), "none"
+    )
+    if decode is not None and key != "none":
+        raise ConfigError("source.options.key: goes with values as they are, not with decode")
+    return LmdbFormat(database, key, None if decode is None else load_decoder(decode))

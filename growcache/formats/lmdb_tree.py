@@ -1,0 +1,584 @@
+"""The pages and trees of an LMDB data file (format 1 of 64-bit machines), checked as untrusted bytes.
+
+A file consists of pages of one size. The first two describe it, and the one with the newer
+transaction counts. Branch pages name the pages below them. Leaf pages hold keys and values, or
+name the overflow pages of a value. Several values of one key are a small page inside its node,
+or a tree of their own.
+
+A tree does not say how many values are below a page. So a part of an object is a range of
+*positions*: each page spans the positions 0 to 1 and divides them among its children, in order.
+Every value has one position and is in exactly one part.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from growcache.errors import FormatError
+from growcache.formats.base import ObjectReader
+from growcache.formats.byte_ranges import read_ranges
+from growcache.formats.memory import LruCache, SingleFlightCache
+from growcache.store.contract import Entry
+
+PAGE_HEADER_BYTES = 16  # bytes of every page
+META_BYTES = 152  # of what a meta page holds
+PAGE_SIZES = tuple(1 << n for n in range(9, 17))
+USUAL_PAGE = 4096
+MOST_DEPTH = 32  # LMDB's own
+
+BRANCH, LEAF, OVERFLOW, META, LEAF2 = 0x01, 0x02, 0x04, 0x08, 0x20
+ON_OVERFLOW_PAGES, IS_TREE, HAS_DUPLICATES = (
+    0x01,
+    0x02,
+    0x04,
+)  # a node's value: elsewhere, a tree, one of several
+
+_MAGIC = 0xBEEFC0DE
+_PAGE = struct.Struct("<QHHHH")
+_META = struct.Struct("<II16x")
+_TREE = struct.Struct("<IHHQQQQQ")
+_NODE = struct.Struct("<HHHH")
+_NO_ROOT = (1 << 64) - 1  # the root of an empty tree
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbTree:
+    """A database, or the values of one key.
+
+    Attributes:
+        depth: levels of pages; 0: empty.
+        entries: values in all.
+        root: its uppermost page.
+    """
+
+    depth: int
+    entries: int
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbMeta:
+    """What a data file says of itself.
+
+    Attributes:
+        page_bytes: of every page.
+        main: the unnamed database, in which named ones are listed.
+    """
+
+    page_bytes: int
+    main: LmdbTree
+
+
+@dataclass(frozen=True, slots=True)
+class LeafNode:
+    """A key and its value in a leaf page, by their places in that page.
+
+    Attributes:
+        flags: `ON_OVERFLOW_PAGES`, `IS_TREE`, `HAS_DUPLICATES`.
+        key: of it.
+        start: where the node begins.
+        data: where its value begins, or the number of the page where that lies.
+        size: of the value, bytes.
+    """
+
+    flags: int
+    key: bytes
+    start: int
+    data: int
+    size: int
+
+
+class LmdbPage:
+    """A page, or a small one within another; every place that it names is checked.
+
+    Args:
+        data: all of it.
+        at: where it begins in the object.
+        name: of the object, for errors.
+        number: that it must have; None for one within another.
+    """
+
+    __slots__ = ("at", "count", "data", "flags", "name", "pad")
+
+    def __init__(self, data: bytes, at: int, name: str, number: int | None = None) -> None:
+        self.data, self.at, self.name = data, at, name
+        if len(data) < PAGE_HEADER_BYTES:
+            raise self.damaged("is cut off")
+        found, self.pad, self.flags, lower, _ = _PAGE.unpack_from(data)
+        if number is not None and found != number:
+            raise self.damaged(f"says that it is page {found}")
+        self.count = (
+            0 if self.flags & OVERFLOW else (lower - PAGE_HEADER_BYTES) >> 1
+        )  # there: pages
+        if not self.flags & OVERFLOW and not PAGE_HEADER_BYTES <= lower <= len(data):
+            raise self.damaged("has no such number of nodes")
+
+    def damaged(self, what: str) -> FormatError:
+        """Return the error that says so of this page."""
+        return FormatError(f"{self.name}: damaged LMDB file: the page at {self.at:,} {what}")
+
+    def must_be(self, kind: int) -> None:
+        """Check of which kind it is.
+
+        Raises:
+            FormatError: of another one, or without nodes.
+        """
+        if not self.flags & kind or self.count < 1:
+            wanted = {BRANCH: "branch", LEAF: "leaf"}[kind]
+            raise self.damaged(f"is no {wanted} page, which was expected there")
+
+    def child(self, index: int) -> int:
+        """Return the number of the page below a node of a branch."""
+        low, high, highest, _ = _NODE.unpack_from(self.data, self._place(index))
+        return int(low | high << 16 | highest << 32)
+
+    def branch_key(self, index: int) -> bytes:
+        """Return the key from which on a branch's node counts."""
+        start = self._place(index)
+        size = _NODE.unpack_from(self.data, start)[3]
+        return self._cut(start + _NODE.size, size)
+
+    def node(self, index: int) -> LeafNode:
+        """Return a node of a leaf."""
+        start = self._place(index)
+        low, high, flags, key_size = _NODE.unpack_from(self.data, start)
+        size, at = low | high << 16, start + _NODE.size
+        key = self._cut(at, key_size)
+        at += key_size
+        if flags & ON_OVERFLOW_PAGES:
+            return LeafNode(flags, key, start, int.from_bytes(self._cut(at, 8), "little"), size)
+        if at + size > len(self.data):
+            raise self.damaged("holds a value that reaches beyond it")
+        return LeafNode(flags, key, start, at, size)
+
+    def fixed(self, index: int) -> tuple[int, bytes]:
+        """Return where a value of a page of equally long ones lies, and the value."""
+        at = PAGE_HEADER_BYTES + index * self.pad
+        return at, self._cut(at, self.pad)
+
+    def value(self, node: LeafNode) -> bytes:
+        """Return the value of a node that lies in this page."""
+        return self._cut(node.data, node.size)
+
+    def _place(self, index: int) -> int:
+        (start,) = struct.unpack_from("<H", self.data, PAGE_HEADER_BYTES + 2 * index)
+        if not PAGE_HEADER_BYTES + 2 * self.count <= start <= len(self.data) - _NODE.size:
+            raise self.damaged("has a node beyond its end")
+        return int(start)
+
+    def _cut(self, at: int, size: int) -> bytes:
+        if at + size > len(self.data):
+            raise self.damaged("has a node that reaches beyond it")
+        return self.data[at : at + size]
+
+
+def meta_bytes(head: bytes, name: str) -> int:
+    """Return how many bytes from the start on hold both descriptions.
+
+    Args:
+        head: at least `META_BYTES` from the start of the object.
+        name: of the object.
+
+    Raises:
+        FormatError: no LMDB data file of format 1.
+    """
+    return _page_bytes(head, name) + META_BYTES
+
+
+def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
+    """Return the description with the newer transaction.
+
+    Args:
+        head: at least `meta_bytes` from the start of the object.
+        name: of the object.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    size = _page_bytes(head, name)
+    if _page_bytes(head[size:], name) != size:
+        raise FormatError(f"{name}: damaged LMDB file: its first two pages differ in size")
+    times = [struct.unpack_from("<Q", head, at + 144)[0] for at in (0, size)]
+    return LmdbMeta(
+        size, parse_lmdb_tree(head, (size if times[1] > times[0] else 0) + 88, name)
+    )
+
+
+def parse_lmdb_tree(data: bytes, at: int, name: str) -> LmdbTree:
+    """Return the tree that 48 bytes describe.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    if at + _TREE.size > len(data):
+        raise FormatError(f"{name}: damaged LMDB file: a database's description is cut off")
+    _, _, depth, _, _, _, entries, root = _TREE.unpack_from(data, at)
+    if root == _NO_ROOT:
+        return LmdbTree(0, 0, 0)
+    if not 0 < depth <= MOST_DEPTH:
+        raise FormatError(f"{name}: damaged LMDB file: it claims a tree of {depth} levels")
+    return LmdbTree(depth, entries, root)
+
+
+def _page_bytes(head: bytes, name: str) -> int:
+    if len(head) < META_BYTES or not _PAGE.unpack_from(head)[2] & META:
+        raise _not_lmdb_error(head, name)
+    magic, version = struct.unpack_from("<II", head, PAGE_HEADER_BYTES)
+    if magic != _MAGIC:
+        raise _not_lmdb_error(head, name)
+    (size,) = struct.unpack_from("<I", head, 40)
+    if version != 1 or size not in PAGE_SIZES:
+        raise FormatError(
+            f"{name}: expected an LMDB file of format 1, found format {version} with pages "
+            f"of {size} bytes; copy it with mdb_copy of LMDB 0.9"
+        )
+    return int(size)
+
+
+def _not_lmdb_error(head: bytes, name: str) -> FormatError:
+    mark = _MAGIC.to_bytes(4, "little")
+    if head.startswith(mark):
+        what = "an LMDB lock file; let source.url match the data files only, as */data.mdb"
+    elif head[12:16] == mark:
+        what = "one of a 32-bit machine; copy it there by mdb_dump, and here by mdb_load"
+    else:
+        what = repr(head[:8])
+    return FormatError(f"{name}: expected an LMDB data file, found {what}")
+
+
+MOST_BRANCHES = 64  # pages of one level that are read to see what lies below them
+MOST_DATABASES = 64  # that are listed
+_KEPT_PAGE_BYTES = 1 << 25  # bytes of pages that are kept, of all objects together
+_KEPT_TOP_BYTES = 1 << 25  # bytes of upper ends of trees
+_KEPT_VISIT_PAGES = 64  # pages of one visit that are worth keeping: more are read once
+_TOP_BYTES = 512  # bytes, that an object's upper end takes beside its list
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbValue:
+    """A value.
+
+    Attributes:
+        key: of it.
+        start: where it lies in the object: of its node; of itself on pages of its own.
+        stop: one past its last byte.
+        data: the value; None: on pages of its own, not read yet.
+    """
+
+    key: bytes
+    start: int
+    stop: int
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeTop:
+    """The upper end of a database's tree, which every visit needs.
+
+    Attributes:
+        page_bytes: of every page.
+        entries: values in all.
+        pages: all pages of one level, in order; few enough, but as many as could be had.
+        levels: from these down to the leaves, both counted; 0: the database is empty.
+    """
+
+    page_bytes: int
+    entries: int
+    pages: Sequence[int]
+    levels: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PositionRange:
+    """Positions of what is below one page."""
+
+    page: int
+    start: Fraction
+    stop: Fraction
+
+
+class TreeReader:
+    """Reads values of databases; what it keeps of objects is bounded.
+
+    Args:
+        database: its name; None: the unnamed one.
+    """
+
+    def __init__(self, database: str | None) -> None:
+        self._database = database
+        self._pages: LruCache[tuple[Entry, int], LmdbPage] = LruCache(_KEPT_PAGE_BYTES)
+        self._tops: SingleFlightCache[Entry, TreeTop] = SingleFlightCache(_KEPT_TOP_BYTES)
+
+    async def top(self, reader: ObjectReader) -> TreeTop:
+        """Return the upper end of the tree.
+
+        Raises:
+            FormatError: no LMDB file, or none with that database.
+        """
+        return await self._tops.get(reader.entry, lambda: self._read_top(reader))
+
+    async def _read_top(self, reader: ObjectReader) -> tuple[TreeTop, int]:
+        walk = await self._begun(reader)
+        tree = walk.main
+        if self._database is not None:
+            tree = await walk.named(self._database.encode())
+        top = await walk.top(tree)
+        return top, _TOP_BYTES + 8 * len(top.pages)
+
+    async def _begun(self, reader: ObjectReader) -> TreeWalk:
+        name = reader.entry.key
+        head = bytes(memoryview(await reader.read(0, USUAL_PAGE + META_BYTES)))
+        if (needed := meta_bytes(head, name)) > len(head):
+            head = bytes(memoryview(await reader.read(0, needed)))
+        meta = parse_lmdb_meta(head, name)
+        return TreeWalk(reader, meta.page_bytes, self._pages, meta.main)
+
+    async def databases(self, reader: ObjectReader) -> dict[str, int]:
+        """Return the named databases with their values, where there is nothing beside them.
+
+        Raises:
+            FormatError: no LMDB file.
+        """
+        walk = await self._begun(reader)
+        if not 0 < walk.main.entries <= MOST_DATABASES:
+            return {}
+        leaves = await walk.leaves(walk.main)
+        for leaf in leaves:
+            leaf.must_be(LEAF)
+        if not all(map(_lists_databases, leaves)):
+            return {}
+        nodes = [(page, page.node(i)) for page in leaves for i in range(page.count)]
+        return {
+            node.key.decode("utf-8", "replace"): parse_lmdb_tree(
+                page.value(node), 0, walk.name
+            ).entries
+            for page, node in nodes
+        }
+
+    def walk(self, reader: ObjectReader, top: TreeTop) -> TreeWalk:
+        """Return what begins a visit's way from the upper end on."""
+        return TreeWalk(reader, top.page_bytes, self._pages)
+
+    async def find(
+        self, reader: ObjectReader, top: TreeTop, part: int, parts: int
+    ) -> list[LmdbValue]:
+        """Return the values of a part; those on pages of their own without their bytes."""
+        if not top.levels:
+            return []
+        walk = self.walk(reader, top)
+        count = len(top.pages)
+        start, stop = Fraction(part * count, parts), Fraction((part + 1) * count, parts)
+        below = _position_ranges(top.pages, start, stop)
+        for _ in range(top.levels - 1):
+            pages = await walk.read(stretch.page for stretch in below)
+            below = [
+                one
+                for page, stretch in zip(pages, below, strict=True)
+                for one in walk.below(page, stretch)
+            ]
+        leaves = await walk.read(stretch.page for stretch in below)
+        found: list[LmdbValue] = []
+        for page, stretch in zip(leaves, below, strict=True):
+            page.must_be(LEAF)
+            first, last = stretch.start * page.count, stretch.stop * page.count
+            for index in range(math.ceil(first), math.ceil(last)):
+                found += await walk.values(page, index)
+        if not found:
+            refuse_database_names(walk, leaves)
+        return found
+
+    async def fetch(self, reader: ObjectReader, found: Sequence[LmdbValue]) -> list[bytes]:
+        """Return the bytes of values."""
+        far = [one for one in found if one.data is None]
+        ranges = [(one.start - PAGE_HEADER_BYTES, one.stop) for one in far]
+        read = dict(zip(ranges, await read_ranges(reader, ranges), strict=True))
+        values = []
+        for one in found:
+            if one.data is not None:
+                values.append(one.data)
+                continue
+            data = read[one.start - PAGE_HEADER_BYTES, one.stop]
+            page = LmdbPage(data, one.start - PAGE_HEADER_BYTES, reader.entry.key)
+            if not page.flags & OVERFLOW:
+                raise page.damaged("is no overflow page, which was expected there")
+            values.append(data[PAGE_HEADER_BYTES:])
+        return values
+
+
+class TreeWalk:
+    """One visit's way through a file."""
+
+    def __init__(
+        self,
+        reader: ObjectReader,
+        page_bytes: int,
+        kept: LruCache[tuple[Entry, int], LmdbPage],
+        main: LmdbTree | None = None,
+    ) -> None:
+        self._reader = reader
+        self.name = reader.entry.key
+        self._page_bytes = page_bytes
+        self._kept = kept
+        # Pages lead to others, and damaged ones in circles; of sound ones each is met once.
+        self._left = reader.entry.size // page_bytes
+        self._main = main
+
+    @property
+    def main(self) -> LmdbTree:
+        """The unnamed database."""
+        assert self._main is not None
+        return self._main
+
+    async def read(self, numbers: Iterable[int]) -> list[LmdbPage]:
+        """Return pages, from what is kept where they are there."""
+        wanted = list(numbers)
+        self._left -= len(wanted)
+        if self._left < 0:
+            raise FormatError(f"{self.name}: damaged LMDB file: its pages form a circle")
+        entry, size = self._reader.entry, self._page_bytes
+        found = {n: page for n in wanted if (page := self._kept.get((entry, n))) is not None}
+        missing = [number for number in dict.fromkeys(wanted) if number not in found]
+        for number in missing:
+            if not 0 < number < entry.size // size:
+                raise FormatError(
+                    f"{self.name}: damaged LMDB file: it refers to page {number} of "
+                    f"{entry.size // size}; was it cut off?"
+                )
+        read = await read_ranges(self._reader, [(n * size, (n + 1) * size) for n in missing])
+        for number, data in zip(missing, read, strict=True):
+            page = found[number] = LmdbPage(data, number * size, self.name, number)
+            if len(missing) <= _KEPT_VISIT_PAGES:
+                self._kept.put((entry, number), page, size + 200)
+        return [found[number] for number in wanted]
+
+    async def top(self, tree: LmdbTree) -> TreeTop:
+        """Return the upper end of a tree: as many levels as few requests tell of."""
+        if tree.entries > self._reader.entry.size:
+            raise FormatError(
+                f"{self.name}: damaged LMDB file: it claims {tree.entries:,} values in "
+                f"{self._reader.entry.size:,} bytes"
+            )
+        pages: Sequence[int] = [tree.root]
+        levels = tree.depth
+        while levels > 1 and len(pages) <= MOST_BRANCHES:
+            above = await self.read(pages)
+            for page in above:
+                page.must_be(BRANCH)
+            pages = array("Q", (page.child(i) for page in above for i in range(page.count)))
+            levels -= 1
+        return TreeTop(self._page_bytes, tree.entries, pages, levels)
+
+    async def named(self, name: bytes) -> LmdbTree:
+        """Return a named database.
+
+        Raises:
+            FormatError: there is none of that name.
+        """
+        tree, number = self.main, self.main.root
+        for _ in range(tree.depth - 1):
+            (page,) = await self.read([number])
+            page.must_be(BRANCH)
+            at = sum(page.branch_key(i) <= name for i in range(1, page.count))
+            number = page.child(at)
+        names: list[str] = []
+        if tree.depth:
+            (page,) = await self.read([number])
+            page.must_be(LEAF)
+            for node in map(page.node, range(page.count)):
+                if node.flags & IS_TREE and not node.flags & HAS_DUPLICATES:
+                    if node.key == name:
+                        return parse_lmdb_tree(page.value(node), 0, self.name)
+                    names.append(ascii(node.key.decode("utf-8", "replace")))
+        near = f"found {', '.join(names[:5])}" if names else "it has no named ones there"
+        raise FormatError(f"{self.name}: expected a database {name.decode()!r}; {near}")
+
+    def below(self, page: LmdbPage, stretch: _PositionRange) -> list[_PositionRange]:
+        """Return the pages below a branch that have some of its positions."""
+        page.must_be(BRANCH)
+        first, last = stretch.start * page.count, stretch.stop * page.count
+        indices = range(math.floor(first), math.ceil(last))
+        return _position_ranges({i: page.child(i) for i in indices}, first, last)
+
+    async def values(self, page: LmdbPage, index: int) -> list[LmdbValue]:
+        """Return what a node of a leaf holds: mostly one value."""
+        node = page.node(index)
+        if node.flags & IS_TREE:
+            if not node.flags & HAS_DUPLICATES:
+                return []  # a named database
+            tree = parse_lmdb_tree(page.value(node), 0, self.name)
+            return [
+                one
+                for leaf in await self.leaves(tree)
+                for one in _duplicate_values(leaf, node.key)
+            ]
+        if node.flags & HAS_DUPLICATES:
+            inner = LmdbPage(page.value(node), page.at + node.data, self.name)
+            return _duplicate_values(inner, node.key)
+        if node.flags & ON_OVERFLOW_PAGES:
+            start = node.data * self._page_bytes + PAGE_HEADER_BYTES
+            if not node.size or start + node.size > self._reader.entry.size:
+                raise page.damaged("refers to a value beyond the end; was the file cut off?")
+            return [LmdbValue(node.key, start, start + node.size, None)]
+        stop = page.at + node.data + node.size
+        return [LmdbValue(node.key, page.at + node.start, stop, page.value(node))]
+
+    async def leaves(self, tree: LmdbTree) -> list[LmdbPage]:
+        """Return all leaves of a tree."""
+        numbers: list[int] = [tree.root]
+        for _ in range(tree.depth - 1):
+            above = await self.read(numbers)
+            for page in above:
+                page.must_be(BRANCH)
+            numbers = [page.child(i) for page in above for i in range(page.count)]
+        return await self.read(numbers) if tree.depth else []
+
+
+def _position_ranges(
+    pages: Sequence[int] | dict[int, int], start: Fraction, stop: Fraction
+) -> list[_PositionRange]:
+    """Return which pages lie from one position to another, each page being one long."""
+    return [
+        _PositionRange(pages[i], max(start - i, Fraction(0)), min(stop - i, Fraction(1)))
+        for i in range(math.floor(start), math.ceil(stop))
+    ]
+
+
+def refuse_database_names(walk: TreeWalk, leaves: Sequence[LmdbPage]) -> None:
+    """Refuse leaves that list databases, and nothing else.
+
+    Raises:
+        FormatError: they do.
+    """
+    if leaves and all(map(_lists_databases, leaves)):
+        raise FormatError(
+            f"{walk.name}: expected values, found names of databases only; choose one with "
+            "source.options.database"
+        )
+
+
+def _lists_databases(page: LmdbPage) -> bool:
+    """Whether a leaf lists databases, and nothing else."""
+    flags = [page.node(i).flags for i in range(page.count)]
+    return all(found & IS_TREE and not found & HAS_DUPLICATES for found in flags)
+
+
+def _duplicate_values(page: LmdbPage, key: bytes) -> list[LmdbValue]:
+    """Return the values of one key, which stand as keys on a page of their own."""
+    page.must_be(LEAF)
+    if page.flags & LEAF2:
+        if not page.pad:
+            raise page.damaged("has values of no length")
+        pairs = [page.fixed(i) for i in range(page.count)]
+        return [
+            LmdbValue(key, page.at + at, page.at + at + page.pad, value) for at, value in pairs
+        ]
+    nodes = map(page.node, range(page.count))
+    return [
+        LmdbValue(key, page.at + n.start, page.at + n.start + 8 + len(n.key), n.key)
+        for n in nodes
+    ]

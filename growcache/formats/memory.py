@@ -1,0 +1,241 @@
+"""Bound the memory of a sampler's visits: what they decode, and what they remember of objects.
+
+A few kB can decode to hundreds of MB, so a visit reserves the bytes that it is about to decode
+and waits until they fit. A visit that is larger than the limit waits until it is alone. A visit
+that already holds decoded bytes never waits, so visits cannot block each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from growcache.errors import FormatError
+
+MOST_DECODED_BYTES = 512_000_000  # of all visits of a sampler
+
+
+@dataclass(slots=True, eq=False)
+class _DecodingVisit:
+    """What one visit holds.
+
+    Attributes:
+        gate: that it goes through.
+        largest: bytes that a sample may have, where that is known before it is transformed.
+        held: bytes, now.
+        ended: whether nothing of it counts any more: what it began may end later.
+        before: what was counted around it.
+    """
+
+    gate: DecodeGate
+    largest: int | None
+    held: int = 0
+    ended: bool = False
+    before: Token[_DecodingVisit | None] | None = None
+
+    def __enter__(self) -> None:
+        self.before = _current_visit.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        assert self.before is not None
+        _current_visit.reset(self.before)
+        self.gate.leave(self)
+
+
+_current_visit: ContextVar[_DecodingVisit | None] = ContextVar(
+    "growcache_decoding", default=None
+)
+
+
+class DecodeGate:
+    """Lets visits decode as far as they fit together; for one event loop.
+
+    Args:
+        most: bytes that all may hold.
+    """
+
+    def __init__(self, most: int = MOST_DECODED_BYTES) -> None:
+        self._most = most
+        self._held = 0
+        self._queue: deque[tuple[_DecodingVisit, int, asyncio.Future[None]]] = deque()
+
+    def visit(self, largest: int | None) -> _DecodingVisit:
+        """Return a context in which is counted what is decoded, until it ends.
+
+        Args:
+            largest: bytes that a sample may have; None: that cannot be said.
+        """
+        return _DecodingVisit(self, largest)
+
+    async def enter(self, one: _DecodingVisit, nbytes: int) -> None:
+        """Return once a visit may decode so many bytes more."""
+        came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((one, nbytes, came))
+        self._let_in()
+        try:
+            await came
+        finally:
+            if not came.done() or came.cancelled():
+                self._queue = deque(entry for entry in self._queue if entry[2] is not came)
+                self._let_in()
+
+    def keep(self, one: _DecodingVisit, nbytes: int) -> None:
+        """Note that a visit holds so many bytes now."""
+        if one.ended:
+            return
+        self._held += nbytes - one.held
+        one.held = nbytes
+        self._let_in()
+
+    def leave(self, one: _DecodingVisit) -> None:
+        """Note that a visit has ended and holds nothing any more."""
+        self._held -= one.held
+        one.held, one.ended = 0, True
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._queue and (found := self._next()) is not None:
+            one, nbytes, came = found
+            self._queue.remove(found)
+            if came.done():  # it was given up
+                continue
+            if not one.ended:
+                self._held += nbytes
+                one.held += nbytes
+            came.set_result(None)
+
+    def _next(self) -> tuple[_DecodingVisit, int, asyncio.Future[None]] | None:
+        """Return who may go on: whoever holds some already, else the first if it fits."""
+        for entry in self._queue:
+            if entry[0].held or entry[0].ended:
+                return entry
+        fits = not self._held or self._held + self._queue[0][1] <= self._most
+        return self._queue[0] if fits else None
+
+
+async def reserve_decoded(nbytes: int) -> None:
+    """Return once this visit may decode so many bytes; at once where no visit is counted."""
+    if (one := _current_visit.get()) is not None:
+        await one.gate.enter(one, nbytes)
+
+
+def correct_decoded(nbytes: int, before: int) -> None:
+    """Note that what was decoded takes so many bytes, and not the ``before`` that were thought."""
+    if (one := _current_visit.get()) is not None:
+        one.gate.keep(one, max(0, one.held + nbytes - before))
+
+
+def refuse_large_sample(nbytes: int, key: str) -> None:
+    """Refuse to decode a sample that no group of shards could hold.
+
+    Raises:
+        FormatError: says how large it is, and may be.
+    """
+    one = _current_visit.get()
+    if one is not None and one.largest is not None and nbytes > one.largest:
+        raise FormatError(
+            f"{key}: a sample of {nbytes:,} bytes, decoded, is larger than the {one.largest:,} "
+            "that a group of shards may take; keep it encoded, or make it smaller in "
+            "sampling.transform"
+        )
+
+
+class ByteSemaphore:
+    """Lets as many in as fit together.
+
+    Args:
+        most: of whatever is counted, at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, count: int) -> Iterator[None]:
+        """Wait until so many, at most all there may be, have their turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= count)
+            self._free -= count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += count
+                self._changed.notify_all()
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """The values that were used last, as many as fit.
+
+    Args:
+        most: bytes of all of them together, as `put` is told.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        """Return what is kept of a key; None: nothing."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, nbytes: int) -> None:
+        """Keep a value of about so many bytes, instead of those that were not used for longest."""
+        self._bytes -= self._values.pop(key, (None, 0))[1]
+        self._values[key] = (value, nbytes)
+        self._bytes += nbytes
+        while self._bytes > self._most and len(self._values) > 1:
+            self._bytes -= self._values.popitem(last=False)[1][1]
+
+
+class SingleFlightCache(Generic[K, V]):
+    """What is asked of the store once, and kept; who wants it meanwhile waits for the answer.
+
+    Visits to one object begin side by side, and all of them need its header. Where the one that
+    asks fails, or is given up, the next one asks itself.
+
+    Args:
+        most: bytes of all answers together, as `get` is told.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._kept: LruCache[K, V] = LruCache(most)
+        self._asking: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
+
+    def known(self, key: K) -> V | None:
+        """Return what is kept of a key; None: nothing."""
+        return self._kept.get(key)
+
+    async def get(self, key: K, ask: Callable[[], Awaitable[tuple[V, int]]]) -> V:
+        """Return what is known of a key.
+
+        Args:
+            key: whatever tells one from another.
+            ask: returns that, and about how many bytes it takes.
+        """
+        if (known := self._kept.get(key)) is not None:
+            return known
+        lock = self._asking.setdefault(key, asyncio.Lock())
+        async with lock:
+            if (known := self._kept.get(key)) is not None:
+                return known
+            found, nbytes = await ask()
+            self._kept.put(key, found, nbytes)
+            return found

@@ -1,0 +1,299 @@
+"""NumPy's ``.npy``: an object is one sample, or its rows or windows of rows are samples."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from growcache.errors import FormatError
+from growcache.formats.base import (
+    Measure,
+    ObjectReader,
+    Visit,
+    is_fetched_whole,
+    read_whole,
+    refuse_unknown_options,
+)
+from growcache.formats.byte_ranges import FetchedObject
+from growcache.formats.memory import SingleFlightCache
+from growcache.formats.rows import (
+    RowLayout,
+    SampleGrid,
+    grid_option,
+    native_order,
+    read_samples,
+)
+from growcache.schema import Sample
+from growcache.store.contract import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+_OPTIONS = ("axis", "window", "stride", "edge", "phase")
+_MAGIC = b"\x93NUMPY"
+_PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
+_LEAST_PROBE = 128  # bytes; the shortest header that NumPy writes now
+_MOST_EMPTY_ROWS = 1 << 16  # so many cost an object no byte, and its reader memory
+_LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
+_KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a header that is kept, and of all of them
+# Plain numbers only, checked before NumPy sees the text: it would build records of any size.
+_NUMBER = re.compile(r"[<>|=]?(\?|b1|[iu][1248]|f(2|4|8|16)|c(8|16|32))")
+_NAMES = {"descr", "fortran_order", "shape"}
+_ITEM = re.compile(
+    r"""\s*(?P<quote>['"])(?P<name>descr|fortran_order|shape)(?P=quote)\s*:\s*"""
+    r"""(?P<value>'[^'\\]*'|"[^"\\]*"|\[[^{}]*\]|\([^(){}]*\)|True|False)\s*(?:,\s*|\Z|(?=\}))"""
+)
+_SIZE = re.compile(r"[0-9]{1,19}")  # Python 2's L is taken off before
+_MOST_DIMENSIONS = 32
+_MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What an ``.npy`` header says.
+
+    Attributes:
+        data: where the values start, bytes.
+        dtype: of one value, byte order included.
+        shape: of the array.
+        fortran: whether the first axis varies fastest.
+    """
+
+    data: int
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    fortran: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class NpyWholeFormat:
+    """An object is one sample."""
+
+    ranged = False
+    listed = True
+    code_digest = None
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        header = await read_npy_header(reader)
+        return Measure(float(header.nbytes), reader.entry.size - header.nbytes, 1)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`."""
+        data = await read_whole(reader)
+        header = parse_npy_header(data, reader.entry)
+        shape = header.shape
+        flat = np.frombuffer(memoryview(data), header.dtype, math.prod(shape), header.data)
+        values = native_order(flat.reshape(shape, order="F" if header.fortran else "C"))
+        return [({"x": values}, 0, shape[0] if shape else reader.entry.size)]
+
+
+class NpyRowsFormat:
+    """An object is many samples along its first axis.
+
+    Args:
+        grid: which rows are samples.
+    """
+
+    ranged = headed = True
+    listed = True
+    code_digest = None
+
+    def __init__(self, grid: SampleGrid) -> None:
+        self.grid = grid
+        # A second visit to an object is then a single request.
+        self._known: SingleFlightCache[Entry, RowLayout] = SingleFlightCache(_KNOWN_BYTES)
+        self._probe = _PROBE
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        rows = await self._located(reader)
+        if not rows.row_bytes:
+            raise FormatError(
+                f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
+                "how many there are; drop axis and window to take whole arrays"
+            )
+        return self.grid.measure(rows, reader.entry.size)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`."""
+        if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
+            reader = FetchedObject(reader, await reader.read())
+        return await read_samples(reader, await self._located(reader), self.grid, visit)
+
+    async def _located(self, reader: ObjectReader) -> RowLayout:
+        async def ask() -> tuple[RowLayout, int]:
+            header = await read_npy_header(reader, self._probe)
+            self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
+            return row_layout(header, reader.entry), _KNOWN
+
+        return await self._known.get(reader.entry, ask)
+
+
+async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeader:
+    """Return the header of an object, mostly by one small read.
+
+    Args:
+        reader: of the object.
+        probe: bytes that the header is thought to have; no result depends on it.
+
+    Raises:
+        FormatError: not an ``.npy`` file of numbers, or shorter than it says.
+    """
+    head = await reader.read(0, probe)
+    if (end := npy_header_end(head, reader.entry)) > memoryview(head).nbytes:
+        head = await reader.read(0, end)
+    return parse_npy_header(head, reader.entry)
+
+
+def parse_npy_header(data: Buffer, entry: Entry) -> NpyHeader:
+    """Return what the header at the start of ``data`` says; nothing is executed or unpickled.
+
+    Raises:
+        FormatError: not an ``.npy`` header of numbers, or one that promises more than the object
+            holds.
+    """
+    view = memoryview(data)
+    end = npy_header_end(view, entry)
+    try:
+        header = _parse_dict(bytes(view[:end]))
+    except FormatError as error:
+        raise FormatError(f"{entry.key}: {error}") from None
+    needed = end + header.nbytes
+    if needed > entry.size:
+        raise FormatError(
+            f"{entry.key}: its header promises {needed} bytes, the object has {entry.size}"
+        )
+    return header
+
+
+def npy_header_end(data: Buffer, entry: Entry) -> int:
+    """Return where the values start, by the first 12 bytes.
+
+    Raises:
+        FormatError: not an ``.npy`` file.
+    """
+    view = memoryview(data)
+    if view.nbytes < 12 or view[:6] != _MAGIC or view[6] not in (1, 2, 3):
+        raise FormatError(f"{entry.key}: expected an .npy file, found {bytes(view[:8])!r}")
+    start = 10 if view[6] == 1 else 12
+    length = int.from_bytes(view[8:start], "little")
+    if length > _LONGEST_HEADER or start + length > entry.size:
+        raise FormatError(
+            f"{entry.key}: its .npy header claims {length} bytes, of at most "
+            f"{min(_LONGEST_HEADER, entry.size)}"
+        )
+    return start + length
+
+
+@functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
+def _parse_dict(head: bytes) -> NpyHeader:
+    """Return what a header says, of all bytes before the values.
+
+    Raises:
+        FormatError: not that of an array of numbers.
+    """
+    start = 10 if head[6] == 1 else 12
+    fields = _header_items(head[start:], "utf-8" if head[6] == 3 else "latin-1")
+    header = NpyHeader(len(head), _dtype(fields["descr"]), *_shape(fields))
+    if math.prod(max(1, size) for size in header.shape) >= _MOST_ELEMENTS:
+        raise FormatError(f"its header claims an array of {list(header.shape)}")
+    return header
+
+
+def _header_items(text: bytes, encoding: str) -> dict[str, str]:
+    """Return the texts of the three values; any order, as other programs than NumPy have it."""
+    found = _parsed(text, encoding)
+    if found is None:
+        raise FormatError(f"its .npy header is not one: {text[:80]!r}")
+    return found
+
+
+def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
+    # Not by ast.literal_eval: what compiles a stranger's text must be right about all of it.
+    try:
+        words = text.decode(encoding).strip()
+    except UnicodeDecodeError:
+        return None
+    if not (words.startswith("{") and words.endswith("}")):
+        return None
+    found: dict[str, str] = {}
+    at, end = 1, len(words) - 1
+    while (item := _ITEM.match(words, at, end)) is not None:
+        if item["name"] in found:
+            return None
+        found[item["name"]] = item["value"]
+        at = item.end()
+    return found if at == end and set(found) == _NAMES else None
+
+
+def _dtype(descr: str) -> np.dtype[np.generic]:
+    name = descr[1:-1]
+    if not descr.startswith("[") and _NUMBER.fullmatch(name):
+        try:
+            return np.dtype(name)
+        except TypeError:  # float128 on a machine without it
+            pass
+    shown = descr if descr.startswith("[") else name
+    raise FormatError(f"expected an array of plain numbers, found dtype {shown[:80]}")
+
+
+def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
+    inside = fields["shape"][1:-1].strip().removesuffix(",")
+    sizes = [size.strip().removesuffix("L") for size in inside.split(",")] if inside else []
+    if len(sizes) <= _MOST_DIMENSIONS and all(map(_SIZE.fullmatch, sizes)):
+        return tuple(map(int, sizes)), fields["fortran_order"] == "True"
+    raise FormatError(f"its .npy header has shape {fields['shape'][:80]}")
+
+
+def row_layout(header: NpyHeader, entry: Entry) -> RowLayout:
+    """Return where the rows of an array lie.
+
+    Raises:
+        FormatError: it has none, or none that are contiguous.
+    """
+    if not header.shape:
+        raise FormatError(
+            f"{entry.key}: expected an array with an axis 0, found a single value"
+        )
+    if header.fortran and len(header.shape) > 1:
+        raise FormatError(
+            f"{entry.key}: its rows are not contiguous (Fortran order), so they cannot be read "
+            "by range; drop axis and window to take whole arrays"
+        )
+    rows = RowLayout(header.data, header.shape[0], header.shape[1:], header.dtype)
+    if not rows.row_bytes and rows.count > _MOST_EMPTY_ROWS:
+        raise FormatError(
+            f"{entry.key}: its header claims {rows.count} rows without values, of at most "
+            f"{_MOST_EMPTY_ROWS}"
+        )
+    return rows
+
+
+def open_npy(options: Mapping[str, Any]) -> NpyWholeFormat | NpyRowsFormat:
+    """Return the format.
+
+    Options:
+        axis: 0: each row is a sample. Without axis and window the object is one sample.
+        window: rows of one sample, along axis 0.
+        stride: rows from one window to the next; the window by default.
+        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
+        phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
+
+    Raises:
+        ConfigError: an unknown option, or a value that cannot be meant.
+    """
+    refuse_unknown_options("npy", options, _OPTIONS)
+    grid = grid_option(options)
+    return NpyWholeFormat() if grid is None else NpyRowsFormat(grid)

@@ -1,0 +1,183 @@
+"""Objects without a header: format ``bytes`` (one sample) and format ``raw`` (rows of numbers)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import (
+    Measure,
+    ObjectReader,
+    Visit,
+    choice_option,
+    integer_option,
+    read_whole,
+    refuse_unknown_options,
+)
+from growcache.formats.rows import RowLayout, SampleGrid, read_samples
+from growcache.formats.user_threads import UserThreads, load_decoder
+from growcache.schema import DTYPE_KINDS, Sample
+from growcache.store.contract import Entry
+from growcache.usercode import UserCode
+
+_BYTES_OPTIONS = ("decode",)
+
+
+class BytesFormat:
+    """The object's bytes as field ``data``, or decoded by a function of the user's."""
+
+    ranged = False
+    listed = True
+
+    def __init__(self, decode: UserCode | None) -> None:
+        self._decode = decode
+        self._threads = UserThreads()
+        self.code_digest = decode.digest if decode else None
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        return Measure(float(reader.entry.size), 0, 1)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`."""
+        data = bytes(memoryview(await read_whole(reader)))
+        sample: Sample | None = {"data": data}
+        if self._decode is not None:
+            sample = await self._decoded(self._decode, reader.entry.key, data)
+        return [] if sample is None else [(sample, 0, reader.entry.size)]
+
+    async def _decoded(self, decode: UserCode, key: str, data: bytes) -> Sample | None:
+        def work(_: object) -> Sample | None:
+            result = decode(key, {"data": data, "key": key})
+            return None if result is None else decode.sample(key, result)
+
+        return await self._threads.run(work)
+
+
+def open_bytes(options: Mapping[str, Any]) -> BytesFormat:
+    """Return the format.
+
+    Options:
+        decode: ``package.module:function`` of ``data``, and ``key`` if it takes it, that
+            returns the sample; None to leave the object out. It runs in threads of the
+            samplers, several at once.
+
+    Raises:
+        ConfigError: an unknown option, or a function that cannot be loaded.
+    """
+    refuse_unknown_options("bytes", options, _BYTES_OPTIONS)
+    name = options.get("decode")
+    if name is None:
+        return BytesFormat(None)
+    return BytesFormat(load_decoder(name))
+
+
+_RAW_OPTIONS = (
+    "dtype", "shape", "offset", "channels", "window", "stride", "edge", "phase",
+)  # fmt: skip
+
+
+class RawFormat:
+    """RowLayout of one dtype and shape behind ``offset`` bytes; what fills no row at the end is left out."""
+
+    ranged = True
+    listed = True
+    code_digest = None
+
+    def __init__(
+        self, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int, grid: SampleGrid
+    ) -> None:
+        self._dtype = dtype
+        self._shape = shape
+        self._offset = offset
+        self._grid = grid
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        return self._grid.measure(self._rows(reader.entry), reader.entry.size)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`."""
+        return await read_samples(reader, self._rows(reader.entry), self._grid, visit)
+
+    def _rows(self, entry: Entry) -> RowLayout:
+        if entry.size < self._offset:
+            raise FormatError(
+                f"{entry.key}: expected rows behind an offset of {self._offset} bytes, found "
+                f"{entry.size} bytes"
+            )
+        row = RowLayout(self._offset, 0, self._shape, self._dtype)
+        count = (entry.size - self._offset) // row.row_bytes
+        return RowLayout(self._offset, count, self._shape, self._dtype)
+
+
+def open_raw(options: Mapping[str, Any]) -> RawFormat:
+    """Return the format.
+
+    Options:
+        dtype: with byte order, as in ``<i2``; ``=`` and no order mean little-endian.
+        shape: of one row; a number, or a list of them. Default: a single value.
+        offset: bytes before the first row.
+        channels: which elements of the row's first axis to keep.
+        window: rows of one sample; without it each row is a sample.
+        stride: rows from one window to the next; the window by default.
+        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
+        phase: ``random``: the grid of windows starts elsewhere in each pass; ``zero``.
+
+    Raises:
+        ConfigError: an unknown option, or a value that cannot be meant.
+    """
+    refuse_unknown_options("raw", options, _RAW_OPTIONS)
+    window = integer_option(options, "window", 1)
+    stride = integer_option(options, "stride", 1) or window or 1
+    shape = _shape_option(options.get("shape", ()))
+    grid = SampleGrid(
+        window,
+        stride,
+        pad=choice_option(options, "edge", ("drop", "pad"), "drop") == "pad",
+        random_phase=choice_option(options, "phase", ("random", "zero"), "random") == "random",
+        channels=_channels_option(options.get("channels"), shape),
+    )
+    return RawFormat(
+        _dtype_option(options), shape, integer_option(options, "offset", 0) or 0, grid
+    )
+
+
+def _dtype_option(options: Mapping[str, Any]) -> np.dtype[np.generic]:
+    if "dtype" not in options:
+        raise ConfigError("source.options: format raw needs dtype, as in dtype: <i2")
+    try:
+        dtype: np.dtype[np.generic] = np.dtype(options["dtype"])
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ConfigError(f"source.options.dtype: {error}") from None
+    if dtype.kind not in DTYPE_KINDS or dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise ConfigError(f"source.options.dtype: expected a number, found {dtype}")
+    return dtype
+
+
+def _shape_option(value: object) -> tuple[int, ...]:
+    numbers = [value] if isinstance(value, int) else value
+    if isinstance(numbers, list | tuple) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
+    ):
+        return tuple(numbers)
+    raise ConfigError(f"source.options.shape: expected positive integers, found {value!r}")
+
+
+def _channels_option(value: object, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not shape:
+        raise ConfigError("source.options.channels: rows of a single value have no channels")
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(c, int) and 0 <= c < shape[0] for c in value)
+    ):
+        return tuple(value)
+    raise ConfigError(
+        f"source.options.channels: expected numbers from 0 to {shape[0] - 1}, found {value!r}"
+    )

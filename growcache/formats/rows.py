@@ -1,0 +1,272 @@
+"""Samples from the rows of one array: single rows or windows of rows, read by byte range."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import (
+    MOST_VISIT_BYTES,
+    MOST_VISIT_SAMPLES,
+    Measure,
+    ObjectReader,
+    Visit,
+    choice_option,
+    integer_option,
+    ordinals_of_part,
+)
+from growcache.schema import Array, Sample
+from growcache.seeding import derive_seed, generator_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+_IS_LITTLE_ENDIAN = sys.byteorder == "little"
+_READ_ALONG_BYTES = 1 << 18  # bytes; a gap smaller than this is read along
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where the rows of one object lie.
+
+    Attributes:
+        offset: of the first row, bytes.
+        count: rows.
+        shape: of one row.
+        dtype: of one value, byte order included.
+    """
+
+    offset: int
+    count: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row to the next."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGrid:
+    """Which runs of rows are samples.
+
+    Attributes:
+        window: rows of one sample; None: single rows, without an axis for them.
+        stride: rows from one start to the next.
+        pad: whether windows that reach past the last row are kept, filled with zeros.
+        random_phase: whether the grid starts at a random row, anew in every pass.
+        channels: the subset of the row's first axis; None: all.
+    """
+
+    window: int | None = None
+    stride: int = 1
+    pad: bool = False
+    random_phase: bool = False
+    channels: tuple[int, ...] | None = None
+
+    @property
+    def length(self) -> int:
+        """RowLayout of one sample."""
+        return self.window or 1
+
+    @property
+    def lost(self) -> int:
+        """RowLayout that an object has beyond its samples' strides; negative where these have more."""
+        return 1 - self.stride if self.pad else self.length - self.stride
+
+    def without_phase(self) -> SampleGrid:
+        """Return the grid that starts at row 0 in every pass."""
+        return replace(self, random_phase=False)
+
+    def possible(self, rows: int) -> int:
+        """Return at how many rows a sample can start."""
+        return rows if self.pad else max(0, rows - self.length + 1)
+
+    def starts(self, rows: int, phase: int) -> range:
+        """Return the first rows of all samples."""
+        return range(phase, self.possible(rows), self.stride)
+
+    def phase(self, rows: int, visit: Visit, key: str) -> int:
+        """Return where the grid starts in this pass.
+
+        Uniform over the stride, so that every possible start is equally likely; over the
+        possible starts where those are fewer, so that a short object is not passed over.
+        """
+        choices = min(self.stride, self.possible(rows))
+        if not self.random_phase or choices < 2:
+            return 0
+        return derive_seed("phase", visit.seed, visit.round, visit.chosen_by(key)) % choices
+
+    def measure(self, rows: RowLayout, size: int) -> Measure:
+        """Return the sizes of an object of ``size`` bytes, at phase 0."""
+        stride = self.stride * rows.row_bytes
+        samples = len(self.starts(rows.count, 0))
+        used = rows.offset + rows.count * rows.row_bytes
+        overhead = size - used + rows.offset + self.lost * rows.row_bytes
+        return Measure(float(stride), overhead, samples)
+
+
+async def read_samples(
+    reader: ObjectReader, rows: RowLayout, grid: SampleGrid, visit: Visit
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples of a visit, in the order of the object."""
+    return await read_rows(reader, rows, grid, wanted_starts(reader, rows, grid, visit))
+
+
+def wanted_starts(
+    reader: ObjectReader, rows: RowLayout, grid: SampleGrid, visit: Visit
+) -> Sequence[int]:
+    """Return the first rows of a visit's samples.
+
+    Raises:
+        FormatError: they are more than a sampler can hold.
+    """
+    starts = grid.starts(rows.count, grid.phase(rows.count, visit, reader.entry.key))
+    given = visit.given(len(starts))
+    wanted = _starts_at(
+        starts, ordinals_of_part(len(starts), visit) if given is None else given
+    )
+    if given is None and visit.take is not None:
+        wanted = _take_starts(wanted, visit, reader.entry.key)
+    _refuse_too_much(reader, rows, grid, wanted)
+    return wanted
+
+
+async def read_rows(
+    reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples that begin at these rows, as field ``x``."""
+    runs = _runs(wanted, grid.length, max(1, _READ_ALONG_BYTES // max(1, rows.row_bytes)))
+    read = await asyncio.gather(*(_read_run(reader, rows, grid, run) for run in runs))
+    return [sample for samples in read for sample in samples]
+
+
+def _refuse_too_much(
+    reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
+) -> None:
+    """Refuse what a sampler cannot hold: objects may have longer rows than the first one."""
+    stride = min(grid.stride, grid.length)  # overlapping windows are read once
+    length = min(rows.count, stride * max(0, len(wanted) - 1) + grid.length)
+    padded = grid.length if grid.pad and wanted else 0
+    if (nbytes := max(length, padded) * rows.row_bytes) > MOST_VISIT_BYTES:
+        raise FormatError(
+            f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes, found rows of "
+            f"{rows.row_bytes:,} bytes, {nbytes:,} in all; cut smaller windows"
+        )
+    if len(wanted) > MOST_VISIT_SAMPLES:
+        raise FormatError(
+            f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
+            f"{len(wanted):,} rows that are so much shorter than those of the first object"
+        )
+
+
+def _starts_at(starts: range, ordinals: Sequence[int]) -> Sequence[int]:
+    if isinstance(ordinals, range):  # which may claim to be long
+        return starts[ordinals.start : ordinals.stop]
+    return [starts[i] for i in ordinals]
+
+
+def _take_starts(starts: Sequence[int], visit: Visit, key: str) -> list[int]:
+    rng = generator_at(
+        "take", visit.seed, visit.round, visit.chosen_by(key), visit.part, visit.parts
+    )
+    count = min(visit.take or 0, len(starts))
+    return [starts[int(i)] for i in np.sort(rng.choice(len(starts), count, replace=False))]
+
+
+def _runs(starts: Sequence[int], length: int, gap: int) -> list[list[int]]:
+    """Return the starts in groups that are worth one request each."""
+    runs: list[list[int]] = []
+    for start in starts:
+        if runs and start - (runs[-1][-1] + length) <= gap:
+            runs[-1].append(start)
+        else:
+            runs.append([start])
+    return runs
+
+
+async def _read_run(
+    reader: ObjectReader, rows: RowLayout, grid: SampleGrid, starts: list[int]
+) -> list[tuple[Sample, int, int]]:
+    first, last = starts[0], min(starts[-1] + grid.length, rows.count)
+    at = rows.offset + first * rows.row_bytes
+    data: Buffer = b""
+    if rows.row_bytes:
+        data = await reader.read(at, rows.offset + last * rows.row_bytes)
+    values = np.frombuffer(memoryview(data), rows.dtype).reshape(last - first, *rows.shape)
+    values = native_order(values if grid.channels is None else values[:, list(grid.channels)])
+    return cut_samples(values, grid, starts, first, rows.count)
+
+
+def cut_samples(
+    values: Array,
+    grid: SampleGrid,
+    starts: Sequence[int],
+    first: int = 0,
+    count: int | None = None,
+) -> list[tuple[Sample, int, int]]:
+    """Return the samples that begin at these rows.
+
+    Args:
+        values: rows of the array.
+        grid: which runs of rows are samples.
+        starts: the first row of each.
+        first: the number of the first row in ``values``.
+        count: rows of the whole array; as many as there are values, by default.
+    """
+    end = len(values) if count is None else count
+    return [
+        (_cut(values, start - first, grid), start, min(start + grid.length, end))
+        for start in starts
+    ]
+
+
+def _cut(values: Array, at: int, grid: SampleGrid) -> Sample:
+    if grid.window is None:
+        return {"x": values[at]}
+    window = values[at : at + grid.window]
+    if len(window) < grid.window:
+        padded = np.zeros((grid.window, *values.shape[1:]), values.dtype)
+        padded[: len(window)] = window
+        window = padded
+    return {"x": window}
+
+
+def native_order(values: Array) -> Array:
+    """Return the array little-endian and in C order, itself if it is."""
+    if (
+        _IS_LITTLE_ENDIAN and values.dtype.isnative and values.flags.c_contiguous
+    ):  # nearly all are
+        return values
+    return np.asarray(values, values.dtype.newbyteorder("<"), order="C")
+
+
+def grid_option(options: Mapping[str, Any]) -> SampleGrid | None:
+    """Return what ``axis``, ``window``, ``stride``, ``edge`` and ``phase`` ask for; None: no rows.
+
+    Raises:
+        ConfigError: a value that cannot be meant.
+    """
+    axis, window = options.get("axis"), integer_option(options, "window", 1)
+    stride = integer_option(options, "stride", 1)
+    if axis not in (None, 0) or isinstance(axis, bool):
+        raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
+    pad = choice_option(options, "edge", ("drop", "pad"), "drop") == "pad"
+    random_phase = choice_option(options, "phase", ("zero", "random"), "zero") == "random"
+    if axis is None and window is None:
+        given = [name for name in ("stride", "edge", "phase") if name in options]
+        if given:
+            raise ConfigError(
+                f"source.options.{given[0]}: needs window (or axis: 0, for single rows)"
+            )
+        return None
+    return SampleGrid(window, stride or window or 1, pad=pad, random_phase=random_phase)

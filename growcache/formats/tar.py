@@ -1,0 +1,367 @@
+"""TarFormat archives in WebDataset's layout: members with the same key are one sample."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
+from growcache.formats.base import (
+    MOST_VISIT_SAMPLES,
+    Measure,
+    ObjectReader,
+    PartlyReadError,
+    SamplesWithOrigins,
+    Visit,
+    bool_option,
+    names_option,
+    refuse_unknown_options,
+)
+from growcache.formats.byte_ranges import (
+    MOST_RECORD_BYTES,
+    UnpackedObject,
+    random_ranges,
+    samples_worth_a_visit,
+    take_some,
+)
+from growcache.formats.compressed import compression_option, read_unpacked
+from growcache.formats.image import decode_image
+from growcache.formats.json_values import parse_json, value_of_json
+from growcache.formats.npy import parse_npy_header
+from growcache.formats.rows import native_order
+from growcache.formats.tar_scan import (
+    READ_WHOLE_BYTES,
+    SampleOffsets,
+    SampleScan,
+    TarSample,
+    all_samples,
+    refuse_empty_object,
+)
+from growcache.formats.tar_scan import TarSamples as Unread
+from growcache.formats.user_threads import UserCall, UserThreads, load_decoder
+from growcache.schema import Array, Sample, Value
+from growcache.store.contract import Entry
+from growcache.usercode import UserCode
+
+MemberConverter: TypeAlias = Callable[[bytes, Entry], Value]
+_INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+
+
+def value_of_member(data: bytes, ext: str, entry: Entry, *, images: bool) -> Value:
+    """Return the value of a member; what its extension says nothing of stays bytes.
+
+    Args:
+        data: its content.
+        ext: its extension, of which the last part counts: ``seg.png`` is a PNG.
+        entry: of the object.
+        images: whether images are decoded.
+
+    Raises:
+        FormatError: it is not what its extension says.
+    """
+    kind = ext.rpartition(".")[2]
+    try:
+        if kind in IMAGE_EXTENSIONS and images:
+            return decode_image(data, "it")
+        return _CONVERTERS[kind](data, entry) if kind in _CONVERTERS else data
+    except FormatError as error:
+        raise FormatError(f"{ext}: {error}") from None
+
+
+def _npy_value(data: bytes, entry: Entry) -> Array:
+    header = parse_npy_header(data, replace(entry, key="it", size=len(data)))
+    count = math.prod(header.shape)
+    flat = np.frombuffer(data, header.dtype, count, header.data)
+    return native_order(flat.reshape(header.shape, order="F" if header.fortran else "C"))
+
+
+def _json_value(data: bytes, _: Entry) -> Value:
+    value = parse_json(data)
+    if value is None:
+        raise FormatError("expected a value, found null")
+    try:
+        return value_of_json(value)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise FormatError(str(error)) from None
+
+
+def _text_value(data: bytes, _: Entry) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"expected text in UTF-8, found byte {error.start:,} that is none"
+        ) from None
+
+
+def _integer_value(data: bytes, _: Entry) -> Array:
+    found = _INTEGER.fullmatch(data)
+    if found is None or not -(1 << 63) <= int(found[1]) < 1 << 63:
+        raise FormatError(f"expected a 64-bit integer, found {data[:40]!r}")
+    return np.array(int(found[1]), "<i8")
+
+
+_CONVERTERS: dict[str, MemberConverter] = {
+    "npy": _npy_value,
+    "json": _json_value,
+    **dict.fromkeys(("txt", "text", "transcript"), _text_value),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _integer_value),
+}
+
+
+KEY_FIELD = "__key__"
+_OPTIONS = ("fields", "decode", "index", "compression")
+_DECODE_CHOICES = ("extension", "images", "none")
+LEAST_VISIT_SAMPLES = 24  # what a visit reads in vain is about two samples
+VISIT_BYTES = 1 << 20
+MOST_ARCHIVE_BYTES = 1 << 25
+_SPOT_BYTES = 1 << 19  # bytes, at the start and in the middle, by which an object is measured
+_MOST_RANDOM_RANGES = 64
+
+
+class TarFormat:
+    """Samples of one archive."""
+
+    listed = True
+
+    def __init__(
+        self,
+        packed: str,
+        fields: tuple[str, ...] | None,
+        decode: str,
+        code: UserCode | None,
+        *,
+        index: bool,
+    ) -> None:
+        self._packed = packed
+        self._fields = fields
+        self._decode = decode
+        self._code = code
+        self._samples: SampleScan | SampleOffsets = SampleOffsets() if index else SampleScan()
+        self._threads = UserThreads()
+        self.ranged = packed == "none"
+        self.code_digest = code.digest if code else None
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        refuse_empty_object(reader)
+        size = reader.entry.size
+        if isinstance(self._samples, SampleOffsets) and self.ranged:
+            count = len(await self._samples.of(reader))
+            return Measure(size / max(1, count), 0, count)
+        if not self.ranged or size <= READ_WHOLE_BYTES:
+            found = await self._between(reader, 0, size)
+            count = len(_samples_or_raise(found))
+            stride = size / max(1, count)
+        else:
+            stride = await self._spotted(reader)
+            count = max(1, round(size / stride))
+        return Measure(
+            max(1.0, stride),
+            0,
+            count,
+            samples_worth_a_visit(stride, LEAST_VISIT_SAMPLES, VISIT_BYTES, MOST_ARCHIVE_BYTES)
+            if self.ranged
+            else 1,
+        )
+
+    async def _spotted(self, reader: ObjectReader) -> float:
+        half = reader.entry.size // 2
+        found = _samples_or_raise(await self._between(reader, 0, min(half, _SPOT_BYTES)))
+        found += (await self._between(reader, half, half + min(half, _SPOT_BYTES))).samples
+        if not found:
+            raise FormatError(
+                f"{reader.entry.key}: expected members with an extension, such as 0001.jpg, "
+                "found none"
+            )
+        return sum(sample.stop - sample.start for sample in found) / len(found)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
+        refuse_empty_object(reader)
+        size = reader.entry.size
+        start = visit.part * size // visit.parts
+        stop = (visit.part + 1) * size // visit.parts
+        if visit.take is not None and self.ranged and stop - start > 2 * READ_WHOLE_BYTES:
+            found = await self._stretches(reader, visit, start, stop)
+        else:
+            found = await self._between(reader, start, stop)
+        if len(found.samples) > MOST_VISIT_SAMPLES:
+            raise FormatError(
+                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
+                f"{len(found.samples):,}"
+            )
+        samples = take_some(found.samples, visit, reader.entry.key)
+        return await self._made(reader, samples, found.wrong)
+
+    async def _between(self, reader: ObjectReader, start: int, stop: int) -> Unread:
+        if not self.ranged:
+            return await all_samples(
+                UnpackedObject(reader, await read_unpacked(reader, self._packed))
+            )
+        if stop - start > MOST_RECORD_BYTES:
+            raise FormatError(
+                f"{reader.entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of an archive, "
+                f"found {stop - start:,}; lower sampling.samples_per_object"
+            )
+        return await self._samples.between(reader, start, stop)
+
+    async def _stretches(
+        self, reader: ObjectReader, visit: Visit, start: int, stop: int
+    ) -> Unread:
+        """Return samples of stretches at random, until there are enough to take some."""
+        key = reader.entry.key
+        found: dict[int, Unread] = {}
+        for at, end in random_ranges(
+            visit, key, start, stop, READ_WHOLE_BYTES, most=_MOST_RANDOM_RANGES
+        ):
+            found[at] = await self._between(reader, at, end)
+            if sum(len(one.samples) for one in found.values()) >= (visit.take or 0):
+                break
+        wrong = next((one.wrong for one in found.values() if one.wrong), None)
+        return Unread([sample for at in sorted(found) for sample in found[at].samples], wrong)
+
+    async def _made(
+        self, reader: ObjectReader, samples: Sequence[TarSample], wrong: FormatError | None
+    ) -> SamplesWithOrigins:
+        def work(call: UserCall | None) -> SamplesWithOrigins:
+            return self._decoded(reader, samples, wrong, call)
+
+        if self._code is not None:
+            return await self._threads.run(work)
+        return await asyncio.to_thread(work, None)
+
+    def _decoded(
+        self,
+        reader: ObjectReader,
+        samples: Sequence[TarSample],
+        wrong: FormatError | None,
+        call: UserCall | None,
+    ) -> SamplesWithOrigins:
+        found: SamplesWithOrigins = []
+        bad = [str(wrong)] if wrong else []
+        for packed in samples:
+            if call is not None:
+                call.check()
+            try:
+                sample = self._sample(reader, packed)
+            except FormatError as error:
+                bad.append(
+                    f"{reader.entry.key}: {packed.key} at byte {packed.start:,}: {error}"
+                )
+                continue
+            if sample is not None:
+                found.append((sample, packed.start, packed.stop))
+        if bad:
+            more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
+            raise PartlyReadError(bad[0] + more, found)
+        return found
+
+    def _sample(self, reader: ObjectReader, packed: TarSample) -> Sample | None:
+        contents = _member_contents(packed, self._fields)
+        if self._code is not None:
+            key = reader.entry.key
+            result = self._code(key, {"data": {KEY_FIELD: packed.key, **contents}, "key": key})
+            return None if result is None else self._code.sample(key, result)
+        if self._decode == "none":
+            sample: Sample = dict(contents)
+        else:
+            images = self._decode == "images"
+            sample = {
+                ext: value_of_member(data, ext, reader.entry, images=images)
+                for ext, data in contents.items()
+            }
+        if self._fields is None or KEY_FIELD in self._fields:
+            sample[KEY_FIELD] = packed.key
+        return sample
+
+
+def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[str, bytes]:
+    """Return the bytes of a sample's members by their extensions, those that are wanted.
+
+    Raises:
+        FormatError: one is missing, is there twice, or cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    for member, content in zip(packed.members, packed.contents, strict=True):
+        if fields is not None and member.ext not in fields:
+            continue
+        if member.wrong:
+            raise FormatError(f"{member.ext}: {member.wrong}")
+        if member.ext in found:
+            raise FormatError(f"it has two members {member.ext}")
+        if len(content) < member.size:
+            raise FormatError(
+                f"{member.ext}: expected {member.size:,} bytes, found {len(content):,}"
+            )
+        found[member.ext] = bytes(content)
+    for name in fields or ():
+        if name != KEY_FIELD and name not in found:
+            has = ", ".join(member.ext for member in packed.members)
+            raise FormatError(f"expected a member {name}, found {has[:160]}")
+    return found
+
+
+def _samples_or_raise(found: Unread) -> list[TarSample]:
+    """Return the samples of the first part of an object.
+
+    Raises:
+        FormatError: there are none, for something is wrong.
+    """
+    if found.wrong is not None and not found.samples:
+        raise found.wrong
+    return found.samples
+
+
+def open_tar(options: Mapping[str, Any]) -> TarFormat:
+    """Return the format.
+
+    Options:
+        fields: which members of a sample, by their extensions, and ``__key__``; all by default.
+        decode: ``extension``: arrays, texts and numbers by it, images as they are; ``images``:
+            these as uint8 [height, width, 3], too; ``none``: all as bytes; or
+            ``package.module:function`` of ``data``, the bytes by extension with ``__key__``, and
+            ``key`` of the object if it takes it, that returns the sample, None for none.
+        index: true: where samples begin is found out by walking over all headers of an object
+            first. For members that are tar archives, and for archives put together.
+        compression: ``auto`` (by the endings in source.url), ``none``, ``gzip``, ``zlib``, ``zstd``.
+
+    Raises:
+        ConfigError: an unknown option, or a value that cannot be meant.
+    """
+    refuse_unknown_options("tar", options, _OPTIONS)
+    index = bool_option(options, "index")
+    decode = str(options.get("decode", "extension") or "none")  # YAML's null means it, too
+    if decode not in _DECODE_CHOICES and ":" not in decode:
+        raise ConfigError(
+            f"source.options.decode: expected {', '.join(_DECODE_CHOICES)} or package.module:function, "
+            f"found {decode!r}"
+        )
+    if decode == "images" and importlib.util.find_spec("PIL") is None:
+        raise MissingLibraryError(
+            "source.options.decode: needs Pillow; pip install 'growcache[image]'"
+        )
+    code = load_decoder(decode) if ":" in decode else None
+    fields = _fields_option(options.get("fields"))
+    return TarFormat(compression_option(options, ()), fields, decode, code, index=index)
+
+
+def _fields_option(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, list | tuple):
+        value = [_extension(name) for name in value]
+    fields = names_option("fields", value, "extensions, such as [jpg, cls]")
+    if fields == (KEY_FIELD,):
+        raise ConfigError(f"source.options.fields: expected an extension beside {KEY_FIELD}")
+    return fields
+
+
+def _extension(name: object) -> object:
+    return name.removeprefix(".").lower() if isinstance(name, str) else name

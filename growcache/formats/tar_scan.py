@@ -1,0 +1,407 @@
+"""Find the samples of a tar archive in a byte range, or by an index of all headers.
+
+A sample is a run of members with the same key. It belongs to the byte range in which the member
+*before* it begins, and the first sample to the first range, so that no range needs to know a
+key from the range before. The first member of a range is found by the checksum of its header.
+Headers with long names or attributes precede the header of a member and may begin in the range
+before; then the member begins there. An archive inside a member can imitate a header;
+`SampleOffsets` reads such archives by walking over all headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from growcache.errors import FormatError
+from growcache.formats.base import ObjectReader
+from growcache.formats.byte_ranges import GrowingSlice
+from growcache.formats.memory import SingleFlightCache
+from growcache.formats.tar_headers import (
+    EXTENSION_KINDS,
+    MOST_EXTENSION_BYTES,
+    TAR_BLOCK,
+    NoMemberError,
+    TarHeader,
+    TarMember,
+    is_header,
+    member_at,
+    padded,
+    parse_tar_header,
+)
+from growcache.store.contract import Entry
+
+LOOK_BEHIND_BYTES = (
+    1 << 12
+)  # bytes before a block that hold nearly all headers that go on in it
+
+
+class SliceReader:
+    """Fetches what comes next, and some more, into a window.
+
+    Args:
+        window: of the object.
+        more: bytes.
+    """
+
+    def __init__(self, window: GrowingSlice, more: int) -> None:
+        self._window = window
+        self._more = more
+
+    async def __call__(self, start: int, stop: int) -> bytes:
+        """Return the bytes [start, stop), fewer where the object ends."""
+        if stop > self._window.stop:
+            await self._window.reach(stop + self._more)
+        begin = self._window.start
+        return bytes(self._window.view[start - begin : stop - begin])
+
+
+def block_start_before(start: int, nbytes: int) -> int:
+    """Return so many bytes before the block of the archive that a place is in; at least 0."""
+    return max(0, start // TAR_BLOCK * TAR_BLOCK - nbytes)
+
+
+async def first_member(window: GrowingSlice, entry: Entry, start: int, stop: int) -> int | None:
+    """Return where the first member in [start, stop) begins: its first header, if it has several.
+
+    Args:
+        window: from ``block_start_before(start, LOOK_BEHIND_BYTES)`` on, to ``stop`` at least; it may grow.
+        entry: of the object.
+        start: of the block.
+        stop: of the block.
+
+    Raises:
+        NoMemberError: it begins before, and does not end well.
+    """
+    for at in range(padded(start), stop, TAR_BLOCK):
+        if is_header(window.view, at - window.start):
+            begin = await _first_header(
+                window, at, block_start_before(start, MOST_EXTENSION_BYTES)
+            )
+            if begin >= start:
+                return begin
+            # What was found is the end of its headers, whose beginning is in the block before.
+            member = await member_at(
+                SliceReader(window, TAR_BLOCK), entry, begin, certain=False
+            )
+            following = entry.size if member is None else member.stop
+            return following if following < stop else None
+    return None
+
+
+async def _first_header(window: GrowingSlice, at: int, least: int) -> int:
+    """Return where the headers begin whose last one, or one of them, is here."""
+    while (noted := await _extension_before(window, at, least)) is not None:
+        at = noted
+    return at
+
+
+async def _extension_before(window: GrowingSlice, at: int, least: int) -> int | None:
+    """Return where a header lies that is about the one here, not before ``least``."""
+    found = _nearest_header(window, at)
+    if found is None and least < window.start and _may_have_extension(window, at):
+        await window.reach_back(least)
+        found = _nearest_header(window, at)
+    if found is None:
+        return None
+    start, header = found
+    ends = start + TAR_BLOCK + padded(header.size) == at
+    return start if header.kind in EXTENSION_KINDS and ends else None
+
+
+def _nearest_header(window: GrowingSlice, at: int) -> tuple[int, TarHeader] | None:
+    """Return the last header before a place, and where it is."""
+    view, begin = window.view, window.start
+    for start in range(at - TAR_BLOCK, max(begin, at - MOST_EXTENSION_BYTES) - 1, -TAR_BLOCK):
+        if is_header(view, start - begin):
+            header = parse_tar_header(bytes(view[start - begin : start - begin + TAR_BLOCK]))
+            return None if header is None else (start, header)
+    return None
+
+
+def _may_have_extension(window: GrowingSlice, at: int) -> bool:
+    """Whether what is known before a place, without a header, can be the end of a note.
+
+    A long name has no zeros but those behind it, and attributes are lines. Content of members
+    mostly has zeros and ends otherwise; then nothing more must be read to know.
+    """
+    if at - window.start >= MOST_EXTENSION_BYTES:
+        return False
+    text = bytes(window.view[: at - window.start]).rstrip(b"\0")
+    return b"\0" not in text or text.endswith(b"\n")
+
+
+READ_WHOLE_BYTES = (
+    1 << 18
+)  # bytes; such an object is read from its start, whatever part is asked for
+_MOST_READ_AHEAD = 1 << 22
+_WALK_BYTES = 1 << 13  # bytes of a read while walking: headers of small members come together
+_MOST_WALK_BYTES = 1 << 20
+_KEPT_BYTES = 1 << 25  # bytes of the indexes that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class TarSample:
+    """A sample as it lies in an archive.
+
+    Attributes:
+        key: what the names of its members have in common.
+        members: of it, in their order.
+        contents: of the members, as they are.
+    """
+
+    key: str
+    members: tuple[TarMember, ...]
+    contents: tuple[memoryview, ...]
+
+    @property
+    def start(self) -> int:
+        """Where its first member begins."""
+        return self.members[0].start
+
+    @property
+    def stop(self) -> int:
+        """Where its last member ends."""
+        return self.members[-1].stop
+
+
+@dataclass(frozen=True, slots=True)
+class TarSamples:
+    """The samples of a block, and what ended the search for more, if anything was wrong."""
+
+    samples: list[TarSample]
+    wrong: NoMemberError | None = None
+
+
+class SampleScan:
+    """Finds samples by byte range; remembers how long they are, to read as little as it can."""
+
+    def __init__(self) -> None:
+        self._ahead = 1 << 15  # behind a block; no result depends on it
+
+    async def between(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
+        """Return the samples behind whose preceding member begins in [start, stop).
+
+        Raises:
+            FormatError: more than a sampler can hold.
+        """
+        if start >= stop:
+            return TarSamples([])
+        small = reader.entry.size <= READ_WHOLE_BYTES
+        window = GrowingSlice(
+            reader, 0 if small else block_start_before(start, LOOK_BEHIND_BYTES)
+        )
+        await window.reach(reader.entry.size if small else stop + self._ahead)
+        first: int | None = 0
+        certain = small or not start
+        try:
+            if not certain:
+                first = await first_member(window, reader.entry, start, stop)
+            if first is None:
+                return TarSamples([])
+        except NoMemberError as error:
+            return TarSamples([], error)
+        members, wrong = await self._walk(reader, window, first, stop, certain=certain)
+        owned = _owned_runs(members, start, stop, first=first)
+        samples = [sample_of_members(window, run) for run in owned]
+        if samples:
+            average = (samples[-1].stop - samples[0].start) // len(samples)
+            self._ahead = min(_MOST_READ_AHEAD, 2 * average + TAR_BLOCK)
+        if not small:
+            wrong = wrong or _look_alike_error(window, reader.entry, members, stop - start)
+        return TarSamples(samples, wrong)
+
+    async def _walk(
+        self,
+        reader: ObjectReader,
+        window: GrowingSlice,
+        first: int,
+        stop: int,
+        *,
+        certain: bool,
+    ) -> tuple[list[TarMember], NoMemberError | None]:
+        """Return the members of samples until the last sample of the block is complete."""
+        entry, at = reader.entry, first
+        fetch = SliceReader(window, self._ahead)
+        members: list[TarMember] = []
+        behind = 0  # samples that begin behind the last member that begins in the block
+        try:
+            while (member := await member_at(fetch, entry, at, certain=certain)) is not None:
+                at = member.stop
+                if member.key is not None:
+                    begins = not members or member.key != members[-1].key
+                    behind += begins and member.start >= stop
+                    members.append(member)
+                if behind == 2:
+                    members.pop()
+                    break
+                if at >= stop and not members and first:
+                    break
+        except NoMemberError as error:
+            # What the damage follows may not be all of its sample.
+            return list(_without_last_run(members)), error
+        await window.reach(max((m.stop for m in members if not m.wrong), default=0))
+        return members, None
+
+
+def sample_of_members(window: GrowingSlice, members: Sequence[TarMember]) -> TarSample:
+    """Return a sample with what the window holds of it."""
+    begin = window.start
+    contents = (window.view[m.data - begin : m.data + m.size - begin] for m in members)
+    return TarSample(members[0].key or "", tuple(members), tuple(contents))
+
+
+def _member_runs(members: Sequence[TarMember]) -> list[list[TarMember]]:
+    return [list(run) for _, run in itertools.groupby(members, lambda member: member.key)]
+
+
+def _without_last_run(members: Sequence[TarMember]) -> list[TarMember]:
+    return [member for run in _member_runs(members)[:-1] for member in run]
+
+
+def _owned_runs(
+    members: Sequence[TarMember], start: int, stop: int, *, first: int
+) -> list[list[TarMember]]:
+    """Return the samples of a block among those that follow one another."""
+    runs = _member_runs(members)
+    owned = [
+        run for before, run in itertools.pairwise(runs) if start <= before[-1].start < stop
+    ]
+    return runs[:1] + owned if not first and not start else owned
+
+
+def _look_alike_error(
+    window: GrowingSlice, entry: Entry, members: Sequence[TarMember], block: int
+) -> NoMemberError | None:
+    """Return what is said of a member in which other blocks would find members."""
+    for member in members:
+        if member.stop - member.start > block:
+            begin, end = member.data - window.start, member.data + member.size - window.start
+            if any(
+                is_header(window.view[:end], at)
+                for at in range(begin, min(end, len(window.view)), TAR_BLOCK)
+            ):
+                return NoMemberError(
+                    f"{entry.key}: the member at byte {member.start:,} holds what looks like a "
+                    "tar archive; set index: true in source.options"
+                )
+    return None
+
+
+class SampleOffsets:
+    """Walks from header to header, from an object's first one on, and remembers its samples."""
+
+    def __init__(self) -> None:
+        self._known: SingleFlightCache[Entry, npt.NDArray[np.int64]] = SingleFlightCache(
+            _KEPT_BYTES
+        )
+
+    async def of(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
+        """Return where each sample starts and stops.
+
+        Raises:
+            FormatError: there is no way to the end of the object.
+        """
+
+        async def ask() -> tuple[npt.NDArray[np.int64], int]:
+            found = np.array(await self._walk(reader), np.int64).reshape(-1, 2)
+            return found, found.nbytes + 200
+
+        return await self._known.get(reader.entry, ask)
+
+    async def _walk(self, reader: ObjectReader) -> list[tuple[int, int]]:
+        fetch, at = _HeaderReader(reader), 0
+        found: list[tuple[int, int]] = []
+        key: str | None = None
+        while (member := await member_at(fetch, reader.entry, at, certain=True)) is not None:
+            at = member.stop
+            if member.key is None:
+                continue
+            if member.key == key:
+                found[-1] = (found[-1][0], member.stop)
+            else:
+                found.append((member.start, member.stop))
+            key = member.key
+        return found
+
+    async def between(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
+        """Return the samples that begin in [start, stop).
+
+        Raises:
+            FormatError: there is no way to the end of the object, or too much is asked for.
+        """
+        known = await self.of(reader)
+        first, last = np.searchsorted(known[:, 0], [start, stop]).tolist()
+        if first == last:
+            return TarSamples([])
+        begin, end = int(known[first, 0]), int(known[last - 1, 1])
+        window = GrowingSlice(reader, begin)
+        await window.reach(end)
+        members = await _members_between(window, reader.entry, begin, end)
+        return TarSamples([sample_of_members(window, run) for run in _member_runs(members)])
+
+
+async def _members_between(
+    window: GrowingSlice, entry: Entry, at: int, end: int
+) -> list[TarMember]:
+    fetch = SliceReader(window, 0)
+    members = []
+    while at < end and (member := await member_at(fetch, entry, at, certain=True)) is not None:
+        at = member.stop
+        if member.key is not None:
+            members.append(member)
+    return members
+
+
+class _HeaderReader:
+    """Fetches headers, and reads through all that lies between them where that is little."""
+
+    def __init__(self, reader: ObjectReader) -> None:
+        self._reader = reader
+        self._step = _WALK_BYTES
+        self._window = GrowingSlice(reader, 0)
+
+    async def __call__(self, start: int, stop: int) -> bytes:
+        window = self._window
+        if start < window.start or stop > window.stop:
+            near = start - window.stop < _WALK_BYTES
+            self._step = min(_MOST_WALK_BYTES, 2 * self._step) if near else _WALK_BYTES
+            self._window = window = GrowingSlice(self._reader, start)
+            await window.reach(max(stop, start + self._step))
+        return bytes(window.view[start - window.start : stop - window.start])
+
+
+async def all_samples(reader: ObjectReader) -> TarSamples:
+    """Return all samples of an object in memory.
+
+    Raises:
+        FormatError: more than a sampler can hold.
+    """
+    window = GrowingSlice(reader, 0)
+    await window.reach(reader.entry.size)
+    members: list[TarMember] = []
+    fetch, at = SliceReader(window, 0), 0
+    try:
+        while (member := await member_at(fetch, reader.entry, at, certain=True)) is not None:
+            at = member.stop
+            members += [member] if member.key is not None else []
+            await asyncio.sleep(0)  # others run meanwhile
+    except NoMemberError as error:
+        kept = _without_last_run(members)
+        return TarSamples([sample_of_members(window, run) for run in _member_runs(kept)], error)
+    return TarSamples([sample_of_members(window, run) for run in _member_runs(members)])
+
+
+def refuse_empty_object(reader: ObjectReader) -> None:
+    """Refuse an object without a byte: an archive has zeros at its end.
+
+    Raises:
+        FormatError: it is one.
+    """
+    if not reader.entry.size:
+        raise FormatError(f"{reader.entry.key}: expected a tar archive, found no bytes")

@@ -1,0 +1,449 @@
+"""TFRecord files: each record is a sample, mostly a ``tf.train.Example``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import (
+    MOST_VISIT_SAMPLES,
+    Measure,
+    ObjectReader,
+    PartlyReadError,
+    SamplesWithOrigins,
+    Visit,
+    bool_option,
+    named_specs_option,
+    refuse_unknown_options,
+)
+from growcache.formats.byte_ranges import (
+    MOST_RECORD_BYTES,
+    RANDOM_RANGE_BYTES,
+    UnpackedObject,
+    random_ranges,
+    samples_worth_a_visit,
+    take_some,
+)
+from growcache.formats.compressed import compression_option, read_unpacked
+from growcache.formats.tfrecord_scan import READ_WHOLE_BYTES, Record, RecordOffsets, RecordScan
+from growcache.formats.user_threads import UserCall, UserThreads, load_decoder
+from growcache.schema import Array, Sample, Value
+from growcache.usercode import UserCode
+
+MOST_FEATURES = 10_000
+_BYTES, _FLOATS, _INTS = 1, 2, 3  # tags of Feature's alternatives
+_NUMBERS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+
+Feature = list[bytes] | Array
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Return the integer at a position, and the position behind it."""
+    value = shift = 0
+    while shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise ValueError("an integer of more than ten bytes")
+
+
+def _message_fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
+    """Yield number and content of the fields of a message."""
+    at, end = 0, data.nbytes
+    while at < end:
+        key, at = _varint(data, at)
+        kind, content = key & 7, None
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if kind == 2:
+            size, at = _varint(data, at)
+        if size is None or at + size > end:
+            raise ValueError("a field that is none, or reaches too far")
+        content = data[at : at + size]
+        at += size
+        yield key >> 3, content
+
+
+def parse_example(data: memoryview) -> dict[str, Feature]:
+    """Return the features of a serialized tf.train.Example.
+
+    Raises:
+        FormatError: it is none.
+    """
+    found: dict[str, Feature] = {}
+    try:
+        for number, features in _message_fields(data):
+            if number == 1 and isinstance(features, memoryview):
+                for tag, entry in _message_fields(features):
+                    if tag == 1 and isinstance(entry, memoryview):
+                        name, feature = _map_entry(entry)
+                        found[name] = feature
+                        if len(found) > MOST_FEATURES:
+                            raise ValueError(f"more than {MOST_FEATURES:,} features")
+    except (ValueError, IndexError, OverflowError) as error:
+        raise FormatError(f"expected a tf.train.Example: {error}") from None
+    if not found:
+        raise FormatError(
+            "expected a tf.train.Example, found no feature; decode: none keeps it"
+        )
+    return found
+
+
+def _map_entry(entry: memoryview) -> tuple[str, Feature]:
+    name, feature = "", memoryview(b"")
+    for number, content in _message_fields(entry):
+        if isinstance(content, memoryview):
+            if number == 1:
+                name = bytes(content).decode()
+            elif number == 2:
+                feature = content
+    found: Feature = []
+    for kind, values in _message_fields(feature):
+        if isinstance(values, memoryview):
+            found = _feature_values(kind, values)
+    return name, found
+
+
+def _feature_values(kind: int, data: memoryview) -> Feature:
+    items = [content for number, content in _message_fields(data) if number == 1]
+    if kind == _BYTES:
+        return [bytes(item) for item in items if isinstance(item, memoryview)]
+    if kind == _FLOATS:
+        packed = b"".join(item for item in items if isinstance(item, memoryview))
+        return np.frombuffer(packed, "<f4")
+    if kind != _INTS:
+        raise ValueError(f"a feature of kind {kind}")
+    arrays = [
+        np.array([item], np.uint64).view(np.int64) if isinstance(item, int) else varints(item)
+        for item in items
+    ]
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+
+
+def varints(data: memoryview) -> Array:
+    """Return packed integers.
+
+    >>> varints(memoryview(bytes([5, 0xAC, 2]))).tolist()
+    [5, 300]
+    """
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < 0x80)
+    if len(ends) == len(raw):
+        return raw.astype(np.int64)
+    if not len(ends) or ends[-1] != len(raw) - 1:
+        raise ValueError("an integer that is cut off")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise ValueError("an integer of more than ten bytes")
+    places = np.arange(len(raw)) - np.repeat(starts, lengths)
+    bits = (raw & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
+    return np.add.reduceat(bits, starts).view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """What a feature shall become.
+
+    Attributes:
+        name: of the feature and the field.
+        dtype: of NumPy, ``bytes`` or ``str``; None: as found.
+        shape: with at most one None; None: as found.
+    """
+
+    name: str
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    def of(self, features: Mapping[str, Feature]) -> Value:
+        """Return the value of the feature.
+
+        Raises:
+            FormatError: there is none, or it is something else.
+        """
+        if self.name not in features:
+            known = ", ".join(sorted(features)[:10])
+            raise FormatError(f"expected a feature {self.name!r}, found {known}")
+        feature = features[self.name]
+        try:
+            return self._value(feature)
+        except (ValueError, OverflowError) as error:
+            raise FormatError(f"feature {self.name!r}: {error}") from None
+
+    def _value(self, feature: Feature) -> Value:
+        if self.dtype is None:
+            return value_of_feature(feature)
+        if self.dtype in ("bytes", "str"):
+            data = _single_bytes(feature)
+            return data if self.dtype == "bytes" else data.decode()
+        wanted = np.dtype(self.dtype).newbyteorder("<")
+        if isinstance(feature, list):
+            values = np.frombuffer(_single_bytes(feature), wanted)
+        else:
+            values = _cast(feature, wanted)
+        if self.shape is None:
+            return values[0] if len(values) == 1 else values
+        return values.reshape([-1 if size is None else size for size in self.shape])
+
+
+def _single_bytes(feature: Feature) -> bytes:
+    if not isinstance(feature, list):
+        raise ValueError("expected bytes, found numbers")
+    if len(feature) != 1:
+        raise ValueError(f"expected one value of bytes, found {len(feature)}")
+    return feature[0]
+
+
+def _cast(values: Array, wanted: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = values.astype(wanted)
+    if wanted.kind in "iub" and not np.array_equal(found, values):
+        raise ValueError(f"expected {wanted.name}, found other numbers")
+    return found
+
+
+def value_of_feature(feature: Feature) -> Value:
+    """Return a feature as a value: one as itself, any other number of them as an array."""
+    if isinstance(feature, list):
+        return _single_bytes(feature)
+    return feature[0:1].reshape(()) if len(feature) == 1 else feature
+
+
+def sample_of_features(
+    features: Mapping[str, Feature], wishes: Sequence[FeatureSpec] | None
+) -> Sample:
+    """Return the sample that features are.
+
+    Raises:
+        FormatError: one is not what it should be.
+    """
+    if wishes is None:
+        wishes = [FeatureSpec(name) for name in features]
+    return {wish.name: wish.of(features) for wish in wishes}
+
+
+def features_option(value: object) -> tuple[FeatureSpec, ...] | None:
+    """Return the features that the option ``features`` names; None: all that there are.
+
+    Raises:
+        ConfigError: it cannot be meant.
+    """
+    named = named_specs_option("features", value, "{x: [float32, 64, 64], y: int64}")
+    return (
+        None
+        if named is None
+        else tuple(_feature_spec(name, what) for name, what in named.items())
+    )
+
+
+def _feature_spec(name: str, what: Any) -> FeatureSpec:
+    where = f"source.options.features.{name}"
+    if what is None:
+        return FeatureSpec(name)
+    dtype, *sizes = what if isinstance(what, list | tuple) and what else [what]
+    if dtype not in (*_NUMBERS, "bytes", "str"):
+        raise ConfigError(
+            f"{where}: expected bytes, str or a dtype such as float32, found {dtype!r}"
+        )
+    fine = all(size is None or (type(size) is int and size >= 0) for size in sizes)
+    if not fine or sizes.count(None) > 1 or (sizes and dtype in ("bytes", "str")):
+        raise ConfigError(
+            f"{where}: expected a dtype and sizes, at most one of them null, such as "
+            f"[float32, null, 64], found {what!r}"
+        )
+    listed = isinstance(what, list | tuple) and len(what) > 1
+    return FeatureSpec(name, str(dtype), tuple(sizes) if listed else None)
+
+
+_OPTIONS = ("decode", "features", "index", "compression")
+LEAST_VISIT_RECORDS = 24  # what a visit reads in vain is about two records
+VISIT_BYTES = 1 << 19
+MOST_RECORDS_BYTES = 1 << 25
+_SPOT_BYTES = 1 << 18  # bytes, at the start and in the middle, by which an object is measured
+_MOST_RANDOM_RANGES = 64
+
+
+class TFRecordFormat:
+    """RecordScan of one object, as samples."""
+
+    listed = True
+
+    def __init__(
+        self,
+        packed: str,
+        wishes: tuple[FeatureSpec, ...] | None,
+        decode: UserCode | None,
+        *,
+        examples: bool,
+        index: bool,
+    ) -> None:
+        self._packed = packed
+        self._wishes = wishes
+        self._decode = decode
+        self._examples = examples
+        self._records: RecordScan | RecordOffsets = RecordOffsets() if index else RecordScan()
+        self._threads = UserThreads()
+        self.ranged = packed == "none"
+        self.code_digest = decode.digest if decode else None
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        size = reader.entry.size
+        if not self.ranged:
+            count = len(await self._all(reader))
+            return Measure(size / max(1, count), 0, count)
+        if isinstance(self._records, RecordOffsets):
+            count = len(await self._records.of(reader)) - 1
+            return Measure(size / max(1, count), 0, count)
+        if size <= READ_WHOLE_BYTES:
+            count = len(await self._records.between(reader, 0, size))
+            stride = size / max(1, count)
+        else:
+            stride = await self._stride(self._records, reader)
+            count = max(1, round(size / stride))
+        return Measure(
+            max(1.0, stride),
+            0,
+            count,
+            samples_worth_a_visit(stride, LEAST_VISIT_RECORDS, VISIT_BYTES, MOST_RECORDS_BYTES),
+        )
+
+    async def _stride(self, records: RecordScan, reader: ObjectReader) -> float:
+        half = reader.entry.size // 2
+        found = await records.between(reader, 0, min(half, _SPOT_BYTES))
+        found += await records.between(reader, half, min(reader.entry.size, half + _SPOT_BYTES))
+        return sum(record.stop - record.start for record in found) / len(found)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
+        size = reader.entry.size
+        start = visit.part * size // visit.parts
+        stop = (visit.part + 1) * size // visit.parts
+        if not self.ranged:
+            records = take_some(await self._all(reader), visit, reader.entry.key)
+        elif visit.take is not None and stop - start > 4 * RANDOM_RANGE_BYTES:
+            records = await self._stretches(reader, visit, start, stop)
+        else:
+            records = take_some(
+                await self._between(reader, start, stop), visit, reader.entry.key
+            )
+        if len(records) > MOST_VISIT_SAMPLES:
+            raise FormatError(
+                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
+                f"{len(records):,} records"
+            )
+        return await self._samples(reader.entry.key, records)
+
+    async def _between(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
+        if stop - start > MOST_RECORD_BYTES:
+            raise FormatError(
+                f"{reader.entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of records, found "
+                f"{stop - start:,}; lower sampling.samples_per_object"
+            )
+        return await self._records.between(reader, start, stop)
+
+    async def _all(self, reader: ObjectReader) -> list[Record]:
+        data = await read_unpacked(reader, self._packed)
+        unpacked = UnpackedObject(reader, data)
+        return await RecordScan().between(unpacked, 0, unpacked.entry.size)
+
+    async def _stretches(
+        self, reader: ObjectReader, visit: Visit, start: int, stop: int
+    ) -> list[Record]:
+        """Return records of stretches at random, until there are enough to take some."""
+        key = reader.entry.key
+        found: dict[int, list[Record]] = {}
+        for at, end in random_ranges(
+            visit, key, start, stop, RANDOM_RANGE_BYTES, most=_MOST_RANDOM_RANGES
+        ):
+            found[at] = await self._between(reader, at, end)
+            if sum(map(len, found.values())) >= (visit.take or 0):
+                break
+        return take_some([record for at in sorted(found) for record in found[at]], visit, key)
+
+    async def _samples(self, key: str, records: list[Record]) -> SamplesWithOrigins:
+        def work(call: UserCall | None) -> SamplesWithOrigins:
+            return self._decoded(key, records, call)
+
+        if self._decode is not None:
+            return await self._threads.run(work)
+        return await asyncio.to_thread(work, None)
+
+    def _decoded(
+        self, key: str, records: list[Record], call: UserCall | None
+    ) -> SamplesWithOrigins:
+        found: SamplesWithOrigins = []
+        bad: list[str] = []
+        for record in records:
+            if call is not None:
+                call.check()
+            try:
+                sample = self._sample(key, record)
+            except FormatError as error:
+                bad.append(f"{key}: the record at byte {record.start:,}: {error}")
+                continue
+            if sample is not None:
+                found.append((sample, record.start, record.stop))
+        if bad:
+            more = f" (and {len(bad) - 1:,} records more)" if len(bad) > 1 else ""
+            raise PartlyReadError(bad[0] + more, found)
+        return found
+
+    def _sample(self, key: str, record: Record) -> Sample | None:
+        if record.data is None:
+            raise FormatError("its checksum is wrong")
+        if self._examples:
+            return sample_of_features(parse_example(record.data), self._wishes)
+        data = bytes(record.data)
+        if self._decode is None:
+            return {"data": data}
+        result = self._decode(key, {"data": data, "key": key})
+        return None if result is None else self._decode.sample(key, result)
+
+
+def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:
+    """Return the format.
+
+    Options:
+        decode: ``example``: a record is a tf.train.Example, and its features are the fields;
+            ``none``: the record is field ``data``; or ``package.module:function`` of ``data``,
+            and ``key`` if it takes it, that returns the sample, None for none.
+        features: which; a list of names, or a mapping of names to a dtype or [dtype, size, …],
+            which bytes are read as, too. Without it all.
+        index: true: where records begin is found out by walking over all heads of an object
+            first. For records that are themselves TFRecord files, and for large ones.
+        compression: ``auto`` (by the endings in source.url), ``none``, ``gzip``, ``zlib``, ``zstd``.
+
+    Raises:
+        ConfigError: an unknown option, or a value that cannot be meant.
+    """
+    refuse_unknown_options("tfrecord", options, _OPTIONS)
+    index = bool_option(options, "index")
+    wishes = features_option(options.get("features"))
+    decode = options.get("decode", "example") or "none"  # YAML's null means it, too
+    if wishes is not None and decode != "example":
+        raise ConfigError("source.options.features: needs decode: example")
+    code = None
+    if decode not in ("example", "none"):
+        if ":" not in str(decode):
+            raise ConfigError(
+                "source.options.decode: expected example, none or package.module:function, "
+                f"found {decode!r}"
+            )
+        code = load_decoder(decode)
+    packed = compression_option(options, ())
+    return TFRecordFormat(packed, wishes, code, examples=decode == "example", index=index)

@@ -1,0 +1,309 @@
+"""Formats that the user writes: ``read(object, rng)`` or ``sample(store, rng)``."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.formats.base import ENDLESS_PARTS, Measure, ObjectReader, Visit, ordinals_of_part
+from growcache.formats.user_threads import UserCall, UserThreads
+from growcache.schema import Sample
+from growcache.seeding import generator_at
+from growcache.usercode import UserCode, load_code, short_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+_FIRST_READ_AHEAD, _MOST_READ_AHEAD = 1 << 16, 1 << 23  # bytes read ahead of what is asked for
+
+
+class ObjectFile(io.RawIOBase):
+    """A remote object as a read-only, seekable file, for one thread at a time.
+
+    Who reads on where it stopped gets more at once each time, up to 8 MiB.
+    """
+
+    def __init__(self, call: UserCall, reader: ObjectReader) -> None:
+        super().__init__()
+        self._call = call
+        self._reader = reader
+        self._at = 0
+        self._held, self._start = memoryview(b""), 0
+        self._ahead = _FIRST_READ_AHEAD
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position; nothing is read yet."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._reader.entry.size}
+        at = base[whence] + offset
+        if at < 0:
+            raise ValueError(f"expected a position of at least 0, found {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill the buffer as far as the object goes; return how many bytes were read."""
+        into = memoryview(buffer).cast("B")
+        wanted = min(len(into), max(0, self._reader.entry.size - self._at))
+        done = 0
+        while done < wanted:
+            found = self._window(wanted - done)
+            into[done : done + len(found)] = found
+            self._at += len(found)
+            done += len(found)
+        return done
+
+    def _window(self, wanted: int) -> memoryview:
+        """Return bytes from the position on, at least one and at most ``wanted``."""
+        end = self._start + len(self._held)
+        if not self._start <= self._at < end:
+            follows = self._at == end
+            self._ahead = (
+                min(_MOST_READ_AHEAD, 2 * self._ahead) if follows else _FIRST_READ_AHEAD
+            )
+            stop = min(self._reader.entry.size, self._at + max(wanted, self._ahead))
+            data = self._call.wait(self._reader.read(self._at, stop))
+            self._held, self._start = memoryview(data).cast("B"), self._at
+        begin = self._at - self._start
+        return self._held[begin : begin + wanted]
+
+
+PARAMETERS = ("object", "store", "rng")
+MOST_BYTES = 1_000_000_000  # of one object's samples; what a sampler may use for a group
+SAMPLE_BYTES = 512  # that a sample takes beside its values, so that empty ones end, too
+
+
+_NOT_ITERABLES_OF_SAMPLES = (str, bytes, bytearray, memoryview, np.ndarray, Mapping)
+
+
+class UserObject:
+    """One remote object, as the user's code gets it.
+
+    Attributes:
+        key: without bucket or scheme.
+        size: bytes.
+        etag: the version as the store names it; None where it has none.
+    """
+
+    def __init__(self, call: UserCall, reader: ObjectReader) -> None:
+        entry = reader.entry
+        self.key, self.size, self.etag = entry.key, entry.size, entry.etag
+        self._call = call
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return f"<object {self.key}, {self.size} bytes>"
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the bytes [start, stop), all of them by default.
+
+        They are of the version that was listed; failures that may pass are tried again.
+        Several threads may read at once.
+
+        Raises:
+            StoreError: deleted, rewritten, refused, or no answer.
+        """
+        return bytes(memoryview(self._call.wait(self._reader.read(start, stop))))
+
+    def open(self) -> BinaryIO:
+        """Return a read-only, seekable file of the object's bytes, which reads ahead."""
+        return cast(BinaryIO, io.BufferedReader(ObjectFile(self._call, self._reader)))
+
+
+class UserStore:
+    """The source, as a function that draws its own samples gets it.
+
+    Attributes:
+        url: of the source; the first, if there are several.
+        urls: all of them.
+        storage_options: of the source, for clients of the user's own.
+    """
+
+    def __init__(self, call: UserCall, reader: ObjectReader, found: _KnownObjects) -> None:
+        self.urls = reader.source.url
+        self.url = self.urls[0]
+        self.storage_options = dict(reader.source.storage_options)
+        self._call = call
+        self._reader = reader
+        self._found = found
+
+    def object(self, key: str) -> UserObject:
+        """Return the object of a key, in the bucket or on the host of `url`.
+
+        On file systems a key that does not begin with ``/`` lies below the folder of `url`.
+
+        Raises:
+            StoreError: there is none, or it is refused.
+        """
+        return UserObject(self._call, self._found.reader(key, self._call, self._reader))
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the bytes [start, stop) of an object; see `UserObject.read`."""
+        return self.object(key).read(start, stop)
+
+    def open(self, key: str) -> BinaryIO:
+        """Return a file of an object's bytes; see `UserObject.open`."""
+        return self.object(key).open()
+
+
+class _KnownObjects:
+    """Objects that were asked for by key: a second read costs no second question."""
+
+    _MOST = 4096  # some 300 bytes each
+
+    def __init__(self) -> None:
+        self._readers: dict[str, ObjectReader] = {}
+        self._lock = threading.Lock()
+
+    def reader(self, key: str, call: UserCall, near: ObjectReader) -> ObjectReader:
+        with self._lock:
+            known = self._readers.get(key)
+        if known is None:
+            known = call.wait(near.find(key))
+            with self._lock:
+                if len(self._readers) >= self._MOST:
+                    self._readers.pop(next(iter(self._readers)))
+                self._readers[key] = known
+        return known
+
+
+class UserReadFormat:
+    """``read(object, rng)``: an object is one part, whatever samples the function yields."""
+
+    ranged = False
+    listed = True
+
+    def __init__(self, code: UserCode) -> None:
+        self._code = code
+        self._threads = UserThreads()
+        self.code_digest = code.digest
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        found = await self.read(reader, Visit(0, 1, 0, 0))
+        return Measure(reader.entry.size / max(1, len(found)), 0, len(found))
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`; an origin is the sample's number among those yielded."""
+        key = reader.entry.key
+
+        def work(call: UserCall) -> list[Sample]:
+            rng = generator_at("read", visit.seed, visit.round, visit.chosen_by(key))
+            values = {"object": UserObject(call, reader), "rng": rng}
+            return self._collected(self._code(key, values), key, call)
+
+        samples = await self._threads.run(work)
+        chosen: Iterable[int] = range(len(samples))
+        if visit.take is not None and visit.take < len(samples):
+            rng = generator_at("take", visit.seed, visit.round, visit.chosen_by(key))
+            picked = rng.choice(len(samples), visit.take, replace=False)
+            chosen = np.sort(picked).tolist()
+        return [(samples[i], i, i + 1) for i in chosen]
+
+    def _collected(self, result: object, key: str, call: UserCall) -> list[Sample]:
+        """Return all that the function yields, as far as memory allows."""
+        if isinstance(result, _NOT_ITERABLES_OF_SAMPLES) or not isinstance(result, Iterable):
+            raise FormatError(
+                f"{self._code.name} on {short_key(key)}: expected an iterable of samples (yield "
+                f"them, or return a list), found {type(result).__name__}"
+            )
+        samples: list[Sample] = []
+        held = 0
+        for found in self._code.items(key, result):
+            call.check()
+            samples.append(self._code.sample(key, found))
+            held += SAMPLE_BYTES + _nbytes(samples[-1])
+            if held > MOST_BYTES:
+                raise FormatError(
+                    f"{self._code.name} on {short_key(key)}: expected samples of at most "
+                    f"{MOST_BYTES:,} bytes, found more after {len(samples):,}; does it end?"
+                )
+        return samples
+
+
+class UserSampleFormat:
+    """``sample(store, rng)``: the function draws; nobody knows how many samples there are."""
+
+    ranged = True
+    listed = False
+
+    def __init__(self, code: UserCode) -> None:
+        self._code = code
+        self._threads = UserThreads()
+        self._found = _KnownObjects()
+        self.code_digest = code.digest
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        return Measure(1.0, 0, ENDLESS_PARTS)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`; an origin is the number of the draw."""
+
+        def work(call: UserCall) -> list[tuple[Sample, int, int]]:
+            return [
+                (sample, number, number + 1)
+                for number in ordinals_of_part(ENDLESS_PARTS, visit)
+                if (sample := self._sampled(number, visit, reader, call)) is not None
+            ]
+
+        return await self._threads.run(work)
+
+    def _sampled(
+        self, number: int, visit: Visit, reader: ObjectReader, call: UserCall
+    ) -> Sample | None:
+        call.check()
+        rng = generator_at("sample", visit.seed, visit.round, number)
+        store = UserStore(call, reader, self._found)
+        where = f"draw {number}"
+        result = self._code(where, {"store": store, "rng": rng})
+        return None if result is None else self._code.sample(where, result)
+
+
+def open_user(name: str, options: Mapping[str, Any]) -> UserReadFormat | UserSampleFormat:
+    """Return the format that a function or class of the user's is.
+
+    Args:
+        name: ``package.module:function``. It takes ``object`` (and ``rng``) and returns an
+            iterable of samples, or ``store`` (and ``rng``) and returns one sample, None for
+            no sample. It runs in threads of the samplers, several at once.
+        options: arguments of a class, which is made once per sampler; keyword arguments of
+            a function.
+
+    Raises:
+        ConfigError: it cannot be loaded, or takes neither or both.
+    """
+    code = load_code(name, options, PARAMETERS, ("source.format", "source.options"))
+    takes = set(code.parameters) & {"object", "store"}
+    if len(takes) != 1:
+        raise ConfigError(
+            f"source.format: {name} must take object (read(object, rng), which yields samples) "
+            f"or store (sample(store, rng), which returns one), found "
+            f"({', '.join(code.parameters)})"
+        )
+    return UserReadFormat(code) if takes == {"object"} else UserSampleFormat(code)
+
+
+def _nbytes(sample: Sample) -> int:
+    return sum(_value_bytes(value) for value in sample.values())
+
+
+def _value_bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, np.ndarray) else len(value)

@@ -1,0 +1,109 @@
+"""Run the user's synchronous functions in threads, next to the sampler's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from growcache.errors import ConfigError, GrowcacheError, StoreError, TransientStoreError
+from growcache.usercode import UserCode, load_code
+
+T = TypeVar("T")
+
+MOST_THREADS = 64  # visits in flight beyond that wait for a thread
+
+
+_this_thread = threading.local()  # the call that a thread of ours is running
+
+
+class UserCall:
+    """One run of the user's code, which may ask the event loop for bytes.
+
+    Attributes:
+        failure: the transient failure of a read, if one failed so; whatever the user's code
+            made of it, its result is then not the one that the next try would give.
+    """
+
+    def __init__(self) -> None:
+        self.failure: TransientStoreError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._given_up = False
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, from the user's thread, and return its result.
+
+        The user's code may keep a file for its later calls: then those are what fails.
+        """
+        running: UserCall = getattr(_this_thread, "call", self)
+        try:
+            running.check()
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except TransientStoreError as error:
+            running.failure = error
+            raise
+        finally:
+            work.close()
+
+    def check(self) -> None:
+        """End the user's code early, where nobody wants its result any more.
+
+        Raises:
+            StoreError: the group was given up.
+        """
+        if self._given_up:
+            raise StoreError("this read was given up")
+
+    def give_up(self) -> None:
+        """Let the user's code end at its next read or sample."""
+        self._given_up = True
+
+    def run(self, work: Callable[[UserCall], T]) -> T:
+        """Return what ``work`` returns, in the user's thread."""
+        _this_thread.call = self
+        return work(self)
+
+
+class UserThreads:
+    """Runs synchronous code; made when first used."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[[UserCall], T]) -> T:
+        """Return what ``work`` returns.
+
+        Raises:
+            TransientStoreError: one of its reads failed so, whatever became of that.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(MOST_THREADS, "growcache-user")
+        call = UserCall()
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._pool, call.run, work)
+        except asyncio.CancelledError:
+            call.give_up()
+            raise
+        except GrowcacheError:
+            if call.failure is not None:
+                raise call.failure from None
+            raise
+        if call.failure is not None:
+            raise call.failure
+        return result
+
+
+def load_decoder(name: object) -> UserCode:
+    """Return the user's function from bytes to a sample.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not take ``data``.
+    """
+    where = ("source.options.decode", "source.options")
+    code = load_code(str(name), {}, ("data", "key"), where)
+    if "data" not in code.parameters:
+        raise ConfigError(f"source.options.decode: {name} must take data, and may take key")
+    return code

@@ -1,0 +1,450 @@
+"""Zarr versions 2 and 3: rows or windows of an array whose chunks are the listed objects.
+
+A visit draws a chunk, and the chunk owns the windows that start in it. Listed objects that are
+no chunks own nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from growcache.errors import ConfigError, FormatError, ObjectMissingError
+from growcache.formats.base import (
+    RUN_LENGTH_RATIO,
+    Measure,
+    ObjectReader,
+    Visit,
+    read_whole,
+    refuse_unknown_options,
+    require_library,
+)
+from growcache.formats.chunk_codecs import ChunkDecoder, zarr2_decoder, zarr3_decoder
+from growcache.formats.chunks import (
+    MOST_ROWS,
+    ArrayOrStrings,
+    ChunkGrid,
+    ChunkPlace,
+    array_paths_option,
+    common_length,
+    read_owned_windows,
+)
+from growcache.formats.memory import SingleFlightCache
+from growcache.formats.rows import SampleGrid, grid_option
+from growcache.schema import Array, Sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+METADATA_FILES = ("zarr.json", ".zarray")
+MOST_METADATA_BYTES = 1 << 24  # bytes of metadata
+_MOST_DIMENSIONS = 32
+_NUMBER_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16))")
+_TYPES = {
+    "bool": "|b1", "int8": "|i1", "uint8": "|u1", "complex64": "<c8", "complex128": "<c16",
+    **{f"{name}{8 * size}": f"<{name[0]}{size}" for name in ("int", "uint") for size in (2, 4, 8)},
+    "float16": "<f2", "float32": "<f4", "float64": "<f8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrMetadata:
+    """Of one array.
+
+    Attributes:
+        shape: of the array.
+        chunks: of a chunk, which is one object.
+        dtype: of a value once it is decoded.
+        fill: value of chunks that were never written.
+        decode: makes an array of a chunk's bytes.
+        name: makes the name of a chunk's object, below that of the array, of its place.
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Array
+    decode: ChunkDecoder
+    name: Callable[[Sequence[int]], str]
+
+
+def parse_zarr_metadata(data: Buffer, file: str) -> ZarrMetadata:
+    """Return what a metadata object says.
+
+    Args:
+        data: of the object.
+        file: its name, one of `METADATA_FILES`.
+
+    Raises:
+        FormatError: it is none of an array, or of one that cannot be read.
+    """
+    try:
+        found = orjson.loads(bytes(memoryview(data)))
+        if not isinstance(found, dict):
+            raise FormatError("expected a JSON object")
+        return _version_3(found) if file == "zarr.json" else _version_2(found)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, FormatError):
+            raise
+        said = " ".join(str(error).split())[:100]
+        raise FormatError(
+            f"is no metadata of an array: {type(error).__name__}: {said}"
+        ) from None
+
+
+def _version_2(found: Mapping[str, Any]) -> ZarrMetadata:
+    kind = found["dtype"]
+    if not isinstance(kind, str) or not _NUMBER_DTYPE.fullmatch(kind):
+        what = "Python objects, which are not unpickled" if "O" in str(kind) else str(kind)[:40]
+        raise FormatError(f"expected plain numbers, found dtype {what}")
+    dtype: np.dtype[Any] = np.dtype(kind)
+    shape, chunks = _sizes(found["shape"], found["chunks"])
+    separator = _separator(found.get("dimension_separator", "."))
+    decode = zarr2_decoder(
+        found.get("compressor"), found.get("filters"), found.get("order", "C"), dtype, chunks
+    )
+    fill = _fill(found.get("fill_value"), dtype)
+    return ZarrMetadata(
+        shape, chunks, dtype, fill, decode, lambda at: separator.join(map(str, at))
+    )
+
+
+def _version_3(found: Mapping[str, Any]) -> ZarrMetadata:
+    if found.get("node_type") != "array":
+        raise FormatError(f"expected an array, found a {str(found.get('node_type'))[:20]}")
+    if str(found["data_type"]) not in _TYPES:
+        raise FormatError(
+            f"expected plain numbers, found data_type {str(found['data_type'])[:40]}"
+        )
+    dtype: np.dtype[Any] = np.dtype(_TYPES[found["data_type"]])
+    grid = found["chunk_grid"]
+    if grid["name"] != "regular":
+        raise FormatError(f"expected a regular grid of chunks, found {str(grid['name'])[:40]}")
+    shape, chunks = _sizes(found["shape"], grid["configuration"]["chunk_shape"])
+    fill = _fill(found["fill_value"], dtype)
+    decode, dtype = zarr3_decoder(found["codecs"], dtype, chunks, fill)
+    name = _chunk_namer_3(found["chunk_key_encoding"])
+    return ZarrMetadata(shape, chunks, dtype, fill, decode, name)
+
+
+def _chunk_namer_3(encoding: Any) -> Callable[[Sequence[int]], str]:
+    kind = encoding["name"]
+    settings = encoding.get("configuration") or {}
+    if kind == "default":
+        separator = _separator(settings.get("separator", "/"))
+        return lambda at: separator.join(["c", *map(str, at)])
+    if kind == "v2":
+        separator = _separator(settings.get("separator", "."))
+        return lambda at: separator.join(map(str, at))
+    raise FormatError(f"expected chunks named as default or v2, found {str(kind)[:40]}")
+
+
+def _separator(value: Any) -> str:
+    if value not in (".", "/"):
+        raise FormatError(
+            f"expected . or / between the numbers of a chunk, found {value!r:.20}"
+        )
+    return str(value)
+
+
+def _sizes(shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    for sizes, least in ((shape, 0), (chunks, 1)):
+        if not isinstance(sizes, list) or not all(
+            type(n) is int and least <= n <= MOST_ROWS for n in sizes
+        ):
+            raise FormatError(f"expected a list of sizes, found {str(sizes)[:60]}")
+    if len(shape) != len(chunks) or not 0 < len(shape) <= _MOST_DIMENSIONS:
+        raise FormatError(f"expected an array with an axis 0, found shape {str(shape)[:60]}")
+    if math.prod(max(1, n) for n in shape) >= MOST_ROWS or math.prod(chunks) >= MOST_ROWS:
+        raise FormatError(f"it claims an array of {str(shape)[:60]}")
+    return tuple(shape), tuple(chunks)
+
+
+def _fill(value: Any, dtype: np.dtype[Any]) -> Array:
+    if value is None:
+        return np.zeros((), dtype)
+    if isinstance(value, list) and dtype.kind == "c" and len(value) == 2:
+        return np.asarray(complex(_fill_number(value[0]), _fill_number(value[1])), dtype)
+    if isinstance(value, str) and dtype.kind == "f" and value.startswith("0x"):
+        bits = int(value, 16).to_bytes(dtype.itemsize, "big")
+        return np.frombuffer(bits, dtype.newbyteorder(">")).reshape(())
+    return np.asarray(_fill_number(value), dtype)
+
+
+def _fill_number(value: Any) -> Any:
+    if isinstance(value, str):  # NaN, Infinity, -Infinity
+        return float(value)
+    if not isinstance(value, bool | int | float):
+        raise FormatError(f"expected a number as fill value, found {value!r:.40}")
+    return value
+
+
+_OPTIONS = ("axis", "window", "stride", "edge", "phase", "beside")
+_KNOWN_ARRAYS = 4096  # arrays whose metadata is kept
+# The end of a chunk's key: c/3/0 or c.3.0 of version 3, 3.0 or 3/0 of version 2.
+_DOTTED_PLACE = re.compile(r"(?:^|/)(?:c\.)?([0-9]{1,18}(?:\.[0-9]{1,18})*)$")
+_SLASHED_PLACE = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
+
+
+class _ZarrArray:
+    """An array, as a `Series`.
+
+    Attributes:
+        root: the key of its folder, with a slash at its end.
+        metadata: of it.
+    """
+
+    def __init__(self, root: str, metadata: ZarrMetadata) -> None:
+        self.root = root
+        self.metadata = metadata
+        self.chunking = ChunkGrid(
+            metadata.shape, metadata.chunks, metadata.dtype, metadata.fill, RUN_LENGTH_RATIO
+        )
+
+    @property
+    def length(self) -> int:
+        return self.metadata.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.metadata.shape[1:]) * self.metadata.dtype.itemsize
+
+    def key(self, place: Sequence[int]) -> str:
+        return self.root + self.metadata.name(place)
+
+
+class _ZarrField:
+    """The rows of an array, for one visit, which holds one of its chunks already."""
+
+    def __init__(self, name: str, array: _ZarrArray, reader: ObjectReader) -> None:
+        self.name = name
+        self._array = array
+        self._reader = reader
+
+    @property
+    def length(self) -> int:
+        return self._array.length
+
+    @property
+    def row_bytes(self) -> int:
+        return self._array.row_bytes
+
+    @property
+    def unit(self) -> int:
+        return self._array.metadata.chunks[0]
+
+    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
+        chunking = self._array.chunking
+        places = chunking.places(runs, self._reader.entry)
+        data = await asyncio.gather(*(self._stored(place) for place in places))
+
+        def assemble() -> list[Array]:
+            stored = zip(places, data, strict=True)
+            decoded = {place: self._decoded(place, found) for place, found in stored}
+            return [chunking.assembled(run, decoded) for run in runs]
+
+        return list(await chunking.decoding(runs, len(places), assemble))
+
+    async def _stored(self, place: ChunkPlace) -> memoryview | None:
+        key = self._array.key(place)
+        try:
+            reader = self._reader
+            if key != reader.entry.key:
+                reader = await reader.find(key)
+        except ObjectMissingError:  # it was never written
+            return None
+        return memoryview(await read_whole(reader)).cast("B")
+
+    def _decoded(self, place: ChunkPlace, data: memoryview | None) -> Array | None:
+        if data is None:
+            return None
+        try:
+            return self._array.metadata.decode(data)
+        except FormatError as error:
+            raise FormatError(f"{self._array.key(place)}: {error}") from error
+
+
+class ZarrFormat:
+    """An object is a chunk of an array; the windows that start in it are its samples."""
+
+    ranged = False
+    listed = True
+    code_digest = None
+
+    def __init__(self, grid: SampleGrid, beside: Mapping[str, str]) -> None:
+        self._grid = grid
+        self._beside = beside
+        self._known: SingleFlightCache[str, ZarrMetadata | FormatError] = SingleFlightCache(
+            _KNOWN_ARRAYS
+        )
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        """See `ObjectFormat.measure`."""
+        found = await self._owned(reader, Visit(0, 1, 0, 0), self._grid.without_phase())
+        samples = len(found[1]) if found else 0
+        return Measure(max(1.0, reader.entry.size / max(1, samples)), 0, samples)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        """See `ObjectFormat.read`; an origin is rows of the array."""
+        found = await self._owned(reader, visit, self._grid)
+        if found is None:
+            return []
+        array, starts = found
+        series = [_ZarrField(array.root.rstrip("/").rpartition("/")[2] or "x", array, reader)]
+        for name, path in self._beside.items():
+            root = array.root.rstrip("/").rpartition("/")[0]
+            other = _ZarrArray(
+                _sibling_folder(root, path),
+                await self._metadata(reader, _sibling_folder(root, path)),
+            )
+            series.append(_ZarrField(name, other, reader))
+        common_length(series, reader.entry.key)
+        return await read_owned_windows(series, self._grid, visit, reader.entry, starts)
+
+    async def array_of(self, reader: ObjectReader) -> tuple[str, ZarrMetadata] | None:
+        """Return the array of a chunk: the key of its folder, and what is said of it.
+
+        None of what is no chunk.
+
+        Raises:
+            FormatError: its array is none that can be read.
+        """
+        located = await self._located(reader)
+        return None if located is None else (located[0].root, located[0].metadata)
+
+    async def _owned(
+        self, reader: ObjectReader, visit: Visit, grid: SampleGrid
+    ) -> tuple[_ZarrArray, range] | None:
+        """Return the array of a chunk, and the starts of the windows that it owns."""
+        located = await self._located(reader)
+        if located is None:
+            return None
+        array, place = located
+        if any(place[1:]):  # those of the first column own the rows
+            return array, range(0)
+        rows = array.chunking.chunks[0]
+        starts = grid.starts(array.length, grid.phase(array.length, visit, array.root))
+        first = -(-(place[0] * rows - starts.start) // starts.step)
+        stop = -(-((place[0] + 1) * rows - starts.start) // starts.step)
+        return array, starts[max(0, first) : max(0, stop)]
+
+    async def _located(self, reader: ObjectReader) -> tuple[_ZarrArray, ChunkPlace] | None:
+        """Return the array of a chunk and its place there; None of what is no chunk."""
+        key = reader.entry.key
+        problem: FormatError | None = None
+        for root, place in _possible_places(key):
+            try:
+                metadata = await self._metadata(reader, root)
+            except FormatError as error:
+                problem = problem or error
+                continue
+            array = _ZarrArray(root, metadata)
+            if len(place) == len(metadata.shape) and array.key(place) == key:
+                return array, place
+        if problem is not None:
+            raise problem
+        return None
+
+    async def _metadata(self, reader: ObjectReader, root: str) -> ZarrMetadata:
+        known = await self._known.get(root, lambda: _metadata_or_error(reader, root))
+        if isinstance(known, FormatError):
+            raise known
+        return known
+
+
+async def _metadata_or_error(
+    reader: ObjectReader, root: str
+) -> tuple[ZarrMetadata | FormatError, int]:
+    """Return the metadata of an array, or why there is none; it counts as one."""
+    try:
+        return await _fetch_metadata(reader, root), 1
+    except FormatError as error:
+        return error, 1
+
+
+async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
+    for file in METADATA_FILES:
+        try:
+            found = await reader.find(root + file)
+        except ObjectMissingError:
+            continue
+        if found.entry.size > MOST_METADATA_BYTES:
+            raise FormatError(f"{root}{file}: metadata of {found.entry.size:,} bytes")
+        try:
+            return parse_zarr_metadata(await found.read(), file)
+        except FormatError as error:
+            raise FormatError(f"{root}{file}: {error}") from None
+    raise FormatError(f"{reader.entry.key}: no {' or '.join(METADATA_FILES)} at {root or '/'}")
+
+
+def _possible_places(key: str) -> list[tuple[str, ChunkPlace]]:
+    """Return the arrays that a key may be a chunk of, and its place there.
+
+    >>> _possible_places("a.zarr/x/c/3/0")[0], _possible_places("a.zarr/x/3.0")
+    (('a.zarr/x/', (3, 0)), [('a.zarr/x/', (3, 0))])
+    """
+    if (found := _DOTTED_PLACE.search(key)) and "." in found[0]:
+        return [(_folder(key, found.start()), tuple(map(int, found[1].split("."))))]
+    if not (found := _SLASHED_PLACE.search(key)):
+        return []
+    numbers = found[2].split("/")
+    if found[1]:
+        return [(_folder(key, found.start()), tuple(map(int, numbers)))]
+    ends = range(1, len(numbers) + 1)  # folders may be numbers, too
+    return [
+        (key[: len(key) - len("/".join(numbers[-end:]))], tuple(map(int, numbers[-end:])))
+        for end in reversed(ends)
+    ]
+
+
+def folder_of_chunk(key: str) -> str:
+    """Return the folder of the array that a key looks like a chunk of; empty if of none.
+
+    >>> folder_of_chunk("a.zarr/x/c/3/0"), folder_of_chunk("a.zarr/x/zarr.json")
+    ('a.zarr/x/', '')
+    """
+    return next((root for root, _ in _possible_places(key)), "")
+
+
+def _folder(key: str, end: int) -> str:
+    return key[: end + 1] if key[end : end + 1] == "/" else key[:end]
+
+
+def _sibling_folder(root: str, path: str) -> str:
+    """Return the folder of an array beside another; it never leaves the folder of both."""
+    inside = "/".join(part for part in path.split("/") if part not in ("", ".", ".."))
+    return f"{root}/{inside}/" if root else f"{inside}/"
+
+
+def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
+    """Return the format.
+
+    Options:
+        axis: 0: each row is a sample. This or window must be given.
+        window: rows of one sample, along axis 0.
+        stride: rows from one window to the next; the window by default.
+        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
+        phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
+        beside: other arrays of equal length in the same group, as a list of names or as
+            ``{field: name}``; their rows are fields of the same samples.
+
+    Raises:
+        ConfigError: an unknown option, a value that cannot be meant, or no numcodecs.
+    """
+    refuse_unknown_options("zarr", options, _OPTIONS)
+    grid = grid_option(options)
+    if grid is None:
+        raise ConfigError(
+            "source.options: format zarr needs window, or axis: 0 for single rows"
+        )
+    beside = array_paths_option(options, "beside") or {}
+    require_library("zarr", "numcodecs")
+    return ZarrFormat(grid, beside)

@@ -1,0 +1,408 @@
+"""ChildProcess processes of a trainer, and messages to and from them over a pair of sockets.
+
+A message is a pickled head and a body of bytes; file descriptors may come with it. Both ends are
+growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so receiving a short
+message takes one system call. This module imports little, because a module that cannot be imported
+is one of the things that end a child, and its parent is told.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from growcache.cache.system import at_sigterm
+from growcache.errors import CacheError
+from growcache.usercode import child_environment
+
+LENGTHS = struct.Struct("<QQI")  # of head and body, and how many descriptors
+DESCRIPTOR_BYTES = array.array("i").itemsize
+MAX_DESCRIPTORS = 64
+ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * DESCRIPTOR_BYTES)
+PACKET_BYTES = 32 * 1024  # far less than what sockets have room for
+TELL_SECONDS = 0.1
+MAX_ERROR_CHARACTERS = 2000  # of an error, so that it takes one packet
+
+
+_Packet = TypeVar("_Packet")
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes:
+        head: any value that can be pickled.
+        body: bytes; empty for most.
+        descriptors: the receiver closes those it got; the sender keeps its own.
+    """
+
+    head: Any
+    body: bytes | memoryview = b""
+    descriptors: Sequence[int] = ()
+
+
+class PeerFailedError(EOFError):
+    """The other side ended, and said why."""
+
+
+class _PeerFailed(NamedTuple):
+    """What a side sends last where it ends by an error.
+
+    Attributes:
+        why: the error, in words.
+    """
+
+    why: str
+
+
+def _receive_past_reset(receive: Callable[[], _Packet]) -> _Packet:
+    """Return what comes next, also of one who ended and left something unread.
+
+    The kernel tells of that once, as a reset connection, in front of what was sent before.
+    """
+    try:
+        return receive()
+    except ConnectionResetError:
+        return receive()
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return what the two ends of a wire stand on."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class MessageSocket:
+    """One end; any thread may send, one receives.
+
+    A forked child closes its copy, or the other side would not see this one end.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._turn = threading.Lock()
+        _message_sockets.add(self)
+
+    def send(self, frame: Message) -> None:
+        """Send a message, whole.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        head = pickle.dumps(frame.head, protocol=5)
+        lengths = LENGTHS.pack(len(head), len(frame.body), len(frame.descriptors))
+        message = memoryview(b"".join((lengths, head, frame.body)))
+        rights = []
+        if frame.descriptors:
+            descriptors = array.array("i", frame.descriptors)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        with self._turn:
+            self._socket.sendmsg([message[:PACKET_BYTES]], rights)
+            for start in range(PACKET_BYTES, len(message), PACKET_BYTES):
+                self._socket.send(message[start : start + PACKET_BYTES])
+
+    def tell(self, error: BaseException) -> None:
+        """Say what ends this process, if that can be said at once; nothing may follow."""
+        if not self._turn.acquire(timeout=TELL_SECONDS):
+            return  # a message is under way that nobody receives
+        head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
+        try:
+            self._socket.send(LENGTHS.pack(len(head), 0, 0) + head, socket.MSG_DONTWAIT)
+        except OSError:
+            return  # there is no room, or nobody there
+        finally:
+            self._turn.release()
+
+    def receive(self) -> Message:
+        """Return the next message; waits for it.
+
+        Raises:
+            EOFError: the other side is gone, or this one was shut; a `PeerFailedError` where it
+                said why.
+            CacheError: this process may not open as many files as came with it.
+        """
+        try:
+            message, descriptors = self._message()
+        except OSError as error:
+            raise EOFError(str(error)) from None
+        head, body, count = LENGTHS.unpack_from(message)
+        if len(descriptors) < count:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise CacheError(
+                f"a process of growcache's sent {count} file descriptors, {len(descriptors)} "
+                "came: this process has as many open as it may (ulimit -n)"
+            )
+        end = LENGTHS.size + head
+        found = pickle.loads(message[LENGTHS.size : end])
+        if isinstance(found, _PeerFailed):
+            raise PeerFailedError(found.why)
+        return Message(found, message[end : end + body], descriptors)
+
+    def _message(self) -> tuple[memoryview, list[int]]:
+        first, rights, _, _ = _receive_past_reset(
+            lambda: self._socket.recvmsg(PACKET_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        )
+        descriptors = array.array("i")
+        for _, _, content in rights:
+            descriptors.frombytes(content[: len(content) - len(content) % DESCRIPTOR_BYTES])
+        if len(first) < LENGTHS.size:
+            raise EOFError("the other side is gone")
+        if len(first) < PACKET_BYTES:
+            return memoryview(first), descriptors.tolist()
+        return self._rest(first), descriptors.tolist()
+
+    def _rest(self, first: bytes) -> memoryview:
+        """Return the whole of a message that may have more packets."""
+        message = memoryview(bytearray(LENGTHS.size + sum(LENGTHS.unpack_from(first)[:2])))
+        message[: len(first)] = first
+        have = len(first)
+        while have < len(message):
+            got = _receive_past_reset(partial(self._socket.recv_into, message[have:]))
+            if not got:
+                raise EOFError("the other side is gone")
+            have += got
+        return message
+
+    def has_come(self, seconds: float | None) -> bool:
+        """Wait for so long at most, or until `receive` has something, if only the end: True."""
+        descriptor = self.fileno()
+        if descriptor < 0:
+            return True
+        waiting = select.poll()  # unlike select.select it takes any number of descriptors
+        waiting.register(descriptor, select.POLLIN)
+        return bool(waiting.poll(None if seconds is None else 1000 * seconds))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for `select`."""
+        return self._socket.fileno()
+
+    def shut(self) -> None:
+        """End the connection; who waits in `receive`, on either side, is woken."""
+        with suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end's descriptor; nobody may use it any more."""
+        self._socket.close()
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return an error in one line: what it is, and the innermost line of code."""
+    said = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+    frames = traceback.extract_tb(error.__traceback__)
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames[-1:])
+    return said[:MAX_ERROR_CHARACTERS] + where
+
+
+_message_sockets: weakref.WeakSet[MessageSocket] = weakref.WeakSet()
+
+
+def _close_sockets_in_child() -> None:
+    for wire in list(_message_sockets):
+        wire.close()
+
+
+os.register_at_fork(after_in_child=_close_sockets_in_child)
+
+
+JOIN_SECONDS = 5.0
+TERMINATE_SECONDS = 1.0
+CHILD_ENVIRONMENT = {
+    # Nothing there multiplies matrices, and idle BLAS threads spin at every start.
+    "OPENBLAS_NUM_THREADS": "1",
+    # What is made and freed for each block would be given back to the kernel, and cleared
+    # anew for the next one.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+}
+
+
+class ChildProcess:
+    """A process of growcache's own and the wire to it; `close` ends it, from any thread.
+
+    Args:
+        kind: as ``python -m growcache`` knows it.
+        at_exit: whether the interpreter closes it at its end.
+    """
+
+    def __init__(self, kind: str = "gather", *, at_exit: bool = True) -> None:
+        ours, theirs = socket_pair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "growcache", kind, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env={**CHILD_ENVIRONMENT, **child_environment()},
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self.wire = MessageSocket(ours)
+        _children.add(self)
+        self._finalizer = weakref.finalize(
+            self, _end_child, self._process, self.wire, os.getpid()
+        )
+        self._finalizer.atexit = at_exit
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def send(self, command: Any) -> None:
+        """Send a command; to a dead process it is lost, and what is received tells of that."""
+        with suppress(OSError):
+            self.wire.send(Message(command))
+
+    def speaks(self) -> bool:
+        """Whether there is something to be received."""
+        return self.wire.has_come(0)
+
+    def why(self, end: EOFError) -> str:
+        """Return how it ended.
+
+        Args:
+            end: what was received last.
+        """
+        told = f": {end}" if isinstance(end, PeerFailedError) else ""
+        try:
+            code = self._process.wait(JOIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"hung up{told}"
+        if code >= 0:
+            return f"ended with {code}{told}"
+        return f"was killed by {signal.Signals(-code).name}"
+
+    def close(self) -> None:
+        """End it, and wait for that; twice is harmless."""
+        self._finalizer()
+
+    def terminate(self) -> None:
+        """Have it end as by SIGTERM: it lets its leases go."""
+        self._process.terminate()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._process.returncode = 0  # nothing to wait for
+        self._finalizer.detach()
+
+
+def _end_child(process: subprocess.Popen[bytes], wire: MessageSocket, pid: int) -> None:
+    if pid != os.getpid():
+        return
+    with suppress(OSError):
+        wire.send(Message(StopCommand()))
+    wire.shut()
+    try:
+        process.wait(JOIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    wire.close()
+
+
+_children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
+
+
+def _forget_children_in_child() -> None:
+    for child in list(_children):
+        child.forget()
+
+
+os.register_at_fork(after_in_child=_forget_children_in_child)
+
+
+def _terminate_all() -> None:
+    """Have all children end as this process does, before it is gone.
+
+    A gather process that finds its trainer gone ends as a reader that died: it keeps its leases.
+    """
+    children = [child for child in _children if not child.closed]
+    for child in children:
+        child.terminate()
+    until = time.monotonic() + TERMINATE_SECONDS
+    for child in children:
+        child.has_ended(max(0.0, until - time.monotonic()))
+
+
+at_sigterm(_terminate_all)
+
+
+def listen(wire: MessageSocket, hear: Callable[[], None]) -> None:
+    """Call in a thread what waits for what the parent says, until it returns.
+
+    The end of the connection ends this process at once, and so does any error: whoever waits
+    here for orders would wait for ever, and the parent for this process. It is told why.
+
+    Args:
+        wire: to the parent.
+        hear: raises EOFError where the parent is gone.
+    """
+    threading.Thread(
+        target=_run_listener, args=(wire, hear), name="growcache-listen", daemon=True
+    ).start()
+
+
+def _run_listener(wire: MessageSocket, hear: Callable[[], None]) -> None:
+    try:
+        hear()
+    except EOFError:
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - this process is of no more use
+        wire.tell(error)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+# By the name that ``python -m growcache`` knows the process by.
+CHILD_MODULES = {
+    "gather": "growcache.loading.gather_process",
+    "transform": "growcache.loading.workers",
+}
+
+
+def main() -> None:
+    """Serve who started this process, until the connection ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
+    wire = MessageSocket(socket.socket(fileno=int(sys.argv[2])))
+    try:
+        importlib.import_module(CHILD_MODULES[sys.argv[1]]).main(wire)
+    except BaseException as error:
+        wire.tell(error)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class StopCommand:
+    """End, in good order."""

@@ -1,0 +1,431 @@
+"""Ranks of one job read one snapshot: rank 0 takes it, the others copy its list.
+
+Ranks communicate through their leases only, so what a dead rank said disappears with it. Rank 0
+takes a snapshot, settles its lease, and enters the pass only when every other rank has a lease of
+its own on the same list; until then rank 0's lease protects it for all. So no two ranks ever plan
+different passes, and none is ahead by more than one. A rank holds a lease for as long as it reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote, read_leases
+from growcache.cache.leases import Lease
+from growcache.cache.system import is_process_running
+from growcache.errors import CacheError, ConfigError
+from growcache.loading.options import LoaderOptions
+from growcache.loading.plan import launch_id
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import (
+    Backoff,
+    WaitControl,
+    choose_shards,
+    take_snapshot,
+    wait_for_room,
+    waking_on_change,
+)
+
+WARN_SECONDS = 5.0  # of waiting for other ranks, before it is said
+PATIENCE_SECONDS = 1800.0  # for ranks to come that were never seen, as torch.distributed has
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_walks: defaultdict[tuple[str, str, int], Iterator[int]] = defaultdict(itertools.count)
+
+
+class RankGroup(Protocol):
+    """The ranks that share a cache, as the walk of one of them knows them."""
+
+    def offers(self, pass_number: int) -> bool:
+        """Whether another rank offers the snapshot of a pass, whatever the cache holds now."""
+
+    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
+        """Return the snapshot of a pass; None where ``watch`` stopped it.
+
+        Args:
+            pass_number: of the pass.
+            watch: ends waits.
+            view: the index, as it was read just now.
+        """
+
+    def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
+        """Return when the pass may be entered; its snapshot is final."""
+
+
+def next_rank_note(options: LoaderOptions) -> RankNote | None:
+    """Return what this rank says to the others of the walk that begins now; None: it is alone.
+
+    To be called in the thread that iterates: the walks of all ranks are counted alike.
+    """
+    if not options.ranks.share:
+        return None
+    return RankNote(
+        run=launch_id(os.environ, os.getppid()),
+        walk=next(_walks[str(options.root), options.job, options.ranks.local_rank]),
+        pass_number=0,
+        rank=options.ranks.local_rank,
+        ranks=options.ranks.local_world_size,
+        settings=options.alike,
+    )
+
+
+def rank_group(options: LoaderOptions, note: RankNote | None) -> RankGroup:
+    """Return who walks the cache together with this loader, in the walk of `next_rank_note`."""
+    if note is None:
+        return _Alone(options)
+    return (_Leader if options.ranks.leads else _Follower)(options, note)
+
+
+def resume_note(options: LoaderOptions, pass_number: int) -> RankNote | None:
+    """Return what the lease of a resumed pass says: only that of rank 0 counts its uses.
+
+    Every rank has the same state, and so the list of its pass; nobody copies it.
+    """
+    ranks = options.ranks
+    if ranks.leads:
+        return None
+    return RankNote("", -1, pass_number, ranks.local_rank, ranks.local_world_size)
+
+
+class _Alone:
+    def __init__(self, options: LoaderOptions) -> None:
+        self._options = options
+
+    def offers(self, pass_number: int) -> bool:
+        return False
+
+    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
+        return _take_snapshot(self._options, watch, view)
+
+    def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
+        pass
+
+
+class _Leader:
+    """Rank 0: it takes the snapshots, and enters none before all have it."""
+
+    def __init__(self, options: LoaderOptions, note: RankNote) -> None:
+        self._options = options
+        self._note = note
+        self._names: list[str] = []  # of the leases of the two latest passes
+        self._met: dict[int, tuple[str, int]] = {}  # host and process id by rank
+        self._presence: Lease | None = None  # while no shard may be held
+
+    def offers(self, pass_number: int) -> bool:
+        return False
+
+    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
+        note = replace(self._note, pass_number=pass_number)
+
+        def hold() -> None:
+            if self._presence is None:
+                self._presence = _presence_lease(self._options, note, watch)
+                if self._presence is not None:
+                    self._names.append(self._presence.name)
+            watch.hold()
+
+        try:
+            snapshot = _take_snapshot(self._options, replace(watch, hold=hold), view, note)
+        except BaseException:
+            self._leave()
+            raise
+        if snapshot is None:
+            self._leave()
+        return snapshot
+
+    def _leave(self) -> None:
+        if self._presence is not None:
+            self._presence.close()
+            self._presence = None
+
+    def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
+        name = snapshot.lease.name
+        self._names = [*self._names[-2:], name]
+        snapshot.lease.settle()
+        gone: set[int] = set()
+
+        def missing() -> set[int]:
+            return set(range(1, self._note.ranks)) - self._followers([name], over=True)
+
+        def all_here() -> bool | None:
+            nonlocal gone
+            left = missing()
+            absent = (left & self._met.keys()) - self._followers(self._names)
+            # Whoever was about to change leases is seen at the second look.
+            over, gone = absent & gone, absent
+            self._refuse_dead(over)
+            return True if left <= over else None
+
+        try:
+            _wait_for_ranks(
+                self._options,
+                all_here,
+                watch,
+                lambda: f"{_rank_names(missing())} to take the same snapshot",
+                patient=lambda: bool(self._met),
+            )
+        finally:
+            self._leave()
+        self._followers([name])
+
+    def _refuse_dead(self, ranks: set[int]) -> None:
+        """Refuse to go on without ranks whose processes are gone.
+
+        One that only closed its loader, or lives where nobody here can look, may have had enough.
+
+        Raises:
+            CacheError: one of them has ended.
+        """
+        for rank in sorted(ranks):
+            host, pid = self._met[rank]
+            if host == socket.gethostname() and not is_process_running(pid):
+                raise CacheError(
+                    f"rank {rank} of job {self._options.job} (pid {pid} on {host}) ended while "
+                    "rank 0 goes on; start all ranks of the job again"
+                )
+
+    def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
+        """Return the ranks that hold leases on a list of these of mine.
+
+        Args:
+            names: of my leases.
+            over: count those that came and went, too: by an error, before anybody looked.
+        """
+        found = {
+            lease.ranks.rank: (lease.host, lease.pid)
+            for lease in read_leases(self._options.root)
+            if (lease.open or over) and lease.ranks is not None and lease.ranks.follows in names
+        }
+        self._met.update(found)
+        return set(found)
+
+
+class _Follower:
+    """Every other rank: it copies the list of rank 0."""
+
+    def __init__(self, options: LoaderOptions, note: RankNote) -> None:
+        self._options = options
+        self._note = note
+        self._last = ""  # the lease of rank 0 that was copied last
+        self._reader: tuple[str, int] | None = None  # host and process id of rank 0
+
+    def offers(self, pass_number: int) -> bool:
+        return _of_pass(self._leader(), pass_number) is not None
+
+    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
+        present: list[Lease] = []
+        try:
+            return self._take(pass_number, watch, present)
+        finally:
+            for lease in present:
+                lease.close()
+
+    def _take(
+        self, pass_number: int, watch: WaitControl, present: list[Lease]
+    ) -> Snapshot | None:
+        """Return the snapshot; ``present`` takes what is leased while rank 0 waits for samples."""
+        looks = 0
+
+        def settled() -> LeaseView | None:
+            nonlocal looks
+            leases = self._leader()
+            if (lease := _of_pass(leases, pass_number)) is not None:
+                return lease
+            if leases and not leases[0].numbers and not present:
+                follows = replace(
+                    self._note, pass_number=pass_number, follows=leases[0].name, settings={}
+                )
+                if (own := _presence_lease(self._options, follows, watch)) is not None:
+                    present.append(own)
+                watch.hold()
+            if self._last:
+                # Whoever was about to change leases is seen at the second look.
+                looks = 0 if leases else looks + 1
+                if looks > 1:
+                    raise self._gone()
+            elif leases:
+                self._refuse_other(leases[0], pass_number)
+            return None
+
+        while not watch.stopped():
+            lease = _wait_for_ranks(
+                self._options,
+                settled,
+                watch,
+                lambda: f"rank 0 to take the snapshot of pass {pass_number}",
+                patient=lambda: bool(self._last or present),
+            )
+            if lease is not None and (snapshot := self._copied(lease, watch)) is not None:
+                return snapshot
+        return None
+
+    def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
+        pass
+
+    def _leader(self) -> list[LeaseView]:
+        """Return the leases of rank 0 in this walk, the newest first."""
+        mine, found = self._note, []
+        for lease in read_leases(self._options.root):
+            note = lease.ranks
+            if note is None or note.rank or not lease.open or lease.job != self._options.job:
+                continue
+            if (note.run, note.walk) != (mine.run, mine.walk):
+                continue
+            if self._reader in (None, (lease.host, lease.pid)):
+                found.append(lease)
+        return sorted(found, key=lambda lease: -lease.created)
+
+    def _copied(self, lease: LeaseView, watch: WaitControl) -> Snapshot | None:
+        """Return a snapshot of the same list; None where it was stopped.
+
+        Raises:
+            CacheError: rank 0 let go of it before it was leased.
+        """
+        assert lease.ranks is not None
+        _refuse_unlike(self._note, lease.ranks)
+        options = self._options
+        note = replace(
+            self._note, pass_number=lease.ranks.pass_number, follows=lease.name, settings={}
+        )
+        snapshot = wait_for_room(
+            lambda: Snapshot.copy(
+                options.root, lease, job=options.job, verify=options.verify, ranks=note
+            ),
+            watch.wake,
+            watch.stopped,
+        )
+        if snapshot is None:
+            return None
+        self._last, self._reader = lease.name, (lease.host, lease.pid)
+        if not self._protected(lease, snapshot):
+            snapshot.close()
+            raise self._gone()
+        return snapshot
+
+    def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
+        """Whether nothing can have gone before it was leased here.
+
+        Rank 0 may be over already, by an error: it saw this lease. What is live still then
+        was never given up.
+        """
+        if lease.name in {view.name for view in self._leader()}:
+            return True
+        live = {row.number for row in read_index(self._options.root).shards}
+        return live.issuperset(row.number for row in snapshot.shards)
+
+    def _refuse_other(self, lease: LeaseView, pass_number: int) -> None:
+        found = lease.ranks.pass_number if lease.ranks else None
+        if found != pass_number:
+            raise CacheError(
+                f"rank {self._note.rank} of job {self._options.job} begins with pass "
+                f"{pass_number}, but rank 0 with pass {found}; iterate, and load states, alike "
+                "on all ranks"
+            )
+
+    def _gone(self) -> CacheError:
+        host, pid = self._reader or ("", 0)
+        return CacheError(
+            f"rank 0 of job {self._options.job} (pid {pid} on {host}) ended, or closed its "
+            "loader, while other ranks go on; start all ranks of the job again"
+        )
+
+
+def _take_snapshot(
+    options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
+) -> Snapshot | None:
+    return take_snapshot(options, watch, choose_shards(options, watch, view), note)
+
+
+def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) -> Lease | None:
+    """Return a lease on nothing: it says that this rank is still there."""
+    return wait_for_room(
+        lambda: Lease.create(
+            options.root, options.job, (), ranks=note, counters=LeaseCounters(counts=True)
+        ),
+        watch.wake,
+        watch.stopped,
+    )
+
+
+def _of_pass(leases: Iterable[LeaseView], pass_number: int) -> LeaseView | None:
+    """Return the first lease whose list is final, and of that pass."""
+    for lease in leases:
+        if lease.settled and lease.ranks and lease.ranks.pass_number == pass_number:
+            return lease
+    return None
+
+
+def _refuse_unlike(mine: RankNote, leader: RankNote) -> None:
+    for name, value in mine.settings.items():
+        found = leader.settings.get(name)
+        if found != value:
+            raise ConfigError(
+                f"{name} must be alike on all ranks: rank 0 has {found!r}, rank {mine.rank} "
+                f"has {value!r}"
+            )
+
+
+def _rank_names(ranks: set[int]) -> str:
+    """Return whom to wait for, in words.
+
+    >>> _rank_names({2, 1})
+    'ranks 1, 2'
+    """
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _wait_for_ranks(
+    options: LoaderOptions,
+    look: Callable[[], T | None],
+    watch: WaitControl,
+    event: Callable[[], str],
+    *,
+    patient: Callable[[], bool],
+) -> T | None:
+    """Return what ``look`` finds, as soon as it does; None where ``watch`` stopped it.
+
+    Args:
+        options: of the loader.
+        look: asked again whenever a lease changed; None: not yet.
+        watch: ends the wait.
+        event: what is waited for, in words.
+        patient: whether to wait without end, because a death would be noticed.
+
+    Raises:
+        CacheError: nobody came.
+    """
+    if (found := look()) is not None:
+        return found
+    began, told, pause = time.monotonic(), False, Backoff(watch.wake)
+    with waking_on_change(CacheLayout(options.root).leases, watch.wake):
+        while not watch.stopped():
+            watch.wake.clear()
+            if watch.stopped():
+                break
+            if (found := look()) is not None:
+                return found
+            waited = time.monotonic() - began
+            who = f"rank {options.ranks.local_rank} of job {options.job} in {options.root}"
+            if waited > PATIENCE_SECONDS and not patient():
+                raise CacheError(
+                    f"{who} waited {waited:.0f} s for {event()}; ranks on several machines need "
+                    "LOCAL_RANK and LOCAL_WORLD_SIZE, those started through shells of their own "
+                    "the same MASTER_PORT"
+                )
+            if waited > WARN_SECONDS and not told:
+                _log.warning("%s waits for %s", who, event())
+                told = True
+            pause.wait()
+    return None

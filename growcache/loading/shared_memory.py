@@ -1,0 +1,386 @@
+"""Shared memory for blocks, between the process that fills it and the one that delivers it.
+
+Its buffers are memfds: anonymous, so nothing is left behind, and not bounded by the size of
+``/dev/shm``. The sender makes them, the receiver maps them, and neither keeps a descriptor. A buffer
+is filled again only when nothing in the receiving process refers to it. A buffer that is used once
+(because the user collects batches) is tracked on neither side: it is freed with its views.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import itertools
+import os
+import pickle
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from growcache.cache.formats.mapped import map_shared
+from growcache.loading.buffers import PAGE, BufferBytes, fork_mark, forked_since
+from growcache.loading.child_process import MAX_DESCRIPTORS, Message, MessageSocket, StopCommand
+from growcache.schema import Array
+
+
+class BufferRange(NamedTuple):
+    """Where bytes lie.
+
+    Attributes:
+        buffer: its number.
+        start: the first byte.
+        nbytes: how many.
+    """
+
+    buffer: int
+    start: int
+    nbytes: int
+
+
+class NewBuffer(NamedTuple):
+    """A buffer whose descriptor comes with the message.
+
+    Attributes:
+        number: of the buffer.
+        nbytes: of it.
+        kept: whether it will be filled again.
+    """
+
+    number: int
+    nbytes: int
+    kept: bool
+
+
+def _references(bases: dict[int, BufferBytes], number: int) -> int:
+    return sys.getrefcount(bases[number])
+
+
+# What `_references` counts for an array that only its dictionary holds.
+_UNSHARED = _references({0: np.empty(1, np.uint8)}, 0)
+
+
+def plain_message(item: Any) -> Message:
+    """Return an item without arrays as `SharedReceiver` receives it; any thread may send it."""
+    return Message(([], []), pickle.dumps(item, protocol=5))
+
+
+class SharedReceiver:
+    """The side that delivers; used by one thread at a time.
+
+    Args:
+        lock: called with each buffer that will be filled again.
+    """
+
+    def __init__(self, lock: Callable[[BufferBytes], None] | None = None) -> None:
+        self._lock = lock
+        self._bases: dict[int, BufferBytes] = {}
+        self._once: set[int] = set()
+        self._lent: dict[int, object] = {}  # and the moment
+
+    def receive(self, wire: MessageSocket) -> Any:
+        """Return the next item; its arrays lie in shared memory, and may be written to.
+
+        Raises:
+            EOFError: the other side is gone, or says `StopCommand`.
+        """
+        while not (frame := wire.receive()).body:
+            if isinstance(frame.head, StopCommand):
+                raise EOFError
+            self._map(frame)
+        places, gone = frame.head
+        buffers = [self._bytes(place) for place in places]
+        self._note({place.buffer for place in places})
+        item = pickle.loads(frame.body, buffers=buffers)
+        for number in gone:
+            del self._bases[number]
+            self._lent.pop(number, None)
+        return item
+
+    def _map(self, frame: Message) -> None:
+        try:
+            for new, descriptor in zip(frame.head, frame.descriptors, strict=True):
+                base = self._bases[new.number] = map_shared(descriptor, new.nbytes)
+                if not new.kept:
+                    self._once.add(new.number)
+                elif self._lock is not None:
+                    self._lock(base)
+                del base
+        finally:
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+
+    def _bytes(self, place: BufferRange) -> BufferBytes:
+        return self._bases[place.buffer][place.start : place.start + place.nbytes]
+
+    def _note(self, used: set[int]) -> None:
+        """Note what was lent now; what is used once is forgotten, and lives with its views."""
+        once, now = self._once & used, fork_mark()
+        self._once -= once
+        for number in used - once:
+            self._lent.setdefault(number, now)
+        for number in once:
+            del self._bases[number]
+
+    def take_back(self) -> tuple[list[int], list[int]]:
+        """Return what nobody here refers to any more: (free, spoiled) numbers, each once.
+
+        What is spoiled may not be filled again, for a child that was forked may see it.
+        """
+        unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
+        free, spoiled = list[int](), list[int]()
+        for number in unused:
+            (spoiled if forked_since(self._lent.pop(number)) else free).append(number)
+        return free, spoiled
+
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(slots=True)
+class _SentBuffer:
+    """A buffer as its maker knows it.
+
+    Attributes:
+        number: of the buffer.
+        address: where it lies.
+        nbytes: of it.
+        recycled: whether it is filled again.
+        base: its array.
+        descriptor: until all for whom it is have mapped it.
+        readers: how many these are.
+        told: who wants to hear of its end.
+        known: who has mapped it.
+    """
+
+    number: int
+    address: int
+    nbytes: int
+    recycled: bool
+    base: weakref.ref[BufferBytes]
+    descriptor: int | None
+    readers: int
+    told: set[MessageSocket] = field(default_factory=set)
+    known: set[MessageSocket] = field(default_factory=set)
+
+    def close(self) -> None:
+        """Close the descriptor; nobody else maps it."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def settle(self) -> None:
+        """Close the descriptor if all have mapped it."""
+        if len(self.known) >= self.readers:
+            self.close()
+
+
+class _SentBuffers:
+    """The buffers that live, by address; it holds none of them, nor anything that does."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _SentBuffer] = {}
+        self._addresses: list[int] = []  # ascending
+        self.gone: list[_SentBuffer] = []
+        self._turn = threading.RLock()  # the collector may end a base wherever a thread is
+        self._pid = os.getpid()
+
+    def add(self, made: _SentBuffer, base: BufferBytes) -> None:
+        with self._turn:
+            self._made[made.address] = made
+            bisect.insort(self._addresses, made.address)
+        weakref.finalize(base, self._end, made).atexit = False
+
+    def _end(self, made: _SentBuffer) -> None:
+        made.close()
+        if self._pid != os.getpid():  # a forked child fills nothing, and may wait for ever
+            return
+        with self._turn:
+            del self._made[made.address]
+            self._addresses.remove(made.address)
+        self.gone.append(made)
+
+    def all(self) -> list[_SentBuffer]:
+        """Return those that live."""
+        with self._turn:
+            return list(self._made.values())
+
+    def find(self, memory: memoryview) -> tuple[_SentBuffer | None, BufferRange | None]:
+        """Return the buffer that a piece of memory lies in, and where."""
+        if not memory.nbytes:
+            return None, None
+        address = _address_of(np.frombuffer(memory, np.uint8))
+        with self._turn:
+            i = bisect.bisect_right(self._addresses, address) - 1
+            made = self._made[self._addresses[i]] if i >= 0 else None
+        if made is None or address >= made.address + made.nbytes:
+            return None, None
+        return made, BufferRange(made.number, address - made.address, memory.nbytes)
+
+
+class SharedSender:
+    """The side that fills; used by one thread, but for `returned`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._register = _SentBuffers()
+        self._kept: dict[int, list[BufferBytes]] = {}  # of which pool which buffer is
+        self._lent: dict[int, BufferBytes] = {}
+        self._gone: dict[MessageSocket, list[int]] = {}
+        self._spoiled: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def allocate(
+        self, nbytes: int, kept: list[BufferBytes] | None, *, readers: int = 1
+    ) -> BufferBytes:
+        """Return a new buffer: an `Allocate`, for so many who will map it.
+
+        Raises:
+            CacheError: no memory, or too many maps.
+        """
+        size = -(-nbytes // PAGE) * PAGE
+        descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size)
+            # Who has mapped it would be killed where it touches what was cut off.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            base = map_shared(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        number, where = next(self._numbers), weakref.ref(base)
+        if kept is not None:
+            self._kept[number] = kept
+        made = _SentBuffer(
+            number, _address_of(base), size, kept is not None, where, descriptor, readers
+        )
+        self._register.add(made, base)
+        return base
+
+    def reaches(self, wire: MessageSocket, array: Array) -> bool:
+        """Whether an array lies in memory that the other side has mapped, or can map."""
+        made, _ = self._register.find(_memory_of(array))
+        return made is not None and (wire in made.known or made.descriptor is not None)
+
+    def send(self, wire: MessageSocket, item: Any, *, lend: bool = True) -> None:
+        """Send an item; arrays in this memory stay where they are.
+
+        Args:
+            wire: to whom.
+            item: any value that can be pickled.
+            lend: whether its buffers are the other side's until it returns them.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        places: list[BufferRange] = []
+        used: dict[int, _SentBuffer] = {}
+
+        def apart(buffer: pickle.PickleBuffer) -> bool:
+            made, place = self._register.find(buffer.raw())
+            if made is None or place is None:
+                return True  # in the message itself
+            if wire not in made.known and made.descriptor is None:
+                return True  # too late to map it
+            places.append(place)
+            used[made.number] = made
+            return False
+
+        self._drop_spoiled()
+        body = pickle.dumps(item, protocol=5, buffer_callback=apart)
+        self._introduce(wire, [m for m in used.values() if wire not in m.known], lend=lend)
+        for made in used.values():
+            base = made.base()
+            if lend and made.recycled and base is not None:
+                self._lent[made.number] = base
+        self._note_gone()
+        wire.send(Message((places, self._gone.pop(wire, [])), body))
+
+    def _note_gone(self) -> None:
+        while self._register.gone:
+            made = self._register.gone.pop()
+            self._kept.pop(made.number, None)
+            for wire in made.told:
+                self._gone.setdefault(wire, []).append(made.number)
+
+    def forget(self, wire: MessageSocket) -> None:
+        """Note that the other side is gone; another one may take its place.
+
+        That one can map no buffer whose descriptor is closed. Of those that go round others are
+        made, or it would be sent what lies in them for good.
+        """
+        self._note_gone()
+        self._gone.pop(wire, None)
+        for made in self._register.all():
+            if wire in made.known and made.recycled and made.descriptor is None:
+                self._let_die(made.number, made.base())
+            made.known.discard(wire)
+            made.told.discard(wire)
+
+    def _let_die(self, number: int, base: BufferBytes | None) -> None:
+        """Have a buffer filled no more; it lives and dies with its views."""
+        kept = self._kept[number]
+        kept[:] = [other for other in kept if other is not base]
+
+    def filled(self, wires: Sequence[MessageSocket], array: Array) -> None:
+        """Note that these have done their part of an array, and will not ask for it later.
+
+        What goes round is for whoever comes next; what is used once may keep no descriptor, for
+        its user may collect any number.
+        """
+        made, _ = self._register.find(_memory_of(array))
+        if made is None or made.recycled:
+            return
+        made.readers -= sum(wire not in made.known for wire in wires)
+        made.settle()
+
+    def _introduce(
+        self, wire: MessageSocket, new: Sequence[_SentBuffer], *, lend: bool
+    ) -> None:
+        for i in range(0, len(new), MAX_DESCRIPTORS):
+            some = new[i : i + MAX_DESCRIPTORS]
+            # What is lent once is never heard of again.
+            buffers = [NewBuffer(m.number, m.nbytes, m.recycled or not lend) for m in some]
+            wire.send(Message(buffers, b"", [_open_descriptor(m) for m in some]))
+            for made, buffer in zip(some, buffers, strict=True):
+                made.known.add(wire)
+                if buffer.kept:
+                    made.told.add(wire)
+                made.settle()
+
+    def returned(self, free: Sequence[int], spoiled: Sequence[int]) -> None:
+        """Take buffers back.
+
+        Args:
+            free: numbers of those that may be filled again.
+            spoiled: numbers of those that may not, for a process that was forked meanwhile
+                may see them.
+        """
+        for number in free:
+            del self._lent[number]
+        for number in spoiled:
+            self._spoiled.put(number)
+
+    def _drop_spoiled(self) -> None:
+        while not self._spoiled.empty():
+            number = self._spoiled.get()
+            self._let_die(number, self._lent[number])
+            del self._lent[number]  # in this order: out of its pool before it looks free
+
+
+def _open_descriptor(made: _SentBuffer) -> int:
+    assert made.descriptor is not None
+    return made.descriptor
+
+
+def _memory_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _address_of(array: BufferBytes) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

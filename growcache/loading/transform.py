@@ -1,0 +1,433 @@
+"""Apply the user's `transform` to every delivered sample, and make columns of the results."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from growcache.errors import FormatError
+from growcache.loading.buffers import Allocate, BufferPool, allocate_private
+from growcache.loading.gather import Column, Ragged, ragged_of_values, typed_rows
+from growcache.loading.user_function import (
+    TIMEOUT_SECONDS,
+    PickledFunction,
+    SlowCallWatch,
+    UserFunction,
+    blame_function,
+    function_arguments,
+)
+from growcache.schema import Array, Field, Origin, Schema, Value
+from growcache.seeding import generator_at
+from growcache.threads import DaemonThread, StoppedError
+
+MAX_THREADS = 8
+SPARE_THREADS = 2  # beside one per core: some wait for the GIL, and one more makes up for it
+
+
+T = TypeVar("T")
+
+# Where results go: arrays, and lists for the ragged ones.
+ResultColumns: TypeAlias = Mapping[str, Array | list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TransformRows:
+    """What the function is called with, row by row.
+
+    Attributes:
+        columns: of n rows, by field.
+        places: (pass, position) of each row; they decide its generator.
+        origins: of each row, where the function takes them.
+    """
+
+    columns: Mapping[str, Column]
+    places: Sequence[tuple[int, int]]
+    origins: Sequence[Origin] | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, start: int, stop: int) -> TransformRows:
+        """Return some of the rows, sharing memory."""
+        columns: dict[str, Column] = {
+            name: column.part(start, stop) if isinstance(column, Ragged) else column[start:stop]
+            for name, column in self.columns.items()
+        }
+        origins = None if self.origins is None else self.origins[start:stop]
+        return TransformRows(columns, self.places[start:stop], origins)
+
+
+class TransformCall:
+    """The function, with what it takes beside a sample.
+
+    Args:
+        function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
+        seed: of the loader.
+
+    Attributes:
+        running: by thread, the row that it is called with, and since when; who has no more rows
+            clears it.
+    """
+
+    def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
+        self.running: dict[int, tuple[int, float]] = {}
+        self._function = function
+        self._takes = function_arguments(function)
+        self._seed = seed
+
+    def __call__(self, rows: TransformRows, i: int) -> Mapping[str, Any]:
+        """Return what it makes of a row."""
+        keywords = dict[str, Any]()
+        if "rng" in self._takes:
+            keywords["rng"] = generator_at(self._seed, "transform", *rows.places[i])
+        if rows.origins is not None and "origin" in self._takes:
+            keywords["origin"] = rows.origins[i]
+        sample = {name: column[i] for name, column in rows.columns.items()}
+        self.running[threading.get_ident()] = i, time.monotonic()
+        with self._blamed(rows, i):
+            return self._function(sample, **keywords)
+
+    def plain(self, rows: TransformRows, i: int) -> dict[str, Any]:
+        """Return what it makes of a row as arrays, bytes and strings, which any process can have.
+
+        Raises:
+            FormatError: there is something else in it.
+        """
+        result: Any = self(rows, i)
+        with self._blamed(rows, i):
+            if not isinstance(result, Mapping) or not result:
+                raise FormatError(
+                    "transform must return a non-empty dict of arrays, bytes and str, found "
+                    f"{result!r:.80}"
+                )
+            return {name: _plain_value(name, value) for name, value in result.items()}
+
+    def _blamed(self, rows: TransformRows, i: int) -> AbstractContextManager[None]:
+        number, position = rows.places[i]
+        return blame_function(
+            "transform", self._function, f"sample {position} of pass {number}"
+        )
+
+
+class Executor(Protocol):
+    """Who calls the function."""
+
+    def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
+        """Return what it makes of each row, as `TransformCall.plain` does; ``late`` looks at the rows."""
+
+    def fill(
+        self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
+    ) -> None:
+        """Put what it makes of each row into ``out``, if it fits the schema."""
+
+    def cancel(self) -> None:
+        """Have what is under way raise StoppedError, and what follows; from any thread."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class ThreadExecutor:
+    """ThreadExecutor of this process; they are used by one thread at a time.
+
+    Args:
+        call: of the function.
+    """
+
+    def __init__(self, call: TransformCall) -> None:
+        self._call = call
+        threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
+        # Not an executor's: at its end the interpreter waits for those before it cancels them.
+        self._hands = [DaemonThread("transform") for _ in range(threads)]
+        self._cancelled = False
+
+    def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
+        """Return what the function makes of each row."""
+        return self._each(len(rows), lambda i: self._call.plain(rows, i), late)
+
+    def fill(
+        self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
+    ) -> None:
+        """Put what the function makes of each row into ``out``."""
+        self._each(len(rows), lambda i: store_result(schema, self._call(rows, i), out, i), late)
+
+    def cancel(self) -> None:
+        """Begin no more rows."""
+        self._cancelled = True
+
+    def close(self) -> None:
+        """End the threads."""
+        for hand in self._hands:
+            hand.close()
+
+    def _each(self, n: int, call: Callable[[int], T], late: SlowCallWatch[int]) -> list[T]:
+        """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
+        left = deque(range(n))
+        results: dict[int, T] = {}
+
+        def some() -> None:
+            try:
+                while not self._cancelled and (i := _pop_row(left)) is not None:
+                    results[i] = call(i)
+            except BaseException:
+                left.clear()  # nobody wants the others any more
+                raise
+            finally:
+                self._call.running.pop(threading.get_ident(), None)
+
+        for done in [hand.ahead(some) for hand in self._hands[:n]]:
+            while not done.wait(late.pause_seconds):
+                late.look(dict(self._call.running), time.monotonic())
+            done.result()
+        if self._cancelled:
+            raise StoppedError
+        return [results[i] for i in range(n)]
+
+
+def store_result(schema: Schema, result: Any, out: ResultColumns, i: int) -> None:
+    """Put a result where it belongs.
+
+    Raises:
+        FormatError: it does not fit the schema.
+    """
+    if not isinstance(result, Mapping) or result.keys() != out.keys():
+        raise fields_error(result, schema.names)
+    for field in schema.fields:
+        out[field.name][i] = _fit_value(field, result[field.name])
+
+
+def _plain_value(name: str, value: Any) -> Value:
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, str):
+        return str(value)
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        kind = type(value)
+        raise FormatError(
+            f"transform returned {name}: a {kind.__module__}.{kind.__qualname__}, expected an "
+            "array, a number, bytes or str"
+        )
+    return array
+
+
+def _pop_row(left: deque[int]) -> int | None:
+    """Return the next one; None where another thread took the last."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
+
+
+def _fit_value(field: Field, value: Any) -> Value:
+    """Return a result as the field has it.
+
+    Raises:
+        FormatError: it does not fit.
+    """
+    if field.is_blob:
+        if field.holds(value):
+            return value  # type: ignore[no-any-return]
+        raise _value_error(field, type(value).__name__)
+    array = np.asarray(value)
+    if array.dtype != field.item or not field.allows(array.shape):
+        found = type(value).__name__ if array.dtype.hasobject else array.dtype
+        raise _value_error(field, f"{found}{list(array.shape)}")
+    return np.ascontiguousarray(array).reshape(array.shape) if field.is_ragged else array
+
+
+def fields_error(result: Any, names: Sequence[str]) -> FormatError:
+    """Return what to say of a result whose fields are not those of the others."""
+    found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
+    return FormatError(
+        f"transform returned {found} where earlier samples had {list(names)}; it must return "
+        "a dict of the same fields for every sample"
+    )
+
+
+def _value_error(field: Field, found: str) -> FormatError:
+    return FormatError(
+        f"transform returned {field.name}: {found} where earlier samples had {field}; return "
+        "equal dtypes and shapes (cut or pad there), or values of different shapes under "
+        "the name of a ragged field of the cache"
+    )
+
+
+_log = logging.getLogger(__name__)
+
+
+def _no_name(row: int) -> str:
+    return ""
+
+
+class BlockTransform:
+    """Applies a function to the rows of blocks; used by one thread at a time.
+
+    The function may change the sample's arrays in place: they are copies. What it returns
+    is copied into the batch. Its first results decide about its fields: those are of one
+    shape, or ragged where they are bytes, strings, or named as a ragged field of the cache.
+
+    Args:
+        function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
+        seed: of the loader.
+        rows: the most that one block holds.
+        cached: schema of the samples.
+        before: what was decided in the process that this one goes on for: dimensions that
+            were ragged there are so here, whatever the first results show.
+        crew: who calls the function; threads by default.
+        allocate: makes the memory for results of one size, and
+        allocate_ragged: for others.
+        timeout_seconds: that a call may take before it is told of.
+
+    Attributes:
+        schema: of what the function returns; None before its first results.
+    """
+
+    def __init__(
+        self,
+        function: UserFunction,
+        seed: int,
+        rows: int,
+        cached: Schema,
+        before: Schema | None = None,
+        crew: Executor | None = None,
+        allocate: Allocate = allocate_private,
+        allocate_ragged: Allocate = allocate_private,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._takes = function_arguments(function)
+        if crew is None:
+            assert not isinstance(function, PickledFunction)  # it goes where processes call it
+            crew = ThreadExecutor(TransformCall(function, seed))
+        self._crew = crew
+        self._timeout_seconds = timeout_seconds
+        self._rows = rows
+        self._cached = {field.name: field for field in cached.fields if field.is_ragged}
+        self._before = {field.name: field.shape for field in before.fields} if before else {}
+        self.schema: Schema | None = None
+        self._allocate = allocate
+        self._allocate_ragged = allocate_ragged
+        self._pools: dict[str, BufferPool] = {}
+
+    @property
+    def takes_origin(self) -> bool:
+        """Whether `run` must be given origins."""
+        return "origin" in self._takes
+
+    def run(
+        self,
+        columns: Mapping[str, Column],
+        places: Sequence[tuple[int, int]],
+        origins: Sequence[Origin] | None,
+        name: Callable[[int], str] = _no_name,
+    ) -> dict[str, Column]:
+        """Return the batch of what the function makes of each row.
+
+        Args:
+            columns: of n rows, by field.
+            places: (pass, position) of each row; they decide its generator.
+            origins: of each row, where `takes_origin`.
+            name: says where a row came from, for who has to look for it.
+
+        Raises:
+            FormatError: results that differ in names, dtypes or shapes.
+        """
+        rows = TransformRows(columns, places, origins)
+        late: SlowCallWatch[int] = SlowCallWatch(
+            self._timeout_seconds,
+            lambda i, seconds: _warn_slow_call(
+                places[i], name(i), seconds, self._timeout_seconds
+            ),
+        )
+        if self.schema is None:
+            results = self._crew.results(rows, late)
+            self.schema = self._decide(results)
+            out = self._batch(self.schema, len(rows))
+            for i, result in enumerate(results):
+                store_result(self.schema, result, out, i)
+        else:
+            out = self._batch(self.schema, len(rows))
+            self._crew.fill(rows, out, self.schema, late)
+        return {name: self._column(name, values) for name, values in out.items()}
+
+    def cancel(self) -> None:
+        """Have `run` raise StoppedError, from any thread, in the middle of its rows."""
+        self._crew.cancel()
+
+    def close(self) -> None:
+        """End who calls the function."""
+        self._crew.close()
+
+    def _decide(self, results: Sequence[Mapping[str, Any]]) -> Schema:
+        first = Schema.of(results[0])
+        for result in results:
+            if result.keys() != results[0].keys():
+                raise fields_error(result, first.names)
+        fields = tuple(
+            self._covering(field, [_value_shape(result[field.name]) for result in results])
+            for field in first.fields
+        )
+        self._pools = {
+            f.name: BufferPool(allocate=self._allocate_ragged)
+            if f.is_ragged
+            else BufferPool(self._rows * f.nbytes, allocate=self._allocate)
+            for f in fields
+        }
+        return Schema(fields)
+
+    def _covering(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
+        """Return the field that all results fit, if it may be ragged; else the first one's."""
+        cached = self._cached.get(field.name)
+        if cached is None or field.is_blob:
+            return field
+        same_rank = [(*shape,) for shape in shapes if len(shape) == len(field.shape)]
+        sizes: list[int | None] = [
+            size[0] if len(set(size)) == 1 else None for size in zip(*same_rank, strict=True)
+        ]
+        if len(cached.shape) == len(sizes):
+            sizes = [None if c is None else s for c, s in zip(cached.shape, sizes, strict=True)]
+        before = self._before.get(field.name, ())
+        if len(before) == len(sizes):
+            sizes = [None if b is None else s for b, s in zip(before, sizes, strict=True)]
+        return Field(field.name, field.dtype, tuple(sizes))
+
+    def _batch(self, schema: Schema, rows: int) -> dict[str, Array | list[Any]]:
+        """Return where the results go."""
+        return {
+            f.name: [None] * rows
+            if f.is_ragged
+            else typed_rows(
+                self._pools[f.name].take()[: rows * f.nbytes].reshape(rows, f.nbytes), f
+            )
+            for f in schema.fields
+        }
+
+    def _column(self, name: str, values: Array | list[Any]) -> Column:
+        if isinstance(values, np.ndarray):
+            return values
+        assert self.schema is not None
+        return ragged_of_values(self.schema[name], values, self._pools[name])
+
+
+def _warn_slow_call(
+    place: tuple[int, int], name: str, seconds: float, timeout_seconds: float
+) -> None:
+    number, position = place
+    _log.warning(
+        "transform has been at work for %.0f s on sample %d of pass %d%s, and training waits for it; "
+        "look for what it waits for there, or raise timeout_seconds (%g)",
+        *(seconds, position, number, name and f", {name}", timeout_seconds),
+    )
+
+
+def _value_shape(value: Any) -> tuple[int, ...]:
+    return np.shape(value) if not isinstance(value, bytes | str) else ()

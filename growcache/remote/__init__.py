@@ -1,1 +1,0 @@
-"""From a remote store to samples: listing, reading, decoding."""

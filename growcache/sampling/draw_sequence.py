@@ -1,0 +1,334 @@
+"""The draws of a cache while its listing grows: editions are added as groups are asked for.
+
+The order of the draws knows groups by their draw number, which does not count makeup groups. The record of
+deferrals (`cache/deferrals.py`) says what those hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from growcache.cache.cache import Cache
+from growcache.cache.deferrals import Deferrals, Place
+from growcache.cache.side_files import Edition
+from growcache.config import Config
+from growcache.errors import CacheError, ConfigError
+from growcache.sampling.draws import (
+    BlockQuotas,
+    DrawnEdition,
+    Draws,
+    EditionStrata,
+    GroupDraw,
+    MakeOrder,
+    StratifiedDraws,
+)
+from growcache.sampling.objects import Objects
+from growcache.sampling.orders import Ints, PartOrder, TurnOrders
+from growcache.sampling.population import Population
+from growcache.sampling.sizing import Sizing, objects_take_turns
+from growcache.sampling.strata import (
+    ObjectStrata,
+    StratumNames,
+    block_draws,
+    block_quotas,
+    source_names,
+    source_shares,
+    stratum_names,
+    weighted_quotas,
+)
+from growcache.store.catalog import Catalog
+
+
+class DrawSequence:
+    """What the next group holds.
+
+    Attributes:
+        population: the parts of the source, as far as they are listed.
+        replacement: whether draws are independent.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cache: Cache,
+        catalog: Catalog,
+        objects: Objects,
+        sizing: Sizing,
+    ) -> None:
+        sampling = self._sampling = config.sampling
+        self._cache = cache
+        self._catalog = catalog
+        self._editions = list(cache.editions)
+        self.replacement = sampling.order == "replacement"
+        self.population = Population(catalog, objects, sizing, sampling.node, sampling.nodes)
+        self._objects = objects
+        self._weights = config.weights
+        self._stratified = self._by_strata(config, objects, sizing)
+        self._draws = self._stratified or Draws(
+            sampling.seed,
+            sizing,
+            mine=self.population.mine,
+            replacement=self.replacement,
+            order=self._by_turns() if objects_take_turns(sampling) else None,
+        )
+        for edition in self._editions:
+            self._add(edition)
+        self._peeked: tuple[tuple[int, int], GroupDraw | None] | None = None
+        self._last: GroupDraw | None = None
+
+    def _by_turns(self) -> MakeOrder:
+        orders = TurnOrders(self._sampling.seed)
+
+        def make(
+            span: DrawnEdition, round_: int, before: tuple[PartOrder, int] | None
+        ) -> PartOrder:
+            return orders.make(
+                span.edition, self.population.starts(span.objects), round_, before
+            )
+
+        return make
+
+    def _by_strata(
+        self, config: Config, objects: Objects, sizing: Sizing
+    ) -> StratifiedDraws | None:
+        sampling, weights = config.sampling, config.weights
+        names: StratumNames = source_names
+        known: Sequence[str] = ()
+        if weights is not None:
+            deal, known = self._mixing(weights), [str(n) for n in range(len(weights))]
+        elif sampling.strata is not None:
+            deal, names = weighted_quotas(sampling.strata.weights), stratum_names(config)
+        else:
+            return None
+        self._stratification = ObjectStrata(
+            objects,
+            self.population,
+            names,
+            sampling.node,
+            sampling.nodes,
+            known,
+            by_objects=sampling.weight_by == "objects",
+        )
+        return StratifiedDraws(
+            sampling.seed,
+            sizing,
+            deal,
+            self._stratification.strata,
+            replacement=self.replacement,
+            turns=objects_take_turns(sampling),
+        )
+
+    def _mixing(self, weights: Sequence[float]) -> BlockQuotas:
+        """Return what deals visits to several sources such that samples come by weights."""
+
+        def deal(span: DrawnEdition, strata: EditionStrata) -> Ints:
+            wanted = source_shares(
+                weights, strata.parts, self.population.per_visit(span.objects)
+            )
+            return block_quotas(wanted, block_draws(wanted))
+
+        return deal
+
+    @property
+    def needs_whole_listing(self) -> bool:
+        """Whether nothing is drawn before the listing has come to its end."""
+        return self._stratified is not None and self._weights is None
+
+    def rounds(self, group: int) -> list[float]:
+        """Return how often each of several sources was drawn before a group; of one nothing."""
+        if self._stratified is None or self._weights is None or not self._editions:
+            return []
+        return [float(found) for found in self._stratified.rounds(self._number(group))]
+
+    def distinct(self, group: int) -> int | None:
+        """Return how many different parts the groups before one hold.
+
+        None where no part comes again before all were drawn.
+        """
+        return self._stratified.distinct(self._number(group)) if self._stratified else None
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the last edition holds all that is listed."""
+        return bool(self._editions) and self._editions[-1].objects == len(self._catalog)
+
+    def again(self, group: int) -> GroupDraw | None:
+        """Return what a group holds that was issued before; a second time it costs nothing."""
+        if self._last is None or self._last.group != group:
+            self._last = self._held(group)
+        return self._last
+
+    @property
+    def _record(self) -> Deferrals:
+        return self._cache.deferrals
+
+    def _number(self, group: int) -> int:
+        return self._record.draw_number(group)
+
+    def _held(self, group: int) -> GroupDraw | None:
+        if group not in self._record.makeups:
+            draw = self._draws.group(self._number(group))
+            return draw and replace(draw, group=group)
+        items = self._record.makeups[group]
+        return self.gathered(group, items) if items else None  # else nobody knows any more
+
+    def gathered(self, group: int, places: Sequence[Place]) -> GroupDraw:
+        """Return the parts of these places, as what a group holds.
+
+        Args:
+            group: a makeup group, or to be one.
+            places: where each part was drawn first; at least one.
+        """
+        drawn = {number: self._drawn_first(number) for number in dict(places)}
+        rounds = [_rounds(drawn[number])[place] for number, place in places]
+        weighted = all(draw.weights is not None for draw in drawn.values())
+        weights = [drawn[number].weights[place] for number, place in places] if weighted else []  # type: ignore[index]
+        return GroupDraw(
+            group,
+            max(draw.edition for draw in drawn.values()),
+            int(min(rounds)),
+            np.array([drawn[number].parts[place] for number, place in places], np.int64),
+            np.array(rounds, np.int64),
+            np.array(weights, np.float32) if weighted else None,
+        )
+
+    def _drawn_first(self, group: int) -> GroupDraw:
+        draw = self._draws.group(self._number(group))
+        if draw is None:
+            raise CacheError(
+                f"group {group}, of which visits were set aside, is none of this cache's; mend "
+                f"it with: growcache check {self._cache.layout.root} --repair"
+            )
+        return draw
+
+    def ahead(self, group: int, next_new: int) -> GroupDraw | None:
+        """Return what a group holds that is wished for before its turn.
+
+        None past the end of a fixed set. The listing must be at its end: what is listed
+        decides what the groups in front of it hold.
+
+        Args:
+            group: its number, ``next_new`` or more.
+            next_new: the first group that was never issued.
+
+        Raises:
+            LookupError: the source has no part for this node.
+        """
+        self._extend(next_new, ended=True)
+        return self._held(group)
+
+    def next(self, group: int, round_: int) -> GroupDraw | None:
+        """Return what the first group that was never issued holds.
+
+        None before anything is listed, and past the end of a fixed set.
+
+        Args:
+            group: its number.
+            round_: that the group before it was drawn in.
+        """
+        draw = self._peek(group)
+        # No part for this node is no reason to wait for a doubling: another page may help.
+        ended = draw is None or self._begins_round(draw, round_)
+        if self._extend(group, ended=ended):
+            draw = self._peek(group)
+        return draw
+
+    def _begins_round(self, draw: GroupDraw, round_: int) -> bool:
+        """Whether parts come again in a group, while others of theirs may wait in the listing."""
+        if self.replacement:
+            return False
+        if self._stratified is None or self._weights is None:
+            return draw.round != round_
+        grown = self._objects.counts(len(self._catalog)) > self._counts
+        beginning = self._stratified.beginning(self._number(draw.group))
+        return bool(grown[beginning].any())
+
+    def _peek(self, group: int) -> GroupDraw | None:
+        """GroupDraw without consequence; waiting for room asks many times for the same group."""
+        if not self._editions:
+            return None
+        asked = (group, len(self._editions))
+        if self._peeked is None or self._peeked[0] != asked:
+            self._peeked = (asked, self._drawn(group))
+        return self._peeked[1]
+
+    def _drawn(self, group: int) -> GroupDraw | None:
+        try:
+            return self._held(group)
+        except LookupError:  # the edition has no part for this node
+            if not self._catalog.complete or not self.up_to_date:
+                return None
+            node, nodes = self._sampling.node, self._sampling.nodes
+            raise ConfigError(
+                f"none of the source's parts belongs to node {node} of {nodes}; "
+                "use fewer sampling.nodes"
+            ) from None
+
+    def _extend(self, group: int, *, ended: bool) -> bool:
+        objects, complete = len(self._catalog), self._catalog.complete
+        if self.needs_whole_listing and not complete:
+            return False
+        if not wants_edition(objects, self._editions, complete=complete, drawn=ended):
+            return False
+        if not self._editions and not self._has_all_sources(objects, complete=complete):
+            return False
+        self._catalog.flush()  # the edition must not outlive the listing it counts
+        edition = next_edition(self._catalog, self._editions, self._number(group))
+        self._cache.add_edition(edition)
+        self._editions.append(edition)
+        self._add(edition)
+        return True
+
+    def _add(self, edition: Edition) -> None:
+        self._draws.add(self.population.span(edition))
+        if self._weights is not None:
+            self._counts = self._objects.counts(edition.objects)
+
+    def _has_all_sources(self, listed: int, *, complete: bool) -> bool:
+        """Whether there is something of each source that is mixed, so that shares can be kept.
+
+        Raises:
+            ConfigError: there never will be.
+        """
+        if self._weights is None:
+            return True
+        parts = self._stratification.strata(listed).parts
+        if not complete or parts.all():
+            return bool(parts.all())
+        number = int(np.flatnonzero(parts == 0)[0])
+        node, nodes = self._sampling.node, self._sampling.nodes
+        why = "split.use leaves none of them"
+        if self._objects.counts(listed)[number]:
+            why = f"none of them belongs to node {node} of {nodes}: use fewer sampling.nodes"
+        raise ConfigError(f"source.{number}: there is no object to draw from; {why}")
+
+
+def _rounds(draw: GroupDraw) -> Ints:
+    return np.full(len(draw.parts), draw.round) if draw.rounds is None else draw.rounds
+
+
+GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
+
+
+def wants_edition(
+    objects: int, editions: list[Edition], *, complete: bool, drawn: bool
+) -> bool:
+    """Whether the listing has grown enough for a new edition.
+
+    Args:
+        objects: listed so far.
+        editions: made so far.
+        complete: whether the listing is at its end.
+        drawn: whether all parts of the last edition are drawn.
+    """
+    known = editions[-1].objects if editions else 0
+    return objects > known and (complete or drawn or objects >= GROWTH * known)
+
+
+def next_edition(catalog: Catalog, editions: list[Edition], number: int) -> Edition:
+    """Return the edition of all that is listed, from the group of this draw number on."""
+    objects = len(catalog)
+    return Edition(len(editions), objects, catalog.digest(objects), number)

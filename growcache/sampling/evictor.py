@@ -1,0 +1,318 @@
+"""Room in the cache: which group gets it, which shards are evicted for it, and which readers hold it back."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from growcache.cache import eviction
+from growcache.cache.cache import Cache
+from growcache.cache.lease_views import foreign_leases_message
+from growcache.config import CacheConfig
+from growcache.errors import ConfigError
+
+WINDOW_SECONDS = 5.0
+
+
+class Rate:
+    """Amount per second over a sliding window of `WINDOW_SECONDS`.
+
+    >>> rate = Rate()
+    >>> rate.note(0.0, 0); rate.note(1.0, 50); rate.note(2.0, 100)
+    >>> rate.per_second
+    50.0
+    """
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, float]] = deque()
+
+    def note(self, now: float, total: float) -> None:
+        """Note a running total at a monotonic time in seconds."""
+        self._points.append((now, total))
+        while self._points[0][0] < now - WINDOW_SECONDS:
+            self._points.popleft()
+
+    @property
+    def per_second(self) -> float:
+        """The mean over the window; 0 before there are two points."""
+        (start, first), (end, last) = self._points[0], self._points[-1]
+        return (last - first) / (end - start) if end > start else 0.0
+
+
+class SpaceAllocator:
+    """Gives out room below the bound, and evicts for it what the policy lets go.
+
+    Args:
+        bounds: the policy.
+        cache: that is filled.
+        evicts: False where this run ends instead of evicting.
+    """
+
+    def __init__(self, bounds: CacheConfig, cache: Cache, *, evicts: bool) -> None:
+        self._bounds = bounds
+        self._cache = cache
+        self.evicts = evicts and bounds.eviction != "none"
+        # Whether room has run out, so that new shards take the place of old ones.
+        self.at_bound = False
+        self._largest = 0  # bytes of a group of shards that asked for room
+        self._filled = 0  # bytes of shards that came in this run
+        self._filling = Rate()
+        self._held_since: dict[str, float] = {}  # by lease, monotonic seconds
+
+    @property
+    def capacity(self) -> int:
+        """The bytes that the bound leaves for shards."""
+        cache = self._cache
+        return max(0, cache.max_bytes - cache.budget_bytes - cache.catalog_bytes)
+
+    @property
+    def spare(self) -> int:
+        """The bytes of these that no group of shards needed so far."""
+        return max(0, self.capacity - self._largest)
+
+    @property
+    def evicts_for_wishes(self) -> bool:
+        """Whether shards that readers wish for may take the place of others."""
+        return self._bounds.eviction != "none"
+
+    def reserve(self, permit: str, nbytes: int, *, wished: bool = False) -> bool:
+        """Promise bytes to a permit, evicting for them if need be; False: not yet.
+
+        Args:
+            permit: whose.
+            nbytes: how many.
+            wished: for shards that a reader wishes for; see `make_room`.
+
+        Raises:
+            ConfigError: the bound can never hold so much at once.
+        """
+        if nbytes > self.capacity:
+            raise ConfigError(
+                f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and "
+                f"{self.capacity:,} is all that the bound leaves for samples; raise it, or "
+                "lower sampling.shard_samples"
+            )
+        self._largest = max(self._largest, nbytes)
+        if self._cache.reserve(permit, nbytes):
+            return True
+        self.make_room(nbytes, wished=wished)
+        return self._cache.reserve(permit, nbytes)
+
+    def shrink(self) -> None:
+        """Let go what does not fit below the bound, if it was lowered."""
+        cache, bounds = self._cache, self._bounds
+        short = -cache.room()
+        if short <= 0:
+            return
+        evict, ahead = eviction.shrink(
+            bounds.eviction,
+            self._that_clear(self._candidates()),
+            short,
+            self._going_bytes,
+            bounds.min_uses,
+            cache.totals().drawn_shards,
+        )
+        if ahead:
+            cache.retire(ahead)
+        if evict:
+            cache.evict(evict)
+
+    def make_room(self, nbytes: int, *, wished: bool = False) -> None:
+        """Evict until so many bytes are free, or retire ahead what readers still hold.
+
+        Args:
+            nbytes: to be free.
+            wished: for shards that a reader wishes for. Then others go however little they
+                were used: the reader and a full cache that nobody reads would else wait for
+                one another.
+        """
+        short = nbytes - self._cache.room_for_shards()
+        if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
+            return
+        self.at_bound = True
+        self._clear(short, 0 if wished else self._bounds.min_uses)
+
+    def make_room_for_listing(self, nbytes: int) -> None:
+        """Evict until so many bytes are free for the catalog.
+
+        Where nobody reads, shards go however little they were used: a full cache would else
+        keep the listing waiting for ever, and what is not listed is never drawn.
+        """
+        if not self.evicts:
+            return
+        least = self._bounds.min_uses
+        read = any(lease.open for lease in self._cache.leases)
+        for min_uses in (least,) if read else (least, 0):
+            if (short := nbytes - self._cache.room()) > 0:
+                self._clear(short, min_uses)
+
+    def _clear(self, short: int, min_uses: int) -> None:
+        """Evict so many bytes; what readers still hold is retired ahead."""
+        cache, bounds = self._cache, self._bounds
+        candidates, totals = self._candidates(), cache.totals()
+        seed = totals.drawn_shards + totals.refetched_shards
+        choice = eviction.choose(bounds.eviction, candidates, short, min_uses, seed)
+        before = cache.room()
+        if choice.evict:
+            cache.evict(choice.evict)
+        if cache.room() - before >= short:
+            return
+        gone = set(choice.evict)
+        ahead = eviction.retire_ahead(
+            bounds.eviction,
+            self._that_clear(c for c in candidates if c.number not in gone),
+            cache.max_bytes,
+            self._going_bytes,
+            min_uses,
+            seed,
+        )
+        if ahead:
+            cache.retire(ahead)
+
+    def _candidates(self) -> list[eviction.Candidate]:
+        """Return the live shards but for those that a reader wishes for: they never go."""
+        wanted, candidates = self._cache.wanted, self._cache.candidates()
+        return [c for c in candidates if c.number not in wanted] if wanted else candidates
+
+    def _that_clear(self, candidates: Iterable[eviction.Candidate]) -> list[eviction.Candidate]:
+        """Return the candidates without those kept for readers who died.
+
+        To retire these ahead frees nothing for as long as `cache.resume_seconds`, and would
+        take the place of others that clear as epochs end.
+        """
+        kept = self._cache.kept
+        return [candidate for candidate in candidates if candidate.number not in kept]
+
+    @property
+    def _going_bytes(self) -> int:
+        """The bytes on their way out, as far as they count for the fifth of the bound.
+
+        What is kept for readers who died has a fifth of its own, and never takes more.
+        """
+        return self._cache.clearing_bytes
+
+    def filled(self, nbytes: int) -> None:
+        """Note that shards of so many bytes have come."""
+        self._filled += nbytes
+
+    def keep_ahead(self) -> None:
+        """Retire already what the next groups will need, so that it clears while others fill.
+
+        Readers let go of a shard an epoch or so after it was retired. Were that waited for
+        whenever room runs out, samplers would rest as long as they work.
+        """
+        now, cache, bounds = time.monotonic(), self._cache, self._bounds
+        self._filling.note(now, self._filled)
+        if not (self.at_bound and self.evicts):
+            return
+        totals = cache.totals()
+        coming = max(0, cache.room_for_shards()) + self._going_bytes
+        wanted = min(self._come_while_held(now), eviction.RETIRED_SHARE * cache.max_bytes)
+        if coming >= wanted:
+            return
+        ahead = eviction.retire_ahead(
+            bounds.eviction,
+            self._that_clear(self._candidates()),
+            int(wanted / eviction.RETIRED_SHARE),
+            coming,
+            bounds.min_uses,
+            totals.drawn_shards,
+        )
+        if ahead:
+            cache.retire(ahead)
+
+    def _come_while_held(self, now: float) -> float:
+        """Return the bytes that come in the time for which readers hold a snapshot."""
+        held = {lease.name for lease in self._cache.leases if lease.open and lease.holds}
+        self._held_since = {name: self._held_since.get(name, now) for name in held}
+        longest = now - min(self._held_since.values(), default=now)
+        return self._filling.per_second * longest
+
+    def movable(self, *, wished: bool = False) -> tuple[int, int]:
+        """Return bytes of shards that may go (now, once their readers let go).
+
+        Args:
+            wished: in favour of shards that a reader wishes for.
+        """
+        free = held = 0
+        min_uses = 0 if wished else self._bounds.min_uses
+        for candidate in self._candidates():
+            if candidate.min_job_uses >= min_uses:
+                if candidate.leased:
+                    held += candidate.allocated
+                else:
+                    free += candidate.allocated
+        return free, held
+
+    def awaited_for_wishes(self) -> str:
+        """Return the event that would make room for what readers wish for, in words."""
+        return self._holders(always=True) or "groups in flight to be written"
+
+    def awaited(self) -> str:
+        """Return the event that would make room, in words."""
+        if not self.evicts:
+            return "nothing: shards are never evicted here (cache.eviction, --until-full)"
+        return self._holders() or self.unused()
+
+    @property
+    def _ripe_but_kept(self) -> bool:
+        """Whether shards that were used enough stay: for readers who died, or resume."""
+        kept = self._cache.kept | self._cache.wanted
+        return bool(kept) and any(
+            candidate.number in kept and candidate.min_job_uses >= self._bounds.min_uses
+            for candidate in self._cache.candidates()
+        )
+
+    def awaited_to_shrink(self) -> str:
+        """Return the event that would let a lowered bound hold, in words."""
+        if self._bounds.eviction == "none":
+            return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
+        wanted = bool(self._cache.wanted)  # those stay, and are not retired
+        return self._holders(always=wanted) or "samplers to finish what they are writing"
+
+    def follow(self, bounds: CacheConfig) -> None:
+        """Go by these settings from now on; a higher bound has room again."""
+        if int(bounds.max_bytes) > int(self._bounds.max_bytes):
+            self.at_bound = False
+        self._bounds = bounds
+
+    def unused(self) -> str:
+        """Return who has to read more, or to let go, before shards may be retired, in words."""
+        if self._ripe_but_kept:
+            return self._holders(always=True)
+        jobs = sorted({lease.job for lease in self._cache.leases if lease.open and lease.job})
+        least = self._bounds.min_uses
+        if not jobs:
+            return f"a reader: nobody reads the cache, and cache.min_uses is {least}"
+        names = ", ".join(jobs)
+        often = "once" if least == 1 else f"{least} times"
+        return f"job {names} to read more shards {often} each (cache.min_uses)"
+
+    def _holders(self, *, always: bool = False) -> str:
+        if foreign := foreign_leases_message(self._cache.foreign_leases):
+            return f"readers to let go of shards: {foreign}"
+        kept = {one.lease.name: one for one in self._cache.kept_for if one.shards}
+        leases = [
+            lease
+            for lease in self._cache.leases
+            if (lease.holds if lease.open else lease.name in kept)
+        ]
+        if not leases or not (always or self._cache.totals().retired_shards):
+            return ""
+        if not self._cache.disk_holds_a_lease():
+            return "free space on the disk: without it no reader goes on to a new snapshot"
+        oldest = min(leases, key=lambda lease: lease.created)
+        age = max(0, time.time() - oldest.created)
+        who = f"for {age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
+        if not oldest.open:
+            who += (
+                f", whose reader died and may come back for another "
+                f"{kept[oldest.name].seconds:.0f} s (cache.resume_seconds); let go with: "
+                f"growcache release {self._cache.layout.root}"
+            )
+        if len(leases) == 1:
+            return f"readers to let go of shards: a snapshot is held {who}"
+        return (
+            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest {who}"
+        )

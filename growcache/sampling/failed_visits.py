@@ -1,0 +1,476 @@
+"""Visits that brought nothing: setbacks, deferrals with their makeup groups, and holes.
+
+Parts of an object that keeps failing while others answer are deferred without a try, until a makeup group finds that
+the object answers again. Makeup groups try it ever more seldom. Holes are counted against `sampling.max_skipped`, and
+tried again on request or when another version of the object is listed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from growcache.cache.cache import Cache
+from growcache.cache.deferrals import MOST_MAKEUPS, Place
+from growcache.cache.index.schema import CacheTotals
+from growcache.cache.shard_table import KnownHole
+from growcache.cache.sidecar import Sidecar, version_of
+from growcache.cache.status import SetAsideStatus
+from growcache.errors import SamplingError
+from growcache.sampling.draw_sequence import DrawSequence
+from growcache.sampling.draws import GroupDraw
+from growcache.sampling.messages import PartVisit, Permit, hole_reason
+from growcache.sampling.sizing import Sizing
+from growcache.store.contract import Entry
+from growcache.usercode import printable, short_key
+
+ObjectName: TypeAlias = tuple[int, str]  # of an object: its store and key
+
+FIRST_RETRY_SECONDS = (
+    30.0  # until the first try; less where `timeout_seconds` is below a third of it
+)
+LONGEST_RETRY_SECONDS = 600.0
+MAKEUP_SECONDS = 10.0  # at least between two makeup groups that are not full
+DEFERRED_EARLIER = "set aside by an earlier run"
+
+
+@dataclass(slots=True)
+class FailingObject:
+    """One object that keeps failing.
+
+    Attributes:
+        reason: why, as its last visit said.
+        due: when it is to be tried again, monotonic seconds.
+        tries: how often it was tried again in this run, in vain.
+    """
+
+    reason: str
+    due: float
+    tries: int = 0
+
+
+class Setbacks:
+    """The failing objects, and the pending places of each.
+
+    Args:
+        timeout_seconds: for so long an object has failed when it is noted.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._first = min(FIRST_RETRY_SECONDS, 3 * timeout_seconds)
+        self._longest = min(LONGEST_RETRY_SECONDS, 60 * timeout_seconds)
+        self.failing: dict[ObjectName, FailingObject] = {}
+        self._between = min(MAKEUP_SECONDS, timeout_seconds)
+        self._pending: dict[ObjectName, list[Place]] = {}
+        self._made_up_at = float("-inf")
+
+    def known(self, name: ObjectName, now: float) -> None:
+        """Note an object of which an earlier run set parts aside: it is due at once."""
+        self.failing.setdefault(name, FailingObject(DEFERRED_EARLIER, now))
+
+    def failed(self, name: ObjectName, reason: str, now: float, *, again: bool) -> None:
+        """Note that a visit to an object was given up, while others answered.
+
+        Args:
+            name: of the object.
+            reason: why.
+            now: monotonic seconds.
+            again: whether it was tried again; else it only failed in one more group, mostly.
+        """
+        found = self.failing.get(name)
+        if found is None:
+            self.failing[name] = FailingObject(reason, now + self._first)
+            return
+        found.reason = reason
+        if again and found.due <= now:
+            found.tries += 1
+            found.due = now + min(self._longest, self._first * 2**found.tries)
+
+    def answered(self, name: ObjectName) -> None:
+        """Note that a failing object was read: all that waits for it is due."""
+        self.failing.pop(name, None)
+
+    def wait(self, places: Mapping[Place, ObjectName]) -> None:
+        """Take over which places are pending, and of which object each is."""
+        self._pending = {}
+        for place, name in places.items():
+            self._pending.setdefault(name, []).append(place)
+
+    def due(
+        self, now: float, most: int, trying: Collection[ObjectName] = (), *, idle: bool = False
+    ) -> list[Place]:
+        """Return the places for the next makeup group; none before its time.
+
+        Args:
+            now: monotonic seconds.
+            most: how many there may be.
+            trying: objects that another makeup group tries.
+            idle: whether there is nothing else to draw.
+        """
+        found: list[Place] = []
+        waiting = 0  # parts of groups that outgrew what they may take: no object failed
+        for name, places in self._pending.items():
+            failing = self.failing.get(name)
+            if name not in trying and (failing is None or failing.due <= now):
+                found += places
+                waiting += len(places) if failing is None else 0
+        soon = len(found) >= most or 2 * waiting >= most or (idle and waiting)
+        if not soon and now < self._made_up_at + self._between:
+            return []
+        return sorted(found)[:most]
+
+    def made_up(self, now: float) -> None:
+        """Note that a makeup group was made."""
+        self._made_up_at = now
+
+    def next_try(self, names: Iterable[ObjectName]) -> float:
+        """Return when the first of some failing objects is tried again; infinity for none."""
+        return min(
+            (self.failing[n].due for n in names if n in self.failing), default=float("inf")
+        )
+
+    def tried(self, trying: Collection[ObjectName]) -> bool:
+        """Whether every object of which parts wait failed again since it was set aside.
+
+        Args:
+            trying: objects of which makeup groups hold parts.
+        """
+        names = {*self._pending, *trying}
+        return all(n in self.failing and self.failing[n].tries for n in names)
+
+
+PENDING_SHARE = 4  # one part of so many of the record may be pending; the rest is history
+
+
+class Makeups:
+    """Decides which visits are set aside and when their parts come; keeps the record.
+
+    Args:
+        cache: that has the record.
+        drawing: the draws.
+        sizing: how many parts a group has.
+        unfinished: groups that were issued and are not committed.
+        timeout_seconds: of a read.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        drawing: DrawSequence,
+        sizing: Sizing,
+        unfinished: Iterable[int],
+        timeout_seconds: float,
+    ) -> None:
+        self._cache = cache
+        self._drawing = drawing
+        self._sizing = sizing
+        self._setbacks = Setbacks(timeout_seconds)
+        record = cache.deferrals
+        held = {group: record.makeups[group] for group in unfinished if group in record.makeups}
+        places = [*record.pending, *(first for firsts in held.values() for first in firsts)]
+        self._names: dict[Place, ObjectName] = dict(
+            zip(places, self._resolved(places), strict=True)
+        )
+        for name in self._names.values():
+            self._setbacks.known(name, time.monotonic())
+        # The objects of makeup groups that are issued, and not committed.
+        self._open = {group: {self._names[p] for p in firsts} for group, firsts in held.items()}
+        self._candidate: tuple[list[Place], GroupDraw] | None = None
+        self._follow()
+
+    def _resolved(self, places: Sequence[Place]) -> list[ObjectName]:
+        if not places:
+            return []
+        stops = self._drawing.population.stops(self._drawing.gathered(0, places))
+        return [object_name(stop) for stop in stops]
+
+    def _follow(self) -> None:
+        """Follow the record, which has changed."""
+        self._names = {place: self._names[place] for place in self._cache.deferrals.pending}
+        self._setbacks.wait(self._names)
+
+    # What is left out of a group
+
+    @property
+    def may_defer(self) -> bool:
+        """Whether the record has room for more."""
+        record = self._cache.deferrals
+        most = self._cache.most_deferred // PENDING_SHARE
+        return len(record.pending) < most and len(record.numbers) < MOST_MAKEUPS
+
+    def left_out(
+        self, group: int, stops: Sequence[PartVisit], *, defers: bool
+    ) -> tuple[int, ...]:
+        """Return the visits that are not even tried.
+
+        Args:
+            group: of the visits.
+            stops: all of them.
+            defers: whether visits may be set aside that were not before.
+        """
+        record, failing = self._cache.deferrals, self._setbacks.failing
+        found = set(record.left_out(group))
+        if defers and failing and group not in record.makeups:
+            found.update(n for n, stop in enumerate(stops) if self._fails(object_name(stop)))
+        return tuple(sorted(found))
+
+    def _fails(self, name: ObjectName) -> bool:
+        """Whether an object failed in this run; what an earlier one left may have no fault."""
+        failing = self._setbacks.failing.get(name)
+        return failing is not None and failing.reason != DEFERRED_EARLIER
+
+    def set_back(self, permit: Permit, place: int, error: str) -> None:
+        """Note that an object kept failing while others answered."""
+        name, now = object_name(permit.stops[place]), time.monotonic()
+        self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
+
+    def retry(self, group: int, stops: Sequence[PartVisit], places: Sequence[int]) -> int:
+        """Let holes of a committed group be tried again; return how many.
+
+        Raises:
+            CacheFullError: no room on the disk.
+        """
+        record = self._cache.deferrals
+        if not places:
+            return 0
+        for place in places:
+            self._names[record.first_drawn((group, place))] = object_name(stops[place])
+        self._cache.set_deferrals(record.retrying(group, places), retried=len(places))
+        self._follow()
+        return len(places)
+
+    # Makeup groups
+
+    def next(self, group: int, *, idle: bool = False) -> GroupDraw | None:
+        """Return what the next group holds, if it is to be a makeup group.
+
+        Args:
+            group: its number.
+            idle: whether there is nothing else to draw.
+        """
+        record, now = self._cache.deferrals, time.monotonic()
+        if group in record.makeups:  # it is recorded, and the disk was full when it was issued
+            return self._drawing.again(group)
+        if not record.pending:
+            return None
+        most = self._sizing.group_parts(record.draw_number(group))
+        trying = set().union(*self._open.values())
+        places = self._setbacks.due(now, most, trying, idle=idle)
+        if not places:
+            return None
+        known = self._candidate
+        if known is None or known[0] != places or known[1].group != group:
+            self._candidate = (places, self._drawing.gathered(group, places))
+        assert self._candidate is not None
+        return self._candidate[1]
+
+    def record(self, draw: GroupDraw) -> None:
+        """Note, durably, that a group is a makeup group, if `next` returned it as one.
+
+        Raises:
+            CacheFullError: no room on the disk.
+        """
+        if self._candidate is None or self._candidate[1] is not draw:
+            return
+        places, _ = self._candidate
+        record = self._cache.deferrals
+        if record.size + len(places) > self._cache.most_deferred:
+            record = record.forgetting(self._oldest_half())
+        self._cache.set_deferrals(record.making_up(draw.group, places))
+        self._open[draw.group] = {self._names[place] for place in places}
+        self._setbacks.made_up(time.monotonic())
+        self._candidate = None
+        self._follow()
+
+    def _oldest_half(self) -> int:
+        """Return the number below which makeup groups may be forgotten."""
+        numbers = self._cache.deferrals.numbers
+        stop = numbers[len(numbers) // 2] if numbers else 0
+        return min([stop, *self._open])
+
+    def failed_again(self, permit: Permit) -> float:
+        """Return when a makeup group is tried again of which all objects still fail."""
+        due = self._setbacks.next_try(map(object_name, permit.stops))
+        return due if due < math.inf else time.monotonic()  # they answered another group since
+
+    # Commits
+
+    def committing(self, permit: Permit, shards: Sequence[Sidecar]) -> None:
+        """Record, durably, what was set aside of a group that is about to be committed.
+
+        Raises:
+            CacheFullError: no room on the disk.
+        """
+        group, record = permit.group, self._cache.deferrals
+        left = {place for shard in shards for place in shard.left_out} - record.left_out(group)
+        if not left:
+            return
+        for place in left:
+            self._names[record.first_drawn((group, place))] = object_name(permit.stops[place])
+        self._cache.set_deferrals(record.deferring(group, left))
+        self._follow()
+
+    def committed(self, permit: Permit) -> None:
+        """Note that a group is committed: objects of a makeup group that came answer again."""
+        if self._open.pop(permit.group, None) is None:
+            return
+        left = self._cache.deferrals.left_out(permit.group)
+        failing = {object_name(permit.stops[place]) for place in left}
+        for name in {object_name(stop) for stop in permit.stops} - failing:
+            self._setbacks.answered(name)
+
+    # What there is to say
+
+    @property
+    def missing(self) -> int:
+        """How many parts were drawn and are in no shard yet."""
+        held = (self._cache.deferrals.makeups[group] for group in self._open)
+        return len(self._cache.deferrals.pending) + sum(map(len, held))
+
+    @property
+    def tried(self) -> bool:
+        """Whether every object of which parts are missing failed again, in this run."""
+        return self._setbacks.tried(set().union(*self._open.values()))
+
+    @property
+    def status(self) -> SetAsideStatus:
+        """What ``growcache status`` shows of it."""
+        failing = self._setbacks.failing
+        if not failing and not self.missing:
+            return SetAsideStatus()
+        latest = next(reversed(failing), None)
+        if latest is None:
+            return SetAsideStatus(self.missing)
+        key, why = short_key(latest[1]), failing[latest].reason
+        due = max(0.0, self._setbacks.next_try(failing) - time.monotonic())
+        return SetAsideStatus(self.missing, len(failing), key, why, due)
+
+    @property
+    def words(self) -> str:
+        """What is awaited where nothing else is left."""
+        return f"{self.status.words}; it is tried again" if self.missing else ""
+
+
+def object_name(stop: PartVisit) -> ObjectName:
+    """Return what tells the object of a visit from others."""
+    return stop.entry.store, stop.entry.key
+
+
+LEAST_HOLES = 10  # so few say nothing about the share of bad objects
+IsRetried = Callable[[KnownHole, PartVisit], bool]
+
+
+class HoleCounter:
+    """Counts the visits of this run that yielded nothing: those of earlier ones doom no other.
+
+    Nor do holes that were tried again, and are some still.
+    """
+
+    def __init__(self) -> None:
+        self._holes = self._visits = 0
+        self._reasons: deque[str] = deque(maxlen=3)
+
+    def count(self, permit: Permit, shards: Iterable[Sidecar]) -> list[str]:
+        """Count shards that were never committed before; return the reasons of their holes."""
+        again = {(s.entry.key, s.part) for s in permit.stops if s.renewed}
+        found: list[str] = []
+        for shard in shards:
+            self._visits += shard.parts
+            found += [hole_reason(hole.key, hole.reason) for hole in shard.holes]
+            self._holes += sum((hole.key, hole.part) not in again for hole in shard.holes)
+        self._reasons.extend(found)
+        return found
+
+    def check(self, allowed: float, totals: CacheTotals, *, complete: bool) -> None:
+        """End the service where there are too many, of this run's visits and of all.
+
+        Args:
+            allowed: `sampling.max_skipped`.
+            totals: of the cache.
+            complete: whether no more visits will come: of a first run few holes count then, too.
+
+        Raises:
+            SamplingError: there are.
+        """
+        first = self._visits >= totals.drawn_parts
+        few = self._holes <= LEAST_HOLES and not (complete and first)
+        of_all = totals.holes <= allowed * totals.drawn_parts
+        if self._holes <= allowed * self._visits or few or of_all:
+            return
+        raise SamplingError(
+            f"{self._holes} of {self._visits} visits yielded nothing, more than "
+            f"sampling.max_skipped ({allowed:g}) allows; raise it to "
+            "leave them out. The last: " + "; ".join(self._reasons)
+        )
+
+
+def retry_holes(
+    cache: Cache,
+    drawing: DrawSequence,
+    makeups: Makeups,
+    group_shards: int,
+    is_retried: IsRetried = lambda hole, stop: True,
+) -> int:
+    """Let holes that are known be tried again; return how many.
+
+    Args:
+        cache: that has them.
+        drawing: tells which visit each was.
+        makeups: that bring them.
+        group_shards: shards in a group.
+        is_retried: tells, by the hole and its visit, which ones.
+    """
+    holes: dict[int, list[KnownHole]] = {}
+    for hole in cache.holes():
+        holes.setdefault(hole.shard // group_shards, []).append(hole)
+    count = 0
+    for group in sorted(holes):
+        draw = drawing.again(group)
+        if draw is None or not makeups.may_defer:
+            continue
+        stops = drawing.population.stops(draw)
+        wanted = _places_of_holes(
+            holes[group], stops, cache.deferrals.left_out(group), is_retried
+        )
+        count += makeups.retry(group, stops, wanted)
+    return count
+
+
+def _places_of_holes(
+    holes: Sequence[KnownHole],
+    stops: Sequence[PartVisit],
+    left_out: frozenset[int],
+    is_retried: IsRetried,
+) -> list[int]:
+    known = {(hole.key, hole.part): hole for hole in holes}
+    found = ((at, known.get((s.entry.key, s.part)), s) for at, s in enumerate(stops))
+    return [
+        at
+        for at, hole, stop in found
+        if hole is not None and at not in left_out and is_retried(hole, stop)
+    ]
+
+
+def has_new_version(relisted: Iterable[Entry]) -> IsRetried:
+    """Return what tells holes of objects of which another version is listed now."""
+    now = {
+        (entry.store, entry.key): version_of(entry.etag, entry.size, entry.mtime)
+        for entry in relisted
+    }
+
+    def is_retried(hole: KnownHole, stop: PartVisit) -> bool:
+        return any(
+            version not in (None, before)
+            for entry in (stop.entry, *stop.partners)
+            for version in [now.get((entry.store, entry.key))]
+            for before in [
+                (entry is stop.entry and hole.version)
+                or version_of(entry.etag, entry.size, entry.mtime)
+            ]
+        )
+
+    return is_retried

@@ -1,0 +1,346 @@
+"""Which group is filled next: a refetch that readers wait for, then an open group, then a new one."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from growcache.cache.cache import Cache
+from growcache.cache.refetch import never_fits, number_list, refetching_leases
+from growcache.sampling.draw_sequence import DrawSequence
+from growcache.sampling.draws import GroupDraw
+from growcache.store.catalog import Catalog
+
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 60.0
+LONGEST_DISK_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    tries: int = 0
+    due: float = 0.0  # monotonic seconds
+    suspicion: int = 0
+    set_aside: bool = False
+
+
+class GroupQueue:
+    """The groups that were issued and are not committed, and the number of the next one.
+
+    Beside them it keeps the order of the groups that readers wish for. These are open ones,
+    committed ones that are filled *again*, and such as were never issued.
+
+    Args:
+        next_new: the first group that was never issued.
+        unfinished: issued by an earlier run, but not committed.
+    """
+
+    def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
+        self.next_new = next_new
+        self._untried = sorted(unfinished)  # a heap, for there may be very many
+        self._tried_early: set[int] = set()  # of the untried, and still among them
+        self._open: dict[int, _OpenGroup] = {}
+        self._filling: dict[int, _OpenGroup] = {}
+        self._wished: dict[int, None] = {}
+        self._again: dict[int, _OpenGroup] = {}
+        self._filled_again: set[int] = set()
+
+    @property
+    def filling(self) -> int:
+        """How many groups samplers work on."""
+        return len(self._filling)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every group that was issued is committed."""
+        return not self.behind and not self._open and self._filling.keys() <= self._filled_again
+
+    @property
+    def behind(self) -> bool:
+        """Whether a group was issued that this run did not try yet."""
+        while self._untried and self._untried[0] in self._tried_early:
+            self._tried_early.remove(heapq.heappop(self._untried))
+        return bool(self._untried)
+
+    @property
+    def failing(self) -> int:
+        """How many groups failed and wait for another try, but for those that are set aside."""
+        return sum(1 for entry in self._open.values() if entry.tries and not entry.set_aside)
+
+    @property
+    def only_set_aside(self) -> bool:
+        """Whether every group that is not committed was tried, and is set aside."""
+        return not (self.behind or self._filling) and all(
+            entry.set_aside for entry in self._open.values()
+        )
+
+    def due(self, now: float) -> int | None:
+        """Return the lowest open group whose time has come; None where there is none."""
+        ready = [group for group, entry in self._open.items() if entry.due <= now]
+        return min(ready + (self._untried[:1] if self.behind else []), default=None)
+
+    def wish(self, groups: Iterable[int]) -> None:
+        """Note the groups that are wished for now, those to be filled first in front."""
+        self._wished = dict.fromkeys(groups)
+        self._again = {g: entry for g, entry in self._again.items() if g in self._wished}
+
+    def due_wish(self, now: float, *, issued: bool = False) -> int | None:
+        """Return the first group wished for that nobody fills and whose time has come.
+
+        Args:
+            now: monotonic seconds.
+            issued: leave out groups that were never issued.
+        """
+        for group in self._wished:
+            entry = self._entry(group)
+            due = group not in self._filling and (entry is None or entry.due <= now)
+            if due and not (issued and group >= self.next_new):
+                return group
+        return None
+
+    @property
+    def urgent(self) -> int:
+        """How many groups are wished for and did not fail yet; new ones come after them."""
+        entries = map(self._entry, self._wished)
+        return sum(1 for entry in entries if entry is None or not entry.tries)
+
+    def _entry(self, group: int) -> _OpenGroup | None:
+        for entries in (self._filling, self._open, self._again):
+            if group in entries:
+                return entries[group]
+        return None
+
+    def start(self, group: int, *, again: bool = False) -> int:
+        """Note that a sampler fills the group now; return the number of this try, from 0.
+
+        Args:
+            group: an open one, one that was never issued, or one that was committed before.
+            again: whether it was committed before. Where it is skipped to, the groups in
+                front of it are open from now on.
+        """
+        entry = (self._again if again else self._open).pop(group, None)
+        if again:
+            self._filled_again.add(group)
+        elif entry is None:
+            self._begin(group)
+        self._filling[group] = entry or _OpenGroup()
+        return self._filling[group].tries
+
+    def _begin(self, group: int) -> None:
+        if group >= self.next_new:
+            self._untried.extend(range(self.next_new, group))  # larger than all: still a heap
+            self.next_new = group + 1
+        else:
+            self._tried_early.add(group)
+
+    def done(self, group: int) -> None:
+        """Note that the group is committed."""
+        del self._filling[group]
+        self._filled_again.discard(group)
+
+    def failed(self, group: int, now: float, *, disk: bool = False) -> None:
+        """Note that the group must be filled again, each time later than the last.
+
+        Args:
+            group: that failed.
+            now: monotonic seconds.
+            disk: it was the local disk that failed. While it is known to be full groups wait
+                in memory, so that to try again soon costs little.
+        """
+        entry = self._filling[group]
+        tries = entry.tries + 1
+        longest = LONGEST_DISK_SECONDS if disk else LONGEST_DELAY_SECONDS
+        delay = min(longest, FIRST_DELAY_SECONDS * 2 ** (tries - 1))
+        self._reopen(group, _OpenGroup(tries, now + delay, entry.suspicion))
+
+    def set_aside(self, group: int, due: float) -> None:
+        """Note that all objects of a makeup group still fail, and when it is tried again."""
+        entry = self._filling[group]
+        self._reopen(group, _OpenGroup(entry.tries + 1, due, entry.suspicion, set_aside=True))
+
+    def returned(self, group: int) -> None:
+        """Note that nothing was tried in truth: the group is filled again as if it never was."""
+        entry = self._filling[group]
+        self._reopen(group, _OpenGroup(entry.tries, 0.0, entry.suspicion))
+
+    def abandoned(self, group: int, suspicion: int = 1) -> int:
+        """Note that the group's sampler died: it is filled again at once.
+
+        Args:
+            group: that it filled.
+            suspicion: how much this death speaks against the group.
+
+        Returns:
+            The group's suspicion by now.
+        """
+        entry = self._filling[group]
+        self._reopen(group, _OpenGroup(entry.tries, 0.0, entry.suspicion + suspicion))
+        return entry.suspicion + suspicion
+
+    def _reopen(self, group: int, entry: _OpenGroup) -> None:
+        again = group in self._filled_again
+        self.done(group)
+        (self._again if again else self._open)[group] = entry
+
+
+MOST_AHEAD = 100_000  # groups that a wish may skip; they are all drawn afterwards
+LISTING = "the listing to end: shards of a checkpoint were never drawn here"
+NO_SUCH = "shard {} does not exist here: the source, or its fixed set, ends before it"
+TOO_FAR = "shard {} lies more than {:,} groups ahead of what was ever drawn here"
+NO_ROOM = (
+    "{:,} bytes of shards are wished for, with what else their lease holds {:,}, but "
+    "cache.max_bytes leaves {:,} for shards; raise it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refetch:
+    """What one permit for a wish is about.
+
+    Attributes:
+        draw: of the group.
+        missing: its shards that were never committed, ascending.
+        wished: its shards that are wished for, ascending.
+        shards: how many it has in all.
+    """
+
+    draw: GroupDraw
+    missing: tuple[int, ...]
+    wished: tuple[int, ...]
+    shards: int
+
+    @property
+    def write(self) -> tuple[int, ...]:
+        """The shards to be written, ascending."""
+        return tuple(sorted({*self.missing, *self.wished}))
+
+    @property
+    def again(self) -> bool:
+        """Whether all of the group was committed before."""
+        return not self.missing
+
+
+def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tuple[int, ...]]:
+    """Return the groups of shards in the order of their first, each with those of its shards.
+
+    >>> shards_by_group([9, 2, 8, 3], 4)
+    {2: (8, 9), 0: (2, 3)}
+    """
+    found: dict[int, list[int]] = {}
+    for number in numbers:
+        found.setdefault(number // group_shards, []).append(number)
+    return {group: tuple(sorted(mine)) for group, mine in found.items()}
+
+
+class RefetchQueue:
+    """Follows the cache's wishes, in the book, and refuses what can never be granted.
+
+    Args:
+        cache: that has the wishes.
+        catalog: the listing.
+        drawing: the draws.
+        book: of the groups.
+        group_shards: shards in a group.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        catalog: Catalog,
+        drawing: DrawSequence,
+        book: GroupQueue,
+        group_shards: int,
+    ) -> None:
+        self._cache = cache
+        self._catalog = catalog
+        self._drawing = drawing
+        self._book = book
+        self._group_shards = group_shards
+        self._seen: Mapping[int, str] = {}
+        self._weighed: object = None
+        self._groups: dict[int, tuple[int, ...]] = {}
+        self._draw: GroupDraw | None = None
+
+    def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
+        """Take up what is wished for now.
+
+        Args:
+            shard_bytes: tells what a shard takes on disk of which only the number is known,
+                and the capacity.
+            capacity: bytes that the bound leaves for shards.
+        """
+        self._refuse_too_large(shard_bytes, capacity)
+        if self._cache.wishes == self._seen:
+            return
+        self._refuse_too_far()
+        self._seen = dict(self._cache.wishes)
+        self._groups = shards_by_group(self._seen, self._group_shards)
+        self._book.wish(self._groups)
+
+    def _refuse_too_large(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
+        leases = refetching_leases(self._cache.leases)
+        # Again, too, as shards come and their sizes are known: a few times in all.
+        weighed = ({le.name for le in leases}, len(self._cache.wishes).bit_length(), capacity)
+        if weighed == self._weighed:
+            return
+        self._weighed = weighed
+        for lease in leases:
+            held = lease.holding()
+            known = self._cache.sizes(held)
+            sizes = {n: known.get(n) or shard_bytes(n, capacity) for n in held}
+            if found := never_fits(lease, sizes, capacity):
+                reason = NO_ROOM.format(*found, capacity)
+                self._cache.refuse_wishes(dict.fromkeys(lease.wishing, reason))
+
+    def _refuse_too_far(self) -> None:
+        stop = (self._book.next_new + MOST_AHEAD) * self._group_shards
+        far = [number for number in self._cache.wishes if not 0 <= number < stop]
+        if far:
+            self._cache.refuse_wishes({n: TOO_FAR.format(n, MOST_AHEAD) for n in far})
+
+    def of(self, shards: Iterable[int]) -> tuple[int, ...]:
+        """Return those of the shards that are wished for now."""
+        return tuple(number for number in shards if number in self._cache.wishes)
+
+    @property
+    def listing_awaited(self) -> bool:
+        """Whether a wish can only be granted once the listing has ended."""
+        return not self._catalog.complete and any(
+            group >= self._book.next_new for group in self._groups
+        )
+
+    def next(self, now: float) -> Refetch | None:
+        """Return what is to be drawn for the wish whose turn it is.
+
+        None where none is due, or the listing has to end first.
+        """
+        listed = self._catalog.complete
+        while (group := self._book.due_wish(now, issued=not listed)) is not None:
+            draw = self._drawn(group)
+            if draw is not None:
+                first = group * self._group_shards
+                numbers = range(first, first + self._group_shards)
+                missing = tuple(self._cache.never_committed(numbers))
+                return Refetch(draw, missing, self.of(numbers), self._group_shards)
+            self.refuse(group, NO_SUCH.format(number_list(self._groups[group])))
+        return None
+
+    def _drawn(self, group: int) -> GroupDraw | None:
+        if self._draw is None or self._draw.group != group:
+            try:
+                self._draw = (
+                    self._drawing.ahead(group, self._book.next_new)
+                    if group >= self._book.next_new
+                    else self._drawing.again(group)
+                )
+            except LookupError:  # no part for this node
+                self._draw = None
+        return self._draw
+
+    def refuse(self, group: int, reason: str) -> None:
+        """Refuse all wishes for shards of a group."""
+        self._cache.refuse_wishes(dict.fromkeys(self._groups.get(group, ()), reason))
+        self._seen = dict(self._cache.wishes)
+        self._groups = shards_by_group(self._seen, self._group_shards)
+        self._book.wish(self._groups)

@@ -1,0 +1,330 @@
+"""Listed pages go into the catalog as far as there is room for it; a thread lists ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from growcache.cache.cache import Cache
+from growcache.config import Config
+from growcache.errors import (
+    ConfigError,
+    CredentialsError,
+    GrowcacheError,
+    SamplingError,
+    StoreRefusedError,
+    TransientStoreError,
+)
+from growcache.formats import is_user_format
+from growcache.formats.base import endless_entry
+from growcache.sampling.evictor import SpaceAllocator
+from growcache.sampling.messages import Message
+from growcache.sampling.sources import (
+    SourceListings,
+    first_urls,
+    name_source,
+    open_listings,
+    source_of_url,
+)
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+
+PAGES_AHEAD = 4  # pages the loop may lag behind: a listing must not fill the memory
+
+OnPage = Callable[[list[Entry]], None]
+OnEnd = Callable[[GrowcacheError | None], None]
+
+
+class ListingThread:
+    """Feeds the pages of a store to callbacks on the event loop.
+
+    Args:
+        source: what is listed.
+        on_page: told each page; `more` asks for another one when it is dealt with.
+        on_end: told None at the end, or what ended the listing early.
+    """
+
+    def __init__(self, source: SourceListings, on_page: OnPage, on_end: OnEnd) -> None:
+        self._source = source
+        self._on_page = on_page
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._slots = threading.Semaphore(PAGES_AHEAD)
+        self._stopped = False
+        threading.Thread(target=self._run, name="listing", daemon=True).start()
+
+    def more(self) -> None:
+        """Let the thread go on: a page that it told was dealt with."""
+        self._slots.release()
+
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` of the sources from now on."""
+        thread = threading.Thread(
+            target=self._adopt, args=(options,), name="listing-options", daemon=True
+        )
+        thread.start()
+
+    def _adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        with contextlib.suppress(CredentialsError):  # the next request tells, and tries again
+            self._source.adopt(options)
+
+    def stop(self) -> None:
+        """Let the thread end at its next page; nothing more is told."""
+        self._stopped = True
+        self._slots.release()
+
+    def _run(self) -> None:
+        error: GrowcacheError | None = None
+        try:
+            for page in self._source.pages():
+                self._slots.acquire()
+                if self._stopped:
+                    return
+                self._tell(self._page, page)
+        except GrowcacheError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - a client may raise anything; all is told
+            error = SamplingError(f"the listing failed: {type(caught).__name__}: {caught}")
+        self._tell(self._end, error)
+
+    def _tell(self, callback: Callable[..., None], value: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, value)
+
+    def _page(self, page: list[Entry]) -> None:
+        if not self._stopped:
+            self._on_page(page)
+
+    def _end(self, error: GrowcacheError | None) -> None:
+        if not self._stopped:
+            self._on_end(error)
+
+
+STARTED_SHARDS = 4  # of which the first ones are small
+STARTING_SECONDS = 5.0
+PAGE_SECONDS = 0.1  # at least between two pages before either
+PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
+LISTING_SHARE = 32  # one part of so many of the bound is left to the rest of the listing
+
+
+def runs_user_format(config: Config) -> bool:
+    """Whether code of the user's tells what a source holds, and if there is anything to list."""
+    return any(is_user_format(source.format) for source in config.sources)
+
+
+class ListingIngest:
+    """The listing of one run; it belongs to the service's loop.
+
+    Args:
+        config: of the service.
+        cache: whose bound the catalog counts against.
+        catalog: that grows.
+        wake: called when there is something to take.
+        fail: told what ends the listing early.
+        retried: told of failures that were tried again, from the listing's thread.
+        answered: told that the store answers.
+
+    Attributes:
+        listed: whether the catalog has all of the source.
+        watched: keys of which is kept, in
+        relisted: what is listed of them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cache: Cache,
+        catalog: Catalog,
+        wake: Callable[[], None],
+        fail: Callable[[Exception], None],
+        retried: Callable[[BaseException], None],
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._wake = wake
+        self._fail = fail
+        self._retried = retried
+        self._answered = answered
+        self._pages: deque[list[Entry]] = deque()
+        self._firsts = first_urls(config.sources)
+        self._shown: set[int] = set()  # sources of which there is something
+        self._listing: ListingThread | None = None
+        self._born = time.monotonic()
+        self._next_page = -math.inf  # monotonic seconds
+        self._over = False
+        self._told = len(catalog) > 0  # whether anything was ever listed
+        self._page_needs = 0  # bytes, the largest so far
+        self.listed = False
+        self.watched: frozenset[str] = frozenset()
+        self.relisted: list[Entry] = []
+
+    def start(self, introduction: Message | None, *, refresh: bool) -> None:
+        """Begin to list, unless that was done before.
+
+        Args:
+            introduction: of the first sampler; a user's format needs it, for a sampler
+                imported it, and knows whether there is anything to list.
+            refresh: list a source again that was listed to its end.
+        """
+        if self._catalog.complete and not refresh:
+            self.listed = True
+            return
+        self._catalog.complete = False
+        if runs_user_format(self._config):
+            if introduction is None:
+                return
+            if not introduction["listed"]:
+                self._page([endless_entry(self._config.sources[0].format)])
+                self._ended(None)
+                return
+        pages = open_listings(
+            self._config.sources,
+            timeout_seconds=self._config.sampling.timeout_seconds,
+            on_retry=self._retried,
+            endless=self._is_waited_for,
+        )
+        self._listing = ListingThread(pages, self._page, self._ended)
+
+    def _is_waited_for(self, error: TransientStoreError) -> bool:
+        """Whether the listing is tried again for ever; asked in its thread.
+
+        Who is refused before there is anything has most likely made a mistake, and is told so
+        at once. A store that does not answer may come up later.
+        """
+        return self._told or not isinstance(error, StoreRefusedError)
+
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` of the sources from now on."""
+        if self._listing is not None:
+            self._listing.adopt(options)
+
+    def stop(self) -> None:
+        """Let the listing's thread end."""
+        if self._listing is not None:
+            self._listing.stop()
+
+    def _page(self, page: list[Entry]) -> None:
+        self._told = True
+        self._answered()
+        self._pages.append(page)
+        self._wake()
+
+    def _ended(self, error: GrowcacheError | None) -> None:
+        self._answered()
+        if error is not None:
+            self._fail(error)
+        self._over = True
+        self._wake()
+
+    def take(self, landlord: SpaceAllocator | None, *, awaited: bool = False) -> None:
+        """Take what was listed into the catalog.
+
+        Args:
+            landlord: who makes room; None before there is anything that could make room, and
+                while nobody knows yet what the cache is of.
+            awaited: whether the service waits for the listing before it can make room.
+
+        Raises:
+            ConfigError: nothing was found, or the bound cannot hold the listing.
+            CacheFullError: the disk has no room; the next call goes on.
+        """
+        while self._pages and self._is_due():
+            if not self._has_room_for(self._pages[0], landlord, awaited=awaited):
+                break
+            page = self._pages.popleft()
+            if self.watched:
+                self.relisted += [entry for entry in page if entry.key in self.watched]
+            self._shown.update(
+                source_of_url(self._firsts, store) for store in {e.store for e in page}
+            )
+            if self._listing is not None:
+                self._listing.more()
+            self._catalog.append(page)  # it takes the page in even where the disk is full
+            self._cache.catalog_bytes = self._catalog.allocated_bytes
+        if not self.listed:
+            self._cache.listing_ahead = self._ahead(landlord)
+        if not self._over or self._pages or self.listed:
+            return
+        self._refuse_empty()
+        self._catalog.flush()
+        self._catalog.complete = True
+        self._cache.listing_ahead = 0
+        self.listed = True
+
+    def _refuse_empty(self) -> None:
+        """Refuse a source of which nothing was found."""
+        for number, source in enumerate(self._config.sources):
+            if number not in self._shown:
+                urls = ", ".join(source.url)
+                said = (
+                    f"the listing is empty: no object matches {urls}; check bucket, prefix and "
+                    "glob in source.url"
+                )
+                raise ConfigError(name_source(said, number, len(self._config.sources)))
+
+    def _is_due(self) -> bool:
+        """Whether a page is to be taken now.
+
+        Until there are some samples those who make them have the processors: to list as fast
+        as the store answers would take all of one, and delay the first samples by seconds.
+        For so many seconds at most, since some draw nothing before all is listed.
+        """
+        now = time.monotonic()
+        begun = self._cache.totals().drawn_shards >= STARTED_SHARDS
+        if begun or now - self._born > STARTING_SECONDS:
+            return True
+        due = now >= self._next_page
+        if due:
+            self._next_page = now + PAGE_SECONDS
+        return due
+
+    def _ahead(self, landlord: SpaceAllocator | None) -> int:
+        """Return what shards shall leave free, so that the listing finds room.
+
+        Not where nothing is evicted: a cache that is full then draws no more, whatever is
+        listed. And never what a group of shards needs to be written at all.
+        """
+        if landlord is None or not landlord.evicts:
+            return 0
+        most = max(self._cache.max_bytes // LISTING_SHARE, self._page_needs)
+        return min(most, landlord.spare)
+
+    def _has_room_for(
+        self, page: list[Entry], landlord: SpaceAllocator | None, *, awaited: bool
+    ) -> bool:
+        """Make room for a page of the listing: the catalog counts against the bound, too.
+
+        Raises:
+            ConfigError: there never will be enough.
+        """
+        needed = _catalog_bytes(page)
+        self._page_needs = max(self._page_needs, needed)
+        if self._cache.room() >= needed:
+            return True
+        new = self._catalog.unknown(page)
+        needed = _catalog_bytes(new)
+        if new and landlord is not None:
+            landlord.make_room_for_listing(needed)
+        if not new or self._cache.room() >= needed:
+            return True
+        taken = self._cache.catalog_bytes + self._cache.budget_bytes + needed
+        totals = self._cache.totals()
+        empty = not totals.shards and not totals.retired_shards
+        if taken > self._cache.max_bytes or (landlord is None and (awaited or empty)):
+            raise ConfigError(
+                f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
+                f"more and the index take {taken:,} bytes by themselves; raise it"
+            )
+        return False
+
+
+def _catalog_bytes(entries: Sequence[Entry]) -> int:
+    return PAGE_BYTES + sum(len(entry.key) + ENTRY_BYTES for entry in entries)

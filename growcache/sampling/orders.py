@@ -1,0 +1,388 @@
+"""Orders in which parts are drawn: keyed permutations, and objects in turn. Pure.
+
+An order is a bijection that is computed in both directions and never stored. A permutation is a Feistel network over
+the next power of four, walked until it lands inside the population (Black & Rogaway, "Ciphers with Arbitrary Finite
+Domains", CT-RSA 2002).
+
+Where objects are weighted alike, they take turns: turn t visits one more part of every object that still has one, in
+an order of its own. Objects that are listed later join the current turn. They neither wait for its end nor catch up
+on the turns that they missed, because that would fill shard after shard with new objects only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from growcache.seeding import GOLDEN, Uint64Array, derive_seed, finalize64, stream64
+
+_TURN_FEISTEL_ROUNDS = 6
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class ManyPermutations:
+    """A keyed bijection of 0 … size-1 for each place of an array; see `draws.Permutation`.
+
+    Attributes:
+        sizes: of the bijections; int64 [n], at least 1.
+        keys: of them.
+    """
+
+    sizes: Ints
+    keys: Uint64Array
+
+    def forward(self, positions: Ints) -> Ints:
+        """Return the elements at these positions, one of each bijection."""
+        return self._walk(positions, range(_TURN_FEISTEL_ROUNDS), backward=False)
+
+    def inverse(self, elements: Ints) -> Ints:
+        """Return the positions at which these elements stand, one of each bijection."""
+        return self._walk(elements, range(_TURN_FEISTEL_ROUNDS - 1, -1, -1), backward=True)
+
+    def _walk(self, values: Ints, rounds: range, *, backward: bool) -> Ints:
+        found = np.zeros(len(values), np.int64)
+        left = np.flatnonzero(self.sizes > 1)
+        words = values[left].astype(np.uint64)
+        halves = _half_bits(self.sizes)
+        while len(left):
+            words = _feistel(words, halves[left], self.keys[left], rounds, backward=backward)
+            inside = words < self.sizes[left].astype(np.uint64)
+            found[left[inside]] = words[inside].astype(np.int64)
+            left, words = left[~inside], words[~inside]
+        return found
+
+
+def _half_bits(sizes: Ints) -> Uint64Array:
+    """Return half the bits of the least power of four that holds so many elements."""
+    bits = np.frexp((np.maximum(2, sizes) - 1).astype(np.float64))[1]
+    halves: Uint64Array = np.maximum(1, (bits + 1) >> 1).astype(np.uint64)
+    return halves
+
+
+def _feistel(
+    words: Uint64Array, halves: Uint64Array, keys: Uint64Array, rounds: range, *, backward: bool
+) -> Uint64Array:
+    masks = (np.uint64(1) << halves) - np.uint64(1)
+    left, right = words >> halves, words & masks
+    if backward:
+        left, right = right, left
+    for number in rounds:
+        key = stream64(keys, np.full(len(keys), number, np.uint64))
+        left, right = right, left ^ (finalize64((right + GOLDEN) ^ key) & masks)
+    if backward:
+        left, right = right, left
+    return left << halves | right
+
+
+@dataclass(frozen=True, slots=True)
+class CohortStart:
+    """Objects that are there from one turn on.
+
+    Attributes:
+        first: number of the first of them; they end where the next ones begin.
+        turn: that is their first.
+    """
+
+    first: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class _Cohort:
+    """Objects that joined together, those with most parts first.
+
+    Attributes:
+        turn: that is their first.
+        objects: their numbers.
+        parts: of each, ascending: so in the opposite order.
+    """
+
+    turn: int
+    objects: Ints
+    parts: Ints
+
+    def visited(self, turns: Ints) -> Ints:
+        """Return how many of them still have a part in each of these turns."""
+        passed = turns - self.turn
+        left = len(self.parts) - np.searchsorted(self.parts, passed, side="right")
+        return np.where(passed < 0, 0, left)
+
+
+class TurnTable:
+    """Which objects are visited in which turn, and which visits come before a turn.
+
+    Args:
+        starts: first part of every object, and the total; int64 [objects + 1].
+        joined: when they joined, in the order of their numbers.
+    """
+
+    def __init__(
+        self, starts: Ints, joined: Sequence[CohortStart] = (CohortStart(0, 0),)
+    ) -> None:
+        self.starts = starts
+        self.joined = tuple(joined)
+        parts = np.diff(starts)
+        self.parts = parts
+        self._ranks = np.zeros(len(parts), np.int64)
+        self._cohorts: list[_Cohort] = []
+        ends = [*(one.first for one in self.joined[1:]), len(parts)]
+        for one, end in zip(self.joined, ends, strict=True):
+            self._add(one, parts[one.first : end])
+        # Between two of these turns as many objects are visited in each.
+        breaks = [[c.turn, *(c.turn + np.unique(c.parts))] for c in self._cohorts]
+        self._turns = np.unique(np.array([turn for some in breaks for turn in some], np.int64))
+        self._counts = self._visited(self._turns)
+        lengths = self._counts[:-1] * np.diff(self._turns)
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+    def _add(self, joined: CohortStart, parts: Ints) -> None:
+        order = np.argsort(-parts, kind="stable")
+        self._ranks[joined.first + order] = np.arange(len(order))
+        cohort = _Cohort(joined.turn, joined.first + order, parts[order][::-1])
+        self._cohorts.append(cohort)
+
+    @property
+    def end(self) -> int:
+        """The turn behind the last."""
+        return int(self._turns[-1])
+
+    def _visited(self, turns: Ints) -> Ints:
+        found = np.zeros(len(turns), np.int64)
+        for cohort in self._cohorts:
+            found += cohort.visited(turns)
+        return found
+
+    def counts(self, turns: Ints) -> Ints:
+        """Return how many objects each of these turns visits."""
+        found: Ints = self._counts[np.searchsorted(self._turns, turns, side="right") - 1]
+        return found
+
+    def before(self, turns: Ints) -> Ints:
+        """Return how many visits come before each of these turns."""
+        places = np.searchsorted(self._turns, turns, side="right") - 1
+        passed = turns - self._turns[places]
+        found: Ints = self._before[places] + passed * self._counts[places]
+        return found
+
+    def locate(self, visits: Ints) -> tuple[Ints, Ints]:
+        """Return the turn that each visit is of, by its number, and its place in the turn."""
+        places = np.searchsorted(self._before, visits, side="right") - 1
+        turns, within = np.divmod(visits - self._before[places], self._counts[places])
+        return self._turns[places] + turns, within
+
+    def objects(self, turns: Ints, ranks: Ints) -> Ints:
+        """Return which objects have these ranks among those that a turn visits."""
+        found = np.full(len(ranks), -1)
+        left = ranks.copy()
+        for cohort in self._cohorts:
+            visited = cohort.visited(turns)
+            mine = (found < 0) & (left < visited)
+            found[mine] = cohort.objects[left[mine]]
+            left -= visited
+        return found
+
+    def ranks(self, turns: Ints, objects: Ints) -> Ints:
+        """Return which ranks objects have among those that a turn visits."""
+        found = self._ranks[objects]
+        numbers = self._cohort(objects)
+        for number, cohort in enumerate(self._cohorts):
+            found += np.where(numbers > number, cohort.visited(turns), 0)
+        return found
+
+    def first_turns(self, objects: Ints) -> Ints:
+        """Return the turns in which objects joined."""
+        return np.array([cohort.turn for cohort in self._cohorts])[self._cohort(objects)]
+
+    def _cohort(self, objects: Ints) -> Ints:
+        firsts = np.array([one.first for one in self.joined])
+        return np.searchsorted(firsts, objects, side="right") - 1
+
+
+class TurnOrder:
+    """An order of all parts, turn by turn.
+
+    Args:
+        table: of the turns.
+        turn_key: what the order within each turn depends on.
+        part_key: what the order of an object's parts depends on; the same for every edition, so
+            that an object goes on where it was.
+        first: the turn that the order begins with; those before it come last.
+    """
+
+    def __init__(self, table: TurnTable, turn_key: int, part_key: int, first: int = 0) -> None:
+        self.table = table
+        self._turn_key = np.uint64(turn_key & _WORD)
+        self._part_key = np.uint64(part_key & _WORD)
+        self.size = int(table.starts[-1])
+        self._skipped = int(table.before(np.array([first]))[0])
+
+    def forward(self, positions: Ints) -> Ints:
+        """Return the parts at these positions of the order."""
+        turns, within = self.table.locate((positions + self._skipped) % self.size)
+        ranks = self._of_turns(turns).forward(within)
+        objects = self.table.objects(turns, ranks)
+        parts = self._of_objects(objects).forward(turns - self.table.first_turns(objects))
+        found: Ints = self.table.starts[objects] + parts
+        return found
+
+    def inverse(self, parts: Ints) -> Ints:
+        """Return the positions at which these parts stand."""
+        objects, within = locate(self.table.starts, parts)
+        visits = self._of_objects(objects).inverse(within)
+        turns = self.table.first_turns(objects) + visits
+        places = self._of_turns(turns).inverse(self.table.ranks(turns, objects))
+        found: Ints = (self.table.before(turns) + places - self._skipped) % self.size
+        return found
+
+    def turn(self, consumed: int) -> int:
+        """Return the turn that the order is in once so many positions are passed."""
+        visit = consumed + self._skipped
+        if visit >= self.size:  # what would come now was drawn before the order began
+            return self.table.end
+        return int(self.table.locate(np.array([visit]))[0][0])
+
+    def _of_turns(self, turns: Ints) -> ManyPermutations:
+        keys = stream64(np.full(len(turns), self._turn_key), turns.astype(np.uint64))
+        return ManyPermutations(self.table.counts(turns), keys)
+
+    def _of_objects(self, objects: Ints) -> ManyPermutations:
+        keys = stream64(np.full(len(objects), self._part_key), objects.astype(np.uint64))
+        return ManyPermutations(self.table.parts[objects], keys)
+
+
+class TurnOrders:
+    """Makes the orders of a cache, or of one of its strata.
+
+    Args:
+        where: what they depend on, beside edition and round.
+    """
+
+    def __init__(self, *where: int | str) -> None:
+        self._where = where
+        self._table: TurnTable | None = None
+
+    def make(
+        self, edition: int, starts: Ints, round_: int, before: tuple[PartOrder, int] | None
+    ) -> TurnOrder:
+        """Return the order of an edition.
+
+        Args:
+            edition: its number.
+            starts: first part of every object of it, and the total.
+            round_: that is drawn.
+            before: where the round began with an earlier edition: its order, and how many
+                positions of that were passed.
+        """
+        turn_key = derive_seed(*self._where, "turns", edition, round_)
+        part_key = derive_seed(*self._where, "parts of an object", round_)
+        if before is None:
+            return TurnOrder(self._shared(starts), turn_key, part_key)
+        order, passed = before
+        assert isinstance(order, TurnOrder)
+        turn = order.turn(passed)
+        joined = (*order.table.joined, CohortStart(len(order.table.parts), turn))
+        return TurnOrder(TurnTable(starts, joined), turn_key, part_key, turn)
+
+    def _shared(self, starts: Ints) -> TurnTable:
+        """Return the table of an edition that a round begins with: all rounds share it."""
+        if self._table is None or len(self._table.starts) != len(starts):
+            self._table = TurnTable(starts)
+        return self._table
+
+
+Ints = npt.NDArray[np.int64]
+
+
+_FEISTEL_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A keyed bijection of 0 … size-1."""
+
+    size: int
+    key: int
+    _keys: tuple[np.uint64, ...] = field(init=False, repr=False)
+    _half: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        keys = tuple(
+            np.uint64(derive_seed(self.key, i) & 0xFFFFFFFFFFFFFFFF)
+            for i in range(_FEISTEL_ROUNDS)
+        )
+        object.__setattr__(self, "_keys", keys)
+        object.__setattr__(self, "_half", max(1, (max(2, self.size) - 1).bit_length() + 1 >> 1))
+
+    def forward(self, positions: Ints) -> Ints:
+        """Return the elements at these positions of the order."""
+        return self._walk(positions, self._encrypt)
+
+    def inverse(self, elements: Ints) -> Ints:
+        """Return the positions at which these elements stand."""
+        return self._walk(elements, self._decrypt)
+
+    def _walk(self, values: Ints, step: Callable[[Ints], Ints]) -> Ints:
+        values = step(values)
+        outside = np.flatnonzero(values >= self.size)
+        while len(outside):
+            values[outside] = step(values[outside])
+            outside = outside[values[outside] >= self.size]
+        return values
+
+    def _split(self, values: Ints) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        word = values.astype(np.uint64)
+        return word >> np.uint64(self._half), word & self._mask
+
+    @property
+    def _mask(self) -> np.uint64:
+        return np.uint64((1 << self._half) - 1)
+
+    def _encrypt(self, values: Ints) -> Ints:
+        left, right = self._split(values)
+        for key in self._keys:
+            left, right = right, left ^ (_round_function(right, key) & self._mask)
+        return (left << np.uint64(self._half) | right).astype(np.int64)
+
+    def _decrypt(self, values: Ints) -> Ints:
+        left, right = self._split(values)
+        for key in reversed(self._keys):
+            left, right = right ^ (_round_function(left, key) & self._mask), left
+        return (left << np.uint64(self._half) | right).astype(np.int64)
+
+
+def _round_function(word: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+    """The round function: SplitMix64's finalizer over word and key."""
+    return finalize64((word + GOLDEN) ^ key)
+
+
+class PartOrder(Protocol):
+    """A bijection of 0 … size-1: which parts come one after the other."""
+
+    @property
+    def size(self) -> int:
+        """Of how many parts it is."""
+
+    def forward(self, positions: Ints) -> Ints:
+        """Return the parts at these positions of the order."""
+
+    def inverse(self, elements: Ints) -> Ints:
+        """Return the positions at which these parts stand."""
+
+
+def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
+    """Return (object ordinal, part within the object) of each part.
+
+    Args:
+        starts: first part of every object, and the total; int64 [objects + 1].
+        parts: parts by their number in the edition.
+    """
+    ordinals = np.searchsorted(starts, parts, side="right") - 1
+    return ordinals, parts - starts[ordinals]
+
+
+Floats = npt.NDArray[np.float64]

@@ -1,0 +1,294 @@
+"""May the next group be filled now, and if not, what has to happen first? Pure.
+
+`decide` holds every reason to wait: the store, the listing, budgets, the disk, the bound. A circuit breaker holds
+permits back while the store refuses everybody, except for one on trial now and then.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+LimiterState = Literal["running", "waiting", "full", "complete"]
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterInputs:
+    """All that the decision depends on.
+
+    Attributes:
+        refused: what the store refuses everybody for, in words, and what has to be done.
+        measured: whether schema and sizes are known.
+        parts_known: whether the next group has parts left in this round.
+        listing_complete: whether the source is listed to its end.
+        needs_whole_listing: whether nothing is drawn before that.
+        complete: whether everything that shall be cached is.
+        retrying: failed groups waiting for another try, and
+        max_retrying: how many of them hold new groups back.
+        last_error: why the latest of them failed, and
+        retry_event: what has to happen for the next try to succeed.
+        drawn_samples: of this run, those in flight included, and
+        max_drawn_samples: when this run ends by itself.
+        egress_bytes: read from the store in this run, and
+        max_egress_bytes: how much it may read.
+        index_ok: whether the index is inside its budget.
+        disk_ok: whether the disk has its ``min_free``.
+        group_bytes: what the next group will take on disk, about.
+        room_bytes: what is left below the bound, promises to other groups and what is kept
+            for the listing deducted.
+        listing_bytes: that are kept for the rest of the listing.
+        evictable_bytes: of shards that may be deleted now.
+        clearing_bytes: of shards that may go as soon as their readers let go.
+        unused: why the other shards may not go, in words.
+        evicts: whether anything is evicted, by the policy and in this run.
+        shrinking: whether the bound was lowered below what is used.
+        wished: whether this is about a group that a reader wishes for; then only shards
+            that are held cannot make room, and ``holders`` says who does, and
+        holders: that, in words.
+        wishes: groups that readers wish for and that new ones come after, and
+        wishes_unlisted: whether some of them wait for the listing to end.
+        set_aside: what keeps failing while others answer, in words; empty where anything else
+            is under way.
+    """
+
+    refused: str = ""
+    measured: bool = True
+    parts_known: bool = True
+    listing_complete: bool = True
+    needs_whole_listing: bool = False
+    complete: bool = False
+    retrying: int = 0
+    max_retrying: int = 1
+    last_error: str = ""
+    retry_event: str = "the store to answer"
+    drawn_samples: int = 0
+    max_drawn_samples: int | None = None
+    egress_bytes: int = 0
+    max_egress_bytes: int | None = None
+    index_ok: bool = True
+    disk_ok: bool = True
+    group_bytes: int = 0
+    room_bytes: int = 0
+    listing_bytes: int = 0
+    evictable_bytes: int = 0
+    clearing_bytes: int = 0
+    unused: str = ""
+    evicts: bool = True
+    shrinking: bool = False
+    wished: bool = False
+    holders: str = ""
+    wishes: int = 0
+    wishes_unlisted: bool = False
+    set_aside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a permit may be given; if not, the event that is awaited, in words."""
+
+    granted: bool
+    mood: LimiterState = "running"
+    waiting_for: str | None = None
+    final: bool = False  # nothing in this run can change it
+
+
+GRANTED = Verdict(True)
+LISTING_FIRST = "the listing to end: room is kept for the rest of it"
+
+
+def decide(outlook: LimiterInputs) -> Verdict:
+    """Return the verdict on one more group."""
+    if outlook.refused:
+        return _wait(outlook.refused)
+    if outlook.wished:
+        return _for_budgets(outlook) or _for_wished_room(outlook) or GRANTED
+    if outlook.wishes:
+        return _for_wishes(outlook)
+    if outlook.complete:
+        return Verdict(False, "complete", final=True)
+    return _for_work(outlook) or _for_budgets(outlook) or _for_room(outlook) or GRANTED
+
+
+def _wait(event: str) -> Verdict:
+    return Verdict(False, "waiting", event)
+
+
+def _for_wishes(o: LimiterInputs) -> Verdict:
+    if o.wishes_unlisted:
+        return _wait("the listing to end: shards of a checkpoint were never drawn here")
+    groups = "1 group" if o.wishes == 1 else f"{o.wishes} groups"
+    return _wait(f"wishes first: {groups} that a checkpoint needs")
+
+
+def _for_wished_room(o: LimiterInputs) -> Verdict | None:
+    if o.group_bytes <= o.room_bytes + o.evictable_bytes + o.clearing_bytes:
+        return None
+    return _wait(f"room for shards of a checkpoint: {o.holders}")
+
+
+def _for_work(o: LimiterInputs) -> Verdict | None:
+    if not o.measured:
+        return _wait("a first object that can be read")
+    if o.retrying >= o.max_retrying:
+        return _wait(f"{o.retry_event} ({o.last_error})")
+    if not o.parts_known and not o.listing_complete and o.needs_whole_listing:
+        return _wait("the listing to end: what share a stratum has follows from all of it")
+    if not o.parts_known and not o.listing_complete:
+        return _wait("the listing to go on: everything listed so far is drawn")
+    if not o.parts_known:
+        return _wait(o.set_aside or "the groups in flight, the last of this round")
+    return None
+
+
+def _for_budgets(o: LimiterInputs) -> Verdict | None:
+    if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
+        return _wait("the groups in flight: --samples is reached")
+    if o.max_egress_bytes is not None and o.egress_bytes >= o.max_egress_bytes:
+        event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
+        return Verdict(False, "waiting", event, final=True)
+    if not o.disk_ok:  # before the index, whose log a full disk keeps from being cut
+        return _wait("free space on the disk: less than cache.min_free is left")
+    if not o.index_ok:
+        return _wait("room in the index: its budget is used up, or a reader holds its log")
+    return None
+
+
+def _for_room(o: LimiterInputs) -> Verdict | None:
+    if o.shrinking:
+        return _wait("usage to fall below cache.max_bytes, which was lowered")
+    short = o.group_bytes - o.room_bytes
+    if short <= 0:
+        return None
+    if not o.evicts:
+        return Verdict(False, "full", final=True)
+    if short <= o.evictable_bytes + o.clearing_bytes:
+        return None  # what is still held is retired ahead, and the sampler waits in memory
+    if short <= o.listing_bytes + o.evictable_bytes + o.clearing_bytes:
+        return _wait(LISTING_FIRST)
+    return Verdict(False, "full", o.unused or "shards that may be evicted")
+
+
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0
+NOTICE_SECONDS = 1.5  # of failures alone, before a store counts as one that does not answer
+SAY_SECONDS, OVER_SECONDS = (
+    3.0,
+    3.0,
+)  # that something is missing, or not any more, before that is told
+RECENT_SECONDS = 30.0  # that a failure speaks for: an attempt and the wait after it
+
+
+class CircuitBreaker:
+    """No group is filled while the store refuses, but for one now and then, on trial.
+
+    It never ends by itself: somebody renews a login the next morning. Where the first halt is over
+    when a trial has read something, a second one is only over with a whole group, for part of a
+    mixture of sources may be refused, and what was read of the others is fetched in vain each time.
+    """
+
+    def __init__(self) -> None:
+        self.waiting_for = ""
+        self._due = 0.0  # monotonic seconds
+        self._trial: str | None = None
+        self._halts = self._refusals = 0  # since the last whole group
+
+    def holds_back(self, now: float) -> bool:
+        """Return whether no permit may be given now."""
+        return bool(self.waiting_for) and (self._trial is not None or now < self._due)
+
+    def took_off(self, permit: str) -> None:
+        """Note that a permit was given."""
+        if self.waiting_for:
+            self._trial = permit
+
+    def refused(self, permit: str, waiting_for: str, now: float) -> None:
+        """Note that a group was refused.
+
+        Args:
+            permit: of the group.
+            waiting_for: what has to happen, in words.
+            now: monotonic seconds.
+        """
+        if not self.waiting_for:
+            self._halts += 1
+        if not self.waiting_for or permit == self._trial:
+            self._later(now)
+        self.waiting_for = waiting_for
+
+    def ended(self, permit: str, now: float) -> None:
+        """Note that a permit came back without an answer of the store."""
+        if permit == self._trial:
+            self._later(now)
+
+    def _later(self, now: float) -> None:
+        delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(self._refusals, 10))
+        self._trial, self._due = None, now + delay
+        self._refusals += 1
+
+    def answered(self, permit: str, *, whole: bool) -> None:
+        """Note that something was read for a permit, or all of it."""
+        if self.waiting_for and (permit != self._trial or (self._halts > 1 and not whole)):
+            return
+        self.waiting_for, self._trial = "", None
+        if whole:
+            self._halts = self._refusals = 0
+
+
+class StoreSilence:
+    """Whether a store answers, by the failures and answers that are told."""
+
+    def __init__(self) -> None:
+        self._since = math.inf  # the first failure since the last answer, monotonic seconds
+        self._last = -math.inf
+        self._awaited = ""
+        self._refused = False
+
+    def failed(self, waiting_for: str, now: float, *, refused: bool = False) -> None:
+        """Note a failure that is tried again.
+
+        Args:
+            waiting_for: what has to happen, in words.
+            now: monotonic seconds.
+            refused: whether that is an answer, only not the one that is wanted.
+        """
+        if self._since == math.inf:
+            self._since = now
+        self._last, self._awaited, self._refused = now, waiting_for, refused
+
+    def answered(self) -> None:
+        """Note that something was answered."""
+        self._since = math.inf
+
+    def waiting_for(self, now: float) -> str:
+        """Return what has to happen, in words; empty where the store answers."""
+        noticed = self._refused or now - self._since >= NOTICE_SECONDS
+        recent = now - self._last < RECENT_SECONDS
+        return self._awaited if self._since < math.inf and noticed and recent else ""
+
+
+class OutageNotice:
+    """Says once, when something is missing for some seconds, what it is, and when that is over."""
+
+    def __init__(self) -> None:
+        self._since = self._over_since = math.inf  # monotonic seconds
+        self._said = False
+
+    def look(self, missing: str, now: float) -> list[str]:
+        """Return what is to be said now.
+
+        Args:
+            missing: what is waited for, in words; empty where nothing is.
+            now: monotonic seconds.
+        """
+        if missing:
+            self._since, self._over_since = min(self._since, now), math.inf
+            if self._said or now - self._since < SAY_SECONDS:
+                return []
+            self._said = True
+            return [f"waiting for {missing}; it is tried again until then"]
+        self._over_since = min(self._over_since, now)
+        if now - self._over_since < OVER_SECONDS:  # what is on trial may be refused again
+            return []
+        self._since = math.inf
+        said, self._said = self._said, False
+        return ["the store answers again"] if said else []

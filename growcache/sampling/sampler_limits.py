@@ -1,0 +1,236 @@
+"""What a sampler may use: bytes per second of the store, and bytes of memory for a group.
+
+Visits end in any order, yet what a group keeps must be a function of the group alone. So visits are admitted in
+their order, and from the first that does not fit on all are deferred, small ones too: a group that took the small
+ones would leave the large ones to others, and the cache would have fewer large samples than the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from growcache.schema import Sample, sample_bytes
+from growcache.store.contract import Entry
+
+
+class ByteRateLimit:
+    """Lets work start only while what was read stays under ``bytes_per_second``.
+
+    Args:
+        bytes_per_second: the rate; None for no limit.
+        clock: seconds, monotonic.
+
+    A debt model: reads are charged once their size is known, and the next one waits until
+    the debt is worked off. So no burst is saved up, and large objects need no special case.
+    """
+
+    def __init__(
+        self, bytes_per_second: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = bytes_per_second
+        self._clock = clock
+        self._free_at = 0.0
+
+    def charge(self, nbytes: int) -> None:
+        """Account for bytes that were read."""
+        if self._rate:
+            self._free_at = max(self._free_at, self._clock()) + nbytes / self._rate
+
+    def seconds_left(self) -> float:
+        """Seconds until the debt is worked off."""
+        return max(0.0, self._free_at - self._clock())
+
+    async def wait(self) -> None:
+        """Return once the next read may start."""
+        while (seconds := self.seconds_left()) > 0:
+            await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """How much is too much.
+
+    Attributes:
+        group_bytes: of the values of all samples of a group. What comes after that is left out,
+            where visits may be: makeup groups bring it.
+        sample_bytes: of those of one sample, as far as the cache's format can hold it.
+        most_bytes: of a group that cannot be cut, because it is one visit, or because nothing
+            more may be set aside.
+    """
+
+    group_bytes: int
+    sample_bytes: int
+    most_bytes: int
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a sample may have that is alone in its group."""
+        return min(self.most_bytes, self.sample_bytes)
+
+
+class YieldEstimate:
+    """How many bytes of values come of a byte in the store, by the visits so far."""
+
+    def __init__(self) -> None:
+        self._stored = 0.0
+        self._found = 0
+
+    def learn(self, stored: float, found: int) -> None:
+        """Note what a visit brought."""
+        self._stored += stored
+        self._found += found
+
+    def expected(self, stored: float) -> float:
+        """Return what so much in the store will bring; nothing before the first visit."""
+        return stored * self._found / self._stored if self._stored else 0.0
+
+
+@dataclass(slots=True)
+class VisitResult:
+    """What one visit brought.
+
+    Attributes:
+        samples: in their order.
+        origins: the first row or byte of each, and one past the last.
+        hole: why there are none, or not all.
+        left_out: whether it is set aside, and its part is drawn later.
+        entry: the version of the object that was read, where that is not the listed one.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    origins: list[tuple[int, int]] = field(default_factory=list)
+    hole: str | None = None
+    left_out: bool = False
+    entry: Entry | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return sum(map(sample_bytes, self.samples))
+
+
+class MemoryBudget:
+    """Admits what the visits of one group bring; for one event loop.
+
+    Args:
+        visits: how many there will be.
+        limits: None where all samples are of one size, so that the sizes of shards say it all.
+        defers: whether visits that do not fit may be left out, for makeup groups to bring.
+        yields: of the visits of this sampler.
+    """
+
+    def __init__(
+        self,
+        visits: int,
+        limits: GroupLimits | None,
+        *,
+        defers: bool = False,
+        yields: YieldEstimate | None = None,
+    ) -> None:
+        self._limits = limits
+        self._defers = defers
+        self._yields = yields or YieldEstimate()
+        self._results: list[VisitResult | None] = [None] * visits
+        self._sizes = [0] * visits
+        self._settled = 0  # visits whose samples were admitted, or not
+        self._admitted = 0  # bytes
+        self._waiting = 0  # bytes of visits behind one that is still under way
+        self._under_way: dict[int, float] = {}  # by place: bytes in the store
+        self._is_full = False
+        self._moved = asyncio.Event()
+
+    async def begin(self, place: int, stored: float) -> bool:
+        """Wait until a visit may begin; return False where it is left out.
+
+        It waits while what is under way may fill the group: what was fetched beyond that would
+        be fetched again.
+
+        Args:
+            place: of the visit.
+            stored: bytes that it is about in the store.
+        """
+        while self._limits and self._under_way and self._may_outgrow(self._limits, stored):
+            self._moved.clear()
+            await self._moved.wait()
+        if self._is_full:
+            self.put(place, VisitResult(left_out=True))
+            return False
+        self._under_way[place] = stored
+        return True
+
+    def _may_outgrow(self, limits: GroupLimits, stored: float) -> bool:
+        coming = self._yields.expected(sum(self._under_way.values()) + stored)
+        return self._admitted + self._waiting + coming > limits.group_bytes
+
+    def put(self, place: int, visited: VisitResult) -> None:
+        """Take what a visit brought."""
+        self._results[place] = visited
+        stored = self._under_way.pop(place, None)
+        if self._limits is not None:
+            nbytes = self._sizes[place] = visited.nbytes
+            self._waiting += nbytes
+            if stored is not None and not visited.left_out:
+                self._yields.learn(stored, nbytes)
+            self._settle(self._limits)
+        self._moved.set()
+
+    def _settle(self, limits: GroupLimits) -> None:
+        while self._settled < len(self._results):
+            visited, nbytes = self._results[self._settled], self._sizes[self._settled]
+            if visited is None:
+                return
+            self._waiting -= nbytes
+            self._is_full = self._is_full or self._outgrows(limits, nbytes)
+            if self._is_full:
+                self._results[self._settled] = VisitResult(left_out=True)
+            elif not visited.left_out:
+                self._admitted = admit(visited, nbytes, self._admitted, limits)
+            self._settled += 1
+
+    def _outgrows(self, limits: GroupLimits, nbytes: int) -> bool:
+        """Whether a visit does not fit. The first one does, or a large one never would."""
+        grown = self._admitted + nbytes > limits.group_bytes
+        return self._defers and self._admitted > 0 and grown
+
+    def results(self) -> Sequence[VisitResult]:
+        """Return what was admitted, by visit; all of them must have ended."""
+        return [result for result in self._results if result is not None]
+
+
+def admit(visited: VisitResult, nbytes: int, before: int, limits: GroupLimits) -> int:
+    """Keep the samples of a visit that fit, and note a hole for the others.
+
+    Args:
+        visited: is changed.
+        nbytes: of its samples.
+        before: bytes of the samples that were admitted already.
+        limits: of the group.
+
+    Returns:
+        Bytes of all samples that are admitted now.
+    """
+    if nbytes <= limits.sample_bytes and before + nbytes <= limits.most_bytes:
+        return before + nbytes
+    samples, origins = visited.samples, visited.origins
+    visited.samples, visited.origins = [], []
+    for sample, origin in zip(samples, origins, strict=True):
+        nbytes = sample_bytes(sample)
+        if nbytes > limits.sample_bytes:
+            visited.hole = (
+                f"a sample of {nbytes:,} bytes is larger than the {limits.sample_bytes:,} that "
+                "one record can hold; cut smaller windows"
+            )
+        elif before + nbytes > limits.most_bytes:
+            visited.hole = (
+                f"a sample of {nbytes:,} bytes does not fit into the {limits.most_bytes:,} that "
+                f"its group may take, of which {before:,} are used; cut smaller windows, or "
+                "fill a new cache with a larger cache.max_bytes"
+            )
+        else:
+            visited.samples.append(sample)
+            visited.origins.append(origin)
+            before += nbytes
+    return before

@@ -1,0 +1,288 @@
+"""A sampler's look at a few objects before there is a schema: what samples are, and which dimensions differ."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from statistics import fmean, median
+
+from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
+from growcache.formats.base import Measure, ObjectFormat, Visit, measure_object, read_partly
+from growcache.sampling.fill import GroupFiller
+from growcache.sampling.messages import Message, PartVisit, Permit, awaited_event, hole_reason
+from growcache.sampling.sources import Sources
+from growcache.schema import Sample, Schema, sample_bytes
+from growcache.usercode import short_key
+
+PROBE_OBJECTS = 8  # looked at together
+LOOKS = 8  # at samples, of all of these objects together
+MOST_LOOKS = 256  # at samples of one object, where the user's code passes over the first ones
+PROBE_BYTES = 16_000_000  # of the objects looked at, after the first; a slow link shows them
+AGREEING = 0.75  # of the samples make a schema; the others will be holes
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedSample:
+    """What one sample showed, which may be too large to be kept beside those of others."""
+
+    schema: Schema
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedObject:
+    """What one object showed."""
+
+    stop: PartVisit
+    measure: Measure
+    samples: Sequence[ProbedSample]
+
+
+class PassedOverError(FormatError):
+    """An object can be read, but what was looked at of it is left out, as the user may want."""
+
+
+def settled_schema(schemas: Sequence[Schema]) -> Schema:
+    """Return the schema of a cache whose first samples have these.
+
+    One that most of them have is it: few of another shape are errors in the data, and would
+    make everything ragged. Where shapes differ more than that, the dimensions that differ
+    are ragged.
+
+    Raises:
+        FormatError: they differ in names, dtypes or numbers of dimensions, too.
+
+    >>> from growcache.schema import Field
+    >>> rows = {n: Schema((Field("x", "<f4", (n, 8)),)) for n in (3, 4, 5)}
+    >>> str(settled_schema([rows[3]] * 7 + [rows[4]])), str(settled_schema([rows[3], rows[4], rows[5]]))
+    ('x: float32[3, 8]', 'x: float32[?, 8]')
+    """
+    common, votes = Counter(schemas).most_common(1)[0]
+    if votes >= AGREEING * len(schemas):
+        return common
+    kind, alike = Counter(map(_names_and_dtypes, schemas)).most_common(1)[0]
+    if alike >= AGREEING * len(schemas):
+        schemas = [schema for schema in schemas if _names_and_dtypes(schema) == kind]
+    try:
+        return Schema.covering(schemas)
+    except FormatError as error:
+        raise FormatError(
+            f"{error}; make them alike in sampling.transform, or say what is meant in "
+            "sampling.schema"
+        ) from None
+
+
+def _names_and_dtypes(schema: Schema) -> tuple[tuple[str, str, int], ...]:
+    """Return what must agree where only sizes differ."""
+    return tuple((field.name, field.dtype, len(field.shape)) for field in schema.fields)
+
+
+def probed_together(objects: Sequence[PartVisit], *, ranged: bool) -> Sequence[PartVisit]:
+    """Return the first of the objects: so many as may be looked at together, at least one."""
+    together, nbytes = 1, 0
+    for one in objects[1:PROBE_OBJECTS]:
+        nbytes += 0 if ranged else one.entry.size
+        if nbytes > PROBE_BYTES:
+            break
+        together += 1
+    return objects[:together]
+
+
+def probe_order(count: int, first: int) -> Iterator[list[int]]:
+    """Yield which of so many to look at: ``first`` of them, spread evenly, then others.
+
+    >>> list(probe_order(5, 2))
+    [[0, 4], [1, 2], [3]]
+    """
+    spread = sorted({i * (count - 1) // max(1, first - 1) for i in range(first)})
+    yield spread
+    others = (i for i in range(min(count, MOST_LOOKS)) if i not in spread)
+    while batch := list(islice(others, first)):
+        yield batch
+
+
+class SchemaProbe:
+    """Reads objects as a permit would, but for a few samples of each.
+
+    Args:
+        sources: what is read from, and how objects are decoded.
+        filler: that transforms what is found.
+        seed: of everything random.
+        wish: the schema that the user declared.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        filler: GroupFiller,
+        seed: int,
+        wish: Schema | None,
+    ) -> None:
+        self._sources = sources
+        self._filler = filler
+        self._seed = seed
+        self._wish = wish
+
+    async def probe(self, objects: Sequence[PartVisit]) -> Message:
+        """Return what the first of these objects show, or why none of them can be read.
+
+        All are of one source.
+        """
+        form, began, listed = self._format_of(objects[0]), time.monotonic(), objects
+        objects = probed_together(objects, ranged=form.ranged)
+        wanted = -(-LOOKS // len(objects))
+        look = self._look_at_parts if form.ranged else self._look_at_whole
+        looks = [self._counted(look(one, wanted)) for one in objects]
+        found = await asyncio.gather(*looks, return_exceptions=True)
+        set_aside = 0
+        for stop, result in zip(objects, found, strict=True):
+            if isinstance(result, TransientStoreError):
+                if not await self._fails_alone(stop, result, began, listed):
+                    # Not the objects' fault: others might give another schema.
+                    return {"type": "probed", "transient": awaited_event(result)}
+                set_aside += 1
+            elif isinstance(result, BaseException) and not isinstance(
+                result, StoreError | FormatError
+            ):
+                raise result
+        probed = [result for result in found if isinstance(result, ProbedObject)]
+        if probed:
+            return self._message(probed)
+        reasons = zip(objects, found, strict=True)
+        return {
+            "type": "probed",
+            "errors": [hole_reason(one.entry.key, why) for one, why in reasons],
+            "passed_over": sum(isinstance(why, PassedOverError) for why in found),
+            "set_aside": set_aside,
+        }
+
+    async def _fails_alone(
+        self,
+        stop: PartVisit,
+        error: TransientStoreError,
+        began: float,
+        listed: Sequence[PartVisit],
+    ) -> bool:
+        """Whether an object keeps failing while others answer: it is passed over then."""
+        if isinstance(error, StoreRefusedError):
+            return False
+        since = began if error.since is None else error.since
+        others = [one.entry for one in listed if one.entry.key != stop.entry.key]
+        return await self._sources.fails_alone(stop.entry, since, others)
+
+    async def _counted(self, look: Awaitable[ProbedObject]) -> ProbedObject:
+        """Return what a look shows; what it decodes is counted as that of a visit is."""
+        with self._filler.gate.visit(None):
+            return await look
+
+    def _format_of(self, stop: PartVisit) -> ObjectFormat:
+        return self._sources.format_of(stop.entry)
+
+    def _message(self, probed: Sequence[ProbedObject]) -> Message:
+        looked = [(one, seen) for one in probed for seen in one.samples]
+        try:
+            schema = self._wish or settled_schema([seen.schema for _, seen in looked])
+        except FormatError as error:
+            examples = _examples([(one.stop.entry.key, seen.schema) for one, seen in looked])
+            return {"type": "probed", "mixed": f"{examples}{error}"}
+        # An odd one, that will be a hole, says nothing about the sizes of the others.
+        fitting = [(one, seen) for one, seen in looked if schema.allows(seen.schema)]
+        measures = [one.measure for one, _ in fitting]
+        if not self._format_of(probed[0].stop).ranged:
+            # A visit brings all of an object: of a large one it says nothing about others.
+            measures.sort(key=lambda measure: measure.samples)
+            measures = measures[(len(measures) - 1) // 2 :]
+        return {
+            "type": "probed",
+            "measure": asdict(measures[0]),
+            "samples_per_object": fmean(one.measure.samples for one in probed),
+            "schema": schema.to_json(),
+            # One large sample among those that were looked at must not set the sizes for all.
+            "sample_bytes": median(seen.nbytes for _, seen in fitting),
+        }
+
+    async def _look_at_parts(self, one: PartVisit, wanted: int) -> ProbedObject:
+        """Look at parts of an object, each of which is one sample."""
+        form, reader = self._format_of(one), self._sources.reader(one.entry, one.partners)
+        measure = await measure_object(form, reader)
+        if measure.together > 1:
+            return await self._look_at_units(one, wanted, measure)
+        parts = max(1, measure.samples)
+        samples: list[Sample] = []
+        holes: list[str] = []
+        for batch in probe_order(parts, wanted):
+            stops = [replace(one, part=part, parts=parts) for part in batch]
+            visits = [self._filler.visit(_permit(stop), stop, self._wish) for stop in stops]
+            for visited in await asyncio.gather(*visits):
+                samples += visited.samples
+                holes += [visited.hole] if visited.hole is not None else []
+            # What is wrong with one part of an object is so with the next; draws differ.
+            if len(samples) >= wanted or (holes and form.listed):
+                break
+        if samples:
+            return ProbedObject(one, measure, _probed_samples(samples))
+        raise FormatError(holes[0]) if holes else _no_sample_error(form, measure.samples)
+
+    async def _look_at_units(
+        self, one: PartVisit, wanted: int, measure: Measure
+    ) -> ProbedObject:
+        """Look at some samples of a chunk or row group, which costs as much as all of it."""
+        parts = max(1, measure.samples // measure.together)
+        samples: list[Sample] = []
+        # Some of a unit, then all of it: the user's code may pass over the first ones.
+        looks = [(part, take) for take in (LOOKS, None) for part in range(min(parts, LOOKS))]
+        for part, take in looks:
+            stop = replace(one, part=part, parts=parts)
+            visited = await self._filler.visit(_permit(stop, take), stop, self._wish)
+            if visited.hole is not None and not visited.samples:
+                raise FormatError(visited.hole)
+            samples += visited.samples
+            if len(samples) >= wanted:
+                break
+        if samples:
+            return ProbedObject(one, measure, _probed_samples(samples))
+        raise _no_sample_error(self._format_of(one), measure.samples)
+
+    async def _look_at_whole(self, stop: PartVisit, wanted: int) -> ProbedObject:
+        """Look at some samples of an object, of which those of one may differ, too."""
+        form, reader = self._format_of(stop), self._sources.reader(stop.entry, stop.partners)
+        visit = Visit(0, 1, 0, self._seed, None)
+        found, _ = await read_partly(form, reader, visit)
+        wanted = max(2, wanted)
+        samples: list[Sample] = []
+        for batch in probe_order(len(found), wanted) if found else ():
+            some = [found[i] for i in batch]
+            samples += self._filler.prepared(_permit(stop), stop, some, self._wish).samples
+            if len(samples) >= wanted:
+                break
+        if samples:
+            return ProbedObject(stop, await form.measure(reader), _probed_samples(samples))
+        raise _no_sample_error(form, len(found))
+
+
+def _probed_samples(samples: Sequence[Sample]) -> list[ProbedSample]:
+    return [ProbedSample(Schema.of(sample), sample_bytes(sample)) for sample in samples]
+
+
+def _no_sample_error(form: ObjectFormat, samples: int) -> PassedOverError:
+    if not samples:
+        return PassedOverError("it holds no sample")
+    who = "sampling.transform" if form.listed else "source.format or sampling.transform"
+    return PassedOverError(f"{who} returned None for every sample looked at")
+
+
+def _permit(stop: PartVisit, take: int | None = None) -> Permit:
+    return Permit("probe", 0, 0, 0, (0,), (stop,), take)
+
+
+def _examples(looked: Sequence[tuple[str, Schema]]) -> str:
+    """Name two objects whose samples cannot be in one cache, if that is what is wrong."""
+    first, kind = looked[0][0], _names_and_dtypes(looked[0][1])
+    for key, schema in looked:
+        if _names_and_dtypes(schema) != kind:
+            return f"{short_key(first)} and {short_key(key)}: "
+    return ""

@@ -1,0 +1,291 @@
+"""Find schema and sizes: from what the cache holds, or from the first readable objects.
+
+The supervisor searches the listing in its order and lets one sampler at a time look (`schema_probe`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from growcache.cache.cache import Cache
+from growcache.cache.side_files import Identity
+from growcache.config import Config
+from growcache.errors import ConfigError, FormatError, SamplingError
+from growcache.formats.base import Measure
+from growcache.sampling.fingerprint import identify
+from growcache.sampling.messages import LABELS, Message
+from growcache.sampling.objects import Objects
+from growcache.sampling.sizing import (
+    MeasuredSource,
+    Sizing,
+    group_limits,
+    measure_sizing,
+    mixed_sizing,
+    stored_sizing,
+    with_configured_sizes,
+)
+from growcache.sampling.sources import name_source
+from growcache.sampling.worker_pool import (
+    MOST_SUSPICION,
+    SamplerDeath,
+    WorkerSlot,
+    crash_suspects,
+)
+from growcache.schema import Schema
+from growcache.store.catalog import Catalog
+from growcache.usercode import short_key
+
+PROBED = 16  # objects tried at once, in order, in search of a readable one
+MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
+CRASH = SamplerDeath(1).suspicion  # of one; as much as that of many a SIGKILL
+RETRY_SECONDS = 2.0  # after a store that did not answer
+
+
+@dataclass(frozen=True, slots=True)
+class FoundIdentity:
+    """What the cache is of, and how objects are cut."""
+
+    identity: Identity
+    sizing: Sizing
+
+
+@dataclass(slots=True)
+class _SourceSearch:
+    """For what a source is of.
+
+    Attributes:
+        source: its number.
+        unreadable: objects without a sample, from the first one on.
+        failed: of them, all but those that are left out as the user may want, and
+        set_aside: those that keep failing while others answer.
+        first_error: of them.
+        suspicion: that it is the objects that kill who looks at them.
+        answer: what the first that can be read showed.
+    """
+
+    source: int
+    unreadable: int = 0
+    failed: int = 0
+    set_aside: int = 0
+    first_error: str = ""
+    suspicion: int = 0
+    answer: Message | None = None
+
+
+class SchemaSearch:
+    """One search per source, by one sampler at a time; a sampler's death only repeats it.
+
+    Attributes:
+        waiting_for: the event that is awaited, in words.
+    """
+
+    def __init__(
+        self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._objects = objects
+        self._searches = [_SourceSearch(source) for source in range(len(config.sources))]
+        self._prober: WorkerSlot | None = None
+        self._not_before = 0.0
+        self._silent = False  # whether the store did not answer the last time
+        self.waiting_for = "samplers to start"
+
+    @property
+    def _search(self) -> _SourceSearch:
+        """The first search that goes on; the last one where none does."""
+        return next((s for s in self._searches if s.answer is None), self._searches[-1])
+
+    def known(self, introduction: Message, *, listed: bool) -> FoundIdentity | None:
+        """Return what the cache's own samples say; None where there are none, or not yet."""
+        stored = self._cache.identity
+        if stored is None or not self._cache.totals().drawn_shards:
+            return None
+        if self.lacks_objects(listed=listed):
+            return None
+        ranged = any(introduction["ranged"])
+        sizing = with_configured_sizes(self._config, stored_sizing(stored.sizes), ranged=ranged)
+        return self._found(stored.schema, sizing, introduction, stored.sizes)
+
+    def lacks_objects(self, *, listed: bool) -> bool:
+        """Whether the listing was lost, and is not made anew as far as shards were drawn from it."""
+        editions = self._cache.editions
+        return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
+
+    def probe(self, ready: Sequence[WorkerSlot], *, listed: bool) -> None:
+        """Let a sampler look at the first objects that can be read, if none does so now.
+
+        Which ones they are depends on the listing alone, not on how far it is by now: what
+        they show is the schema of the cache.
+        """
+        now = time.monotonic()
+        if self._prober is not None or not ready or now < self._not_before:
+            return
+        if self._cache.identity is not None and self._cache.totals().drawn_shards:
+            return
+        self._give_up_early(listed=listed)
+        search = self._search
+        first, found = search.unreadable, self._found_objects
+        if listed and not found:
+            raise ConfigError(self._nothing_drawn())
+        if found <= first or not (listed or found >= first + PROBED):
+            self.waiting_for = "the listing to show an object that can be read"
+            return
+        # Where one of them crashes samplers, the first one alone decides: the others belong to
+        # permits, which know how to say which object it is.
+        probed = 1 if search.suspicion >= CRASH else PROBED
+        stops = self._objects.stops(
+            self._objects.numbers(search.source, first, min(found, first + probed))
+        )
+        if not self._silent:
+            self.waiting_for = "a first object to be read"
+        self._prober = ready[0]
+        self._prober.probing = True
+        self._prober.moved()
+        self._prober.send({"type": "probe", "stops": [stop.to_values() for stop in stops]})
+
+    def _nothing_drawn(self) -> str:
+        if self._objects.unmatched:
+            return self._objects.complaint()
+        use = self._config.split.use if self._config.split is not None else ""
+        of = f" of source.{self._search.source}" if self._config.weights is not None else ""
+        count = "" if of else f"{len(self._catalog):,} "
+        return (
+            f"split.use: none of the {count}objects{of} belongs to {use}; "
+            "raise its share, or make the groups smaller"
+        )
+
+    def lost(self, slot: WorkerSlot, death: SamplerDeath) -> None:
+        """Note that a sampler died; what it was asked is asked again.
+
+        Raises:
+            SamplingError: that has cost too many samplers to be chance.
+        """
+        if slot is not self._prober:
+            return
+        self._prober = None
+        search = self._search
+        search.suspicion += death.suspicion
+        if search.suspicion >= MOST_SUSPICION:
+            at = self._objects.numbers(search.source, search.unreadable, search.unreadable + 1)
+            first = short_key(self._objects.stops(at)[0].entry.key)
+            raise SamplingError(
+                f"sampler after sampler died while it looked at {first}, the last {death}"
+                + ("" if death.stalled else crash_suspects(self._config))
+            )
+
+    def answered(
+        self, slot: WorkerSlot, message: Message, introduction: Message, *, listed: bool
+    ) -> FoundIdentity | None:
+        """Return what was measured; None where the search goes on.
+
+        Raises:
+            SamplingError: no object of the source can be read, or no two are alike.
+        """
+        if slot is not self._prober:
+            return None
+        self._prober, slot.probing = None, False
+        if "transient" in message:
+            self._not_before = time.monotonic() + RETRY_SECONDS
+            self.waiting_for, self._silent = message["transient"], True
+            return None
+        self._silent = False
+        if "mixed" in message:
+            raise SamplingError(message["mixed"])
+        if "errors" in message:
+            search = self._search
+            search.unreadable += len(message["errors"])
+            search.failed += len(message["errors"]) - message["passed_over"]
+            search.failed -= message["set_aside"]
+            search.set_aside += message["set_aside"]
+            search.suspicion = 0  # of those that were looked at
+            search.first_error = search.first_error or message["errors"][0]
+            self._give_up_early(listed=listed)
+            return None
+        self._search.answer = message
+        answers = [search.answer for search in self._searches if search.answer is not None]
+        return self._measured(answers, introduction) if self._is_over else None
+
+    @property
+    def _is_over(self) -> bool:
+        return all(search.answer is not None for search in self._searches)
+
+    @property
+    def _found_objects(self) -> int:
+        """How many objects of the source that is looked at are listed."""
+        return int(self._objects.counts(len(self._catalog))[self._search.source])
+
+    def _give_up_early(self, *, listed: bool) -> None:
+        search = self._search
+        if not search.first_error:
+            return
+        objects, skipped = self._found_objects, self._config.sampling.max_skipped
+        if listed and search.unreadable >= objects and search.set_aside:
+            self._start_over(search)
+            return
+        which = "no object of the source"
+        if not (listed and search.unreadable >= objects):
+            if search.failed < max(MOST_FAILED, skipped * objects):
+                return
+            which = f"none of the first {search.unreadable:,} objects of the source"
+        formats = self._config.sources[search.source].formats
+        shown = " and ".join(dict.fromkeys(form for form, _ in formats))
+        said = f"{which} yields a sample with source.format {shown}; the first: {search.first_error}"
+        raise SamplingError(name_source(said, search.source, len(self._searches)))
+
+    def _start_over(self, search: _SourceSearch) -> None:
+        """Look once more: what failed while others answered may be all that can be read."""
+        self.waiting_for = f"the store to answer ({search.first_error})"
+        self._not_before = time.monotonic() + RETRY_SECONDS
+        search.unreadable = search.failed = search.set_aside = 0
+
+    def _measured(self, answers: Sequence[Message], introduction: Message) -> FoundIdentity:
+        schema = self._covering([Schema.from_json(one["schema"]) for one in answers])
+        measured = [
+            MeasuredSource(Measure(**one["measure"]), one["samples_per_object"], ranged)
+            for one, ranged in zip(answers, introduction["ranged"], strict=True)
+        ]
+        weights = self._config.weights or (1.0,)
+        values = float(np.average([one["sample_bytes"] for one in answers], weights=weights))
+        if self._config.weights is None:
+            first = measured[0]
+            sizing = measure_sizing(
+                self._config, first.measure, schema, ranged=first.ranged, sample_bytes=values
+            )
+        else:
+            sizing = mixed_sizing(self._config, measured, schema, weights, values)
+        kept = {
+            "ranged": any(one.ranged for one in measured),
+            "record_bytes": self._cache.record_bytes(schema, values),
+            "sample_bytes": values,
+            **group_limits(self._config, sizing, schema, values),
+            "samples_per_whole": sizing.samples_per_object,
+        }
+        return self._found(schema, sizing, introduction, kept)
+
+    def _covering(self, schemas: Sequence[Schema]) -> Schema:
+        """Return the schema that the samples of all sources are of.
+
+        Raises:
+            SamplingError: there is none.
+        """
+        try:
+            return Schema.covering(schemas)
+        except FormatError as error:
+            raise SamplingError(
+                f"the sources differ: {error}; make them alike in sampling.transform, or say what "
+                "is meant in sampling.schema"
+            ) from None
+
+    def _found(
+        self, schema: Schema, sizing: Sizing, introduction: Message, kept: dict[str, Any]
+    ) -> FoundIdentity:
+        labels = self._objects.labels
+        digests = introduction["digests"] | {LABELS: labels.digest if labels else None}
+        return FoundIdentity(identify(self._config, schema, sizing, digests, kept), sizing)

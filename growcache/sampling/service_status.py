@@ -1,0 +1,242 @@
+"""The status of a running service, gathered from the components that know it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from growcache.cache.cache import Cache
+from growcache.cache.locks import this_process
+from growcache.cache.reader_status import (
+    delivered_fields,
+    foreign_statuses,
+    service_lease_statuses,
+)
+from growcache.cache.status import (
+    SetAsideStatus,
+    SourceStatus,
+    State,
+    Status,
+    SubsetStatus,
+    WorkerStatus,
+)
+from growcache.config import Config
+from growcache.sampling.dispatch import Dispatcher
+from growcache.sampling.evictor import Rate
+from growcache.sampling.population import Population
+from growcache.sampling.worker_pool import WorkerPool
+from growcache.secrecy import url_without_secrets
+from growcache.store.catalog import Catalog
+
+
+class StatusBuilder:
+    """Counts what no one else counts, and puts the status together.
+
+    Attributes:
+        failures: transient failures so far, listing and samplers.
+        egress_bytes: read from the store in this run.
+    """
+
+    def __init__(self, config: Config, cache: Cache, catalog: Catalog) -> None:
+        self.failures = 0
+        self.egress_bytes = 0
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._started_at = time.time()
+        self._process = this_process()
+        self._samples = Rate()
+        self._bytes = Rate()
+        self._measured = -1
+        self._parts: int | None = None
+        self._population_samples: float | None = None
+        self._subsets: list[SubsetStatus] = []
+        self._sources: list[tuple[int, float]] = []
+
+    def measure_population(self, population: Population, *, listed: bool) -> None:
+        """Estimate the population once more, if the listing grew."""
+        objects = len(self._catalog)
+        if not listed or objects == self._measured:
+            return
+        identity = self._cache.identity
+        whole = int(identity.sizes.get("samples_per_whole", 1)) if identity else 1
+        self._parts = population.parts(objects)
+        self._population_samples = population.samples(objects, whole)
+        self._subsets = [
+            SubsetStatus(one.name, one.used, one.objects, one.groups, samples)
+            for one, samples in population.subsets(whole)
+        ]
+        if self._config.weights is not None:
+            self._sources = population.sources(objects)
+        self._cache.set_population(self._parts, self._population_samples)
+        self._measured = objects
+
+    def history(self) -> dict[str, float]:
+        """Return what the cache's history keeps of this moment."""
+        totals = self._cache.totals()
+        return {
+            "shards": totals.shards,
+            "samples": totals.samples,
+            "bytes": self._cache.bytes_used,
+            "drawn": totals.drawn,
+            "evicted_samples": totals.evicted_samples,
+            "delivered": totals.delivered,
+            "holes": totals.holes,
+            "failures": self.failures,
+            "egress_bytes": self.egress_bytes,
+        }
+
+    def status(
+        self,
+        dispatcher: Dispatcher | None,
+        roster: WorkerPool,
+        *,
+        uptime_seconds: float,
+        fingerprint: str | None,
+        last_errors: list[str],
+        listed: bool,
+        endless: bool,
+        complete: bool,
+        beginning: str,
+        silent: str,
+        stopped: bool,
+        disk_full: bool,
+        objects: int,
+        unmatched: int,
+        restart_for: list[str],
+    ) -> Status:
+        """Return the status of this moment."""
+        cache, totals = self._cache, self._cache.totals()
+        now = time.monotonic()
+        self._samples.note(now, totals.drawn)
+        self._bytes.note(now, self.egress_bytes)
+        state: State = "stopped"
+        waiting_for = None
+        if not stopped:
+            state, waiting_for = self._state(
+                dispatcher, beginning=beginning, silent=silent, complete=complete
+            )
+        if disk_full and not stopped:
+            state, waiting_for = "waiting", "free space on the disk: it is full"
+        identity = cache.identity
+        return Status(
+            state=state,
+            waiting_for=waiting_for,
+            shards=totals.shards,
+            samples=totals.samples,
+            bytes=cache.bytes_used,
+            max_bytes=cache.bound_in_force,
+            target_bytes=cache.max_bytes,
+            drawn=totals.drawn,
+            population=self._parts,
+            population_samples=self._population_samples,
+            coverage=self._coverage(dispatcher),
+            evicted_samples=totals.evicted_samples,
+            refetched_samples=totals.refetched_samples,
+            holes=totals.holes,
+            empty_visits=totals.empty_visits,
+            failures=self.failures,
+            workers=roster.alive,
+            samples_per_second=0.0 if stopped else self._samples.per_second,
+            bytes_per_second=0.0 if stopped else self._bytes.per_second,
+            leases=service_lease_statuses(cache.leases, cache.kept_for),
+            foreign_leases=foreign_statuses(cache.foreign_leases),
+            **delivered_fields(cache.job_sums, cache.leases, totals),
+            listing_complete=listed,
+            fingerprint=fingerprint,
+            path=str(self._config.cache.path),
+            pid=None if stopped else int(self._process["pid"]),
+            host=str(self._process["host"]),
+            command=str(self._process["command"]),
+            started_at=self._started_at,
+            updated_at=time.time(),
+            uptime_seconds=uptime_seconds,
+            budget_bytes=cache.budget_bytes,
+            catalog_bytes=self._catalog.allocated_bytes,
+            retired_bytes=totals.retired_bytes,
+            retired_shards=totals.retired_shards,
+            reserved_bytes=cache.bytes_reserved,
+            egress_bytes=self.egress_bytes,
+            objects=objects,
+            retries=self.failures,
+            restarts=roster.restarts,
+            last_errors=last_errors,
+            worker_states=[] if stopped else self._workers(dispatcher, roster),
+            sample_bytes=int(identity.sizes["sample_bytes"]) if identity else None,
+            full=dispatcher is not None and dispatcher.at_bound,
+            complete=complete,
+            ramping=dispatcher is not None and dispatcher.ramping,
+            endless=endless,
+            wishes=len(cache.wishes),
+            subsets=self._subsets,
+            sources=self._mixed(dispatcher),
+            unmatched=unmatched,
+            set_aside=SetAsideStatus() if dispatcher is None else dispatcher.set_aside,
+            restart_for=restart_for,
+        )
+
+    def _state(
+        self, dispatcher: Dispatcher | None, *, beginning: str, silent: str, complete: bool
+    ) -> tuple[State, str | None]:
+        if dispatcher is None:
+            return "waiting", beginning
+        verdict = dispatcher.verdict
+        if dispatcher.refused and not complete:
+            return "waiting", dispatcher.refused
+        if self._cache.shrinking:
+            return "shrinking", dispatcher.landlord.awaited_to_shrink()
+        if dispatcher.blocked and dispatcher.stuck:
+            state: State = "waiting" if dispatcher.landlord.evicts else "full"
+            return state, dispatcher.blocked
+        if complete:
+            return "complete", None
+        if silent and dispatcher.at_work:
+            return "waiting", silent
+        if verdict.granted or (verdict.mood == "waiting" and dispatcher.flights):
+            # Work is under way; why no more of it is given out is said all the same.
+            return "running", verdict.waiting_for
+        return verdict.mood, verdict.waiting_for
+
+    def _mixed(self, dispatcher: Dispatcher | None) -> list[SourceStatus]:
+        """Tell of each source that is mixed."""
+        weights = self._config.weights
+        if weights is None or dispatcher is None or not (rounds := dispatcher.rounds):
+            return []
+        urls = (
+            ", ".join(map(url_without_secrets, source.url)) for source in self._config.sources
+        )
+        rows = zip(urls, weights, self._sources, rounds, strict=False)
+        return [
+            SourceStatus(url, weight / sum(weights), objects, samples, round_)
+            for url, weight, (objects, samples), round_ in rows
+        ]
+
+    def _coverage(self, dispatcher: Dispatcher | None) -> float | None:
+        """Distinct parts drawn over all parts; None until both are known."""
+        if dispatcher is None or not self._parts:
+            return None
+        return dispatcher.coverage(self._parts)
+
+    def _workers(self, dispatcher: Dispatcher | None, roster: WorkerPool) -> list[WorkerStatus]:
+        states = [slot.status() for slot in roster.slots]
+        if dispatcher is None:
+            return states
+        flights = dispatcher.flights
+        return [
+            _with_flight(state, dispatcher) if state.permit in flights else state
+            for state in states
+        ]
+
+
+def _with_flight(state: WorkerStatus, dispatcher: Dispatcher) -> WorkerStatus:
+    assert state.permit is not None
+    flight = dispatcher.flights[state.permit]
+    parts = len(flight.permit.stops)
+    word = (
+        "writing"
+        if flight.granted
+        else "waiting"
+        if flight.need_bytes is not None
+        else state.state
+    )
+    return replace(state, parts=parts, state=word)

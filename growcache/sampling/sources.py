@@ -1,0 +1,274 @@
+"""The sources that samples are drawn from: which store and format an object belongs to.
+
+The URLs of several sources are numbered through in their order. An entry's ``store`` is that number;
+the store and the format of a source know only their own URLs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice, zip_longest
+from typing import Any, TypeVar
+
+from growcache.config import SourceConfig
+from growcache.errors import GrowcacheError, TransientStoreError
+from growcache.formats import open_source
+from growcache.formats.base import ObjectFormat
+from growcache.store.contract import PAGE_ENTRIES, Entry, Store, StoredObject
+from growcache.store.store import RemoteStore, open_store
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    """One source.
+
+    Attributes:
+        store: where its objects are.
+        format: what they hold.
+    """
+
+    store: Store
+    format: ObjectFormat
+
+
+class Sources:
+    """All of them; see `open_sources`.
+
+    Args:
+        opened: in their order.
+    """
+
+    def __init__(self, opened: Sequence[OpenSource]) -> None:
+        self._opened = opened
+        self._firsts = first_urls(one.store.source for one in opened)
+
+    @property
+    def formats(self) -> list[ObjectFormat]:
+        """What the objects of each hold."""
+        return [one.format for one in self._opened]
+
+    @property
+    def listed(self) -> bool:
+        """Whether samples come from listed objects; see `ObjectFormat.listed`."""
+        return all(form.listed for form in self.formats)
+
+    @property
+    def code_digest(self) -> str | None:
+        """Of the user's code that the formats run."""
+        digests = [form.code_digest for form in self.formats]
+        if len(digests) == 1 or not any(digests):
+            return digests[0]
+        return hashlib.sha256("\n".join(found or "" for found in digests).encode()).hexdigest()
+
+    def format_of(self, entry: Entry) -> ObjectFormat:
+        """Return what an object holds."""
+        return self._opened[source_of_url(self._firsts, entry.store)].format
+
+    def reader(self, entry: Entry, partners: Sequence[Entry] = ()) -> StoredObject:
+        """Return an object as its format reads it.
+
+        Args:
+            entry: as it was listed.
+            partners: the objects of the other fields.
+        """
+        number = source_of_url(self._firsts, entry.store)
+        first = self._firsts[number]
+        own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
+        return StoredObject(self._opened[number].store, own[0], tuple(own[1:]))
+
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` from now on. Blocks.
+
+        Args:
+            options: of each source.
+
+        Raises:
+            CredentialsError: no client can be made with them now; the next read tries again.
+        """
+        for store, storage in zip(self._stores, options, strict=True):
+            store.adopt(storage)
+
+    def others_answered(self, entry: Entry, since: float) -> bool:
+        """Return whether another key of the object's store could be read since then.
+
+        Args:
+            entry: an object that could not, as it was listed.
+            since: monotonic seconds.
+        """
+        number = source_of_url(self._firsts, entry.store)
+        own = replace(entry, store=entry.store - self._firsts[number])
+        return self._stores[number].others_answered(own, since)
+
+    @property
+    def _stores(self) -> list[RemoteStore]:
+        return [one.store for one in self._opened if isinstance(one.store, RemoteStore)]
+
+    async def fails_alone(
+        self, entry: Entry, since: float, others: Sequence[Entry] = ()
+    ) -> bool:
+        """Whether an object keeps failing while others answer; see `Store.fails_alone`."""
+        number = source_of_url(self._firsts, entry.store)
+        own = [self._own(e) for e in others if source_of_url(self._firsts, e.store) == number]
+        return await self._opened[number].store.fails_alone(self._own(entry), since, own)
+
+    def given_up(self, entry: Entry, since: float = 0.0) -> bool:
+        """Whether an object was given up lately; see `Store.given_up`."""
+        store = self._opened[source_of_url(self._firsts, entry.store)].store
+        return store.given_up(self._own(entry), since)
+
+    async def renewed(self, entry: Entry) -> Entry:
+        """Return the entry of the version of an object that is there now."""
+        store = self._opened[source_of_url(self._firsts, entry.store)].store
+        return replace(await store.renewed(self._own(entry)), store=entry.store)
+
+    def _own(self, entry: Entry) -> Entry:
+        """Return an entry as the store of its source knows it."""
+        first = self._firsts[source_of_url(self._firsts, entry.store)]
+        return replace(entry, store=entry.store - first) if first else entry
+
+    async def close(self) -> None:
+        """Give connections and threads back."""
+        for one in self._opened:
+            await one.store.close()
+
+
+def first_urls(sources: Iterable[SourceConfig]) -> list[int]:
+    """Return the number of the first URL of each source."""
+    counts = [len(source.url) for source in sources]
+    return [0, *accumulate(counts)][: len(counts)]
+
+
+def source_of_url(firsts: Sequence[int], store: int) -> int:
+    """Return the source that a URL is of.
+
+    >>> [source_of_url([0, 2], store) for store in range(3)]
+    [0, 0, 1]
+    """
+    return bisect_right(firsts, store) - 1
+
+
+def open_sources(
+    sources: Sequence[SourceConfig],
+    *,
+    concurrency: int = 16,
+    timeout_seconds: float = 60,
+    on_retry: Callable[[BaseException], None] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+    lazily: bool = False,
+) -> Sources:
+    """Return the sources, ready to be read from; see `open_store`.
+
+    Raises:
+        ConfigError: a source cannot be meant so; where there are several, it is said of which.
+        AccessError: no credentials are to be found.
+    """
+
+    def opened(source: SourceConfig) -> OpenSource:
+        store = open_store(
+            source,
+            concurrency=concurrency,
+            timeout_seconds=timeout_seconds,
+            on_retry=on_retry,
+            on_bytes=on_bytes,
+            lazily=lazily,
+        )
+        return OpenSource(store, open_source(source))
+
+    return Sources(make_each(sources, opened))
+
+
+def make_each(
+    sources: Sequence[SourceConfig], make: Callable[[SourceConfig], _Made]
+) -> list[_Made]:
+    """Return what is made of each source; of several, what is wrong names the one."""
+    made = []
+    for number, source in enumerate(sources):
+        with _naming_source(number, len(sources)):
+            made.append(make(source))
+    return made
+
+
+@contextmanager
+def _naming_source(number: int, count: int) -> Iterator[None]:
+    """Let what goes wrong name the source, where there are several."""
+    try:
+        yield
+    except GrowcacheError as error:
+        error.args = tuple(name_source(str(said), number, count) for said in error.args)
+        raise
+
+
+def name_source(text: str, number: int, count: int) -> str:
+    """Return a message about ``source`` as one about this of several.
+
+    >>> name_source("source.format: unknown", 1, 2), name_source("source.format: unknown", 0, 1)
+    ('source.1.format: unknown', 'source.format: unknown')
+    >>> name_source("s3://b/source.npy is gone; check source.url", 1, 2)
+    's3://b/source.npy is gone; check source.1.url'
+    """
+    return _SETTING.sub(f"source.{number}.", text) if count > 1 else text
+
+
+_SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_fields)})\b)")
+
+
+class SourceListings:
+    """The listings of all sources, by turns, so that all are there early.
+
+    Args:
+        stores: of the sources.
+    """
+
+    def __init__(self, stores: Sequence[RemoteStore]) -> None:
+        self._stores = stores
+
+    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Go by other ``storage_options`` from now on; see `Sources.adopt`."""
+        for store, storage in zip(self._stores, options, strict=True):
+            store.adopt(storage)
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """Yield the listing page by page, as `Store.pages` does."""
+        if len(self._stores) == 1:
+            yield from self._stores[0].pages()
+            return
+        places = first_urls(store.source for store in self._stores)
+        turns = zip_longest(*map(self._moved, range(len(places)), places))
+        yield from (page for pages in turns for page in pages if page)
+
+    def _moved(self, number: int, first: int) -> Iterator[list[Entry]]:
+        """Yield pages of one length: where a store ends its own may be a matter of time."""
+        entries = chain.from_iterable(self._stores[number].pages())
+        with _naming_source(number, len(self._stores)):
+            while page := [
+                replace(e, store=e.store + first) for e in islice(entries, PAGE_ENTRIES)
+            ]:
+                yield page
+
+
+def open_listings(
+    sources: Sequence[SourceConfig],
+    *,
+    timeout_seconds: float,
+    on_retry: Callable[[BaseException], None],
+    endless: Callable[[TransientStoreError], bool] | None = None,
+) -> SourceListings:
+    """Return the listing of all sources; see `open_store`."""
+
+    def opened(source: SourceConfig) -> RemoteStore:
+        return open_store(
+            source,
+            timeout_seconds=timeout_seconds,
+            on_retry=on_retry,
+            lazily=True,
+            endless=endless,
+        )
+
+    return SourceListings(make_each(sources, opened))

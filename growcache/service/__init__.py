@@ -1,1 +1,0 @@
-"""Running it and showing it: command line, live view, demo."""

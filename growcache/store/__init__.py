@@ -1,0 +1,1 @@
+"""List and read the objects of a remote store."""

@@ -1,0 +1,615 @@
+"""The local, append-only file of listed objects: a key keeps its ordinal for ever.
+
+The file is a sequence of frames, each a fixed head and a body. A body is a block of up to 64 entries:
+keys, ETags, times and stores are zlib-packed JSON by column, MD5 sums (as most ETags are) precede it as
+bytes. Sizes and the running digest are not packed, so that opening a million entries unpacks none.
+A frame is valid only with its CRC32C: what a crash tore off is cut away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import threading
+import zlib
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from growcache.errors import CacheError, CacheFullError
+from growcache.seeding import hash64
+from growcache.store.contract import Entry
+from growcache.store.key_set import KeySet
+
+BLOCK_ENTRIES = 64  # entries
+DIGEST_BYTES = 16
+MD5_BYTES = 16
+SIZE_WIDTHS = (1, 2, 4, 8)  # bytes of a size
+_MOST_UNPACKED_BYTES = 1 << 24  # bytes of a block: 64 keys of the longest
+_MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
+# Of the values of each column.
+_COLUMN_TYPES: tuple[frozenset[type], ...] = (
+    frozenset({str}),
+    frozenset({str, type(None)}),
+    frozenset({float, int, type(None)}),
+    frozenset({int}),
+)
+
+BlockColumns = list[Any]  # keys, ETags, times, stores; each by the place in the block
+
+
+class PackedBlock(NamedTuple):
+    """A block as it is written.
+
+    Attributes:
+        width: bytes per size.
+        sizes: of the objects, little-endian.
+        sums: the ETags, where all of them are MD5 sums; else nothing.
+        columns: the rest.
+    """
+
+    width: int
+    sizes: bytes
+    sums: bytes
+    columns: bytes
+
+
+def pack_block(entries: Sequence[Entry]) -> PackedBlock:
+    """Return the entries of a block, of which there is at least one."""
+    sizes = np.array([entry.size for entry in entries], np.uint64)
+    largest = int(sizes.max())
+    width = next(width for width in SIZE_WIDTHS if largest < 1 << (8 * width))
+    sums = _md5_sums(entries)
+    columns = [
+        [entry.key for entry in entries],
+        [] if sums else [entry.etag for entry in entries],
+        [entry.mtime for entry in entries],
+        [entry.store for entry in entries],
+    ]
+    narrow = sizes.astype(f"<u{width}").tobytes()
+    return PackedBlock(width, narrow, sums, zlib.compress(orjson.dumps(columns), 6))
+
+
+def unpack_block_sizes(data: memoryview, width: int) -> npt.NDArray[np.int64]:
+    """Return the sizes of a block: int64 [entries]."""
+    return np.frombuffer(data, f"<u{width}").astype(np.int64)
+
+
+def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
+    """Return the columns of so many entries; None where that is not what it holds."""
+    columns = _unpack_columns(packed)
+    lengths = [count, 0 if sums else count, count, count]
+    if columns is None or [len(column) for column in columns] != lengths:
+        return None
+    if sums:
+        columns[1] = _Md5Etags(sums)
+    return columns
+
+
+def _unpack_columns(data: bytes) -> BlockColumns | None:
+    unpacker = zlib.decompressobj()
+    try:
+        packed = unpacker.decompress(data, _MOST_UNPACKED_BYTES)
+        columns = orjson.loads(packed) if unpacker.eof else None
+    except (zlib.error, orjson.JSONDecodeError):
+        return None
+    if type(columns) is not list or len(columns) != len(_COLUMN_TYPES):
+        return None
+    for column, kinds in zip(columns, _COLUMN_TYPES, strict=True):
+        if type(column) is not list or not kinds.issuperset(map(type, column)):
+            return None
+    return columns
+
+
+def _md5_sums(entries: Sequence[Entry]) -> bytes:
+    """Return the ETags as bytes where all are quoted MD5 sums, as S3's mostly are; else none.
+
+    Their hexadecimal digits are what packs worst of all.
+    """
+    etags = [entry.etag or "" for entry in entries]
+    if not all(map(_MD5_ETAG.fullmatch, etags)):
+        return b""
+    return bytes.fromhex("".join(etag[1:-1] for etag in etags))
+
+
+class _Md5Etags:
+    """MD5 sums as ETags; a block holds many of which mostly one is wanted."""
+
+    def __init__(self, sums: bytes) -> None:
+        self._sums = sums
+
+    def __getitem__(self, i: int) -> str:
+        return f'"{self._sums[i * MD5_BYTES : (i + 1) * MD5_BYTES].hex()}"'
+
+
+def advance_digest(digest: bytes, entry: Entry) -> bytes:
+    """Return the running digest of a listing behind one more entry."""
+    # The time counts only where it is all there is: copies of a bucket have other times.
+    version = entry.etag if entry.etag is not None else entry.mtime
+    line = orjson.dumps([entry.store, entry.key, entry.size, version])
+    return blake2b(digest + line, digest_size=DIGEST_BYTES).digest()
+
+
+_MAGIC = b"GCCAT\x00\x00\x01"
+_BLOCKS_IN_MEMORY = 1024  # some 12 KB each
+_FRAME_HEAD = struct.Struct("<II")  # bytes of the frame behind these two, their CRC32C
+# Kind, flag, entries, bytes per size, digest after it.
+_FRAME_FIELDS = struct.Struct(f"<BBHB{DIGEST_BYTES}s")
+_ENTRIES_FRAME, _COMPLETE_FRAME = 1, 2
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Catalog:
+    """The first N keys of a store, by ordinal.
+
+    One process appends, any number read. Methods may be called from several threads.
+    """
+
+    def __init__(self, path: Path, descriptor: int, key_hash: Callable[[str], int]) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._lock = threading.RLock()
+        # Of each block: its first entry's ordinal, offset and length of its body, how much of
+        # that are MD5 sums, the digest after it. Plain arrays, for there may be millions.
+        self._firsts = array("q")
+        self._offsets, self._lengths, self._sums = array("q"), array("I"), array("H")
+        self._digests = bytearray()
+        self._sizes = np.zeros(BLOCK_ENTRIES, np.int64)
+        self._count = 0
+        self._stored = 0  # of these, entries in blocks
+        self._pending: list[Entry] = []
+        self._unpacked: OrderedDict[int, BlockColumns] = OrderedDict()
+        self._seen: KeySet | None = None
+        self._key_hash = key_hash
+        self._end = 0
+        self._kept = 0  # bytes of the file that the disk has, for sure
+        self._lost = False  # it may not have the rest, and no second try would tell
+        self._complete = False
+        self._writable = True
+
+    @property
+    def path(self) -> Path:
+        """Of its file."""
+        return self._path
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        key_hash: Callable[[str], int] = hash64,
+    ) -> Self:
+        """Return the catalog at ``path``; an empty one is made if there is none.
+
+        Args:
+            path: of the file.
+            readonly: leave the file as it is; a frame that is just being written is ignored.
+            key_hash: 64 bits of a key; for tests of what happens when two collide.
+
+        Raises:
+            CacheError: the file is not a catalog.
+            FileNotFoundError: read-only, and there is none.
+        """
+        path = Path(path)
+        flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
+        catalog = cls(path, os.open(path, flags | os.O_CLOEXEC, 0o600), key_hash)
+        catalog._writable = not readonly
+        try:
+            catalog._recover()
+            catalog._kept = catalog._end
+        except BaseException:
+            catalog.close()
+            raise
+        return catalog
+
+    def refresh(self) -> int:
+        """Take in what another process has appended since; return the number of entries."""
+        with self._lock:
+            self._scan()
+            return len(self)
+
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Add the entries whose keys are new, in order; return how many were.
+
+        A key that is known keeps its ordinal, size and version. Buffered until `flush`, except
+        for what fills whole blocks.
+
+        Raises:
+            CacheFullError: the disk has no room. All entries are taken in none the less; the
+                next `append` or `flush` writes what this one could not.
+            CacheError: the disk fails in another way; the same holds.
+        """
+        seen = self._known()
+        with self._lock:
+            keys = [_store_and_key(entry.store, entry.key) for entry in entries]
+            new = [entries[place] for place in seen.add(keys, self._count, self._identities_of)]
+            self._put_sizes(self._count, [entry.size for entry in new])
+            self._pending += new
+            self._count += len(new)
+            self._write_pending(at_least=BLOCK_ENTRIES)
+            return len(new)
+
+    def unknown(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that `append` would add, as far as their hashes tell."""
+        seen = self._known()
+        with self._lock:
+            places = seen.unknown([_store_and_key(entry.store, entry.key) for entry in entries])
+            return [entries[place] for place in places]
+
+    def flush(self) -> None:
+        """Write what is buffered, and have the disk keep it.
+
+        Raises:
+            CacheFullError: the disk has no room; what was not written is still buffered.
+        """
+        with self._lock:
+            self._write_pending(at_least=1)
+            self._sync()
+
+    def close(self) -> None:
+        """Release the file; what was not flushed is lost."""
+        with self._lock:
+            if self._descriptor >= 0:
+                if self._lost:  # or the next to open it would believe what it reads there
+                    with suppress(OSError):
+                        os.ftruncate(self._descriptor, self._kept)
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def entry(self, ordinal: int) -> Entry:
+        """Return one entry.
+
+        Raises:
+            IndexError: there is no such ordinal.
+        """
+        return self.entries([ordinal])[0]
+
+    def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
+        """Return several entries.
+
+        Raises:
+            IndexError: there is no such ordinal.
+        """
+        asked = np.asarray(ordinals, np.int64)
+        # In the order of the file, so that each block is unpacked once, however many there are.
+        in_order = np.unique(asked)
+        with self._lock:
+            unknown = in_order[(in_order < 0) | (in_order >= len(self))]
+            if len(unknown):
+                raise IndexError(f"the catalog has {len(self)} entries, no number {unknown[0]}")
+            sizes = self._sizes[in_order].tolist()
+            found = {
+                n: self._entry(n, size)
+                for n, size in zip(in_order.tolist(), sizes, strict=True)
+            }
+        return [found[ordinal] for ordinal in asked.tolist()]
+
+    def _entry(self, ordinal: int, size: int) -> Entry:
+        if ordinal >= self._stored:
+            return self._pending[ordinal - self._stored]
+        block = bisect_right(self._firsts, ordinal) - 1
+        at = ordinal - self._firsts[block]
+        keys, etags, mtimes, stores = self._columns(block)
+        return Entry(keys[at], size, etags[at], mtimes[at], stores[at])
+
+    def keys(self, start: int, stop: int) -> Iterator[list[str]]:
+        """Yield the keys of ordinals [start, stop), in pieces; quicker than by entry.
+
+        Raises:
+            IndexError: there are fewer.
+        """
+        for _, keys in self.names(start, stop):
+            yield keys
+
+    def names(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
+        """Yield what tells entries apart, in pieces: their stores and their keys.
+
+        Raises:
+            IndexError: there are fewer than ``stop``.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
+        while start < stop:
+            first, stores, keys = self._names_around(start)
+            piece = slice(start - first, stop - first)
+            yield stores[piece], keys[piece]
+            start = min(stop, first + len(keys))
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of every object, by ordinal: int64 [len], a read-only view of this moment."""
+        view = self._sizes[: len(self)]
+        view.flags.writeable = False
+        return view
+
+    def digest(self, count: int) -> str:
+        """Return 128 bits, in hex, that stand for the first ``count`` entries.
+
+        They do not depend on how the entries came to be split into blocks.
+
+        Raises:
+            IndexError: there are fewer.
+        """
+        with self._lock:
+            if not 0 <= count <= len(self):
+                raise IndexError(f"the catalog has {len(self)} entries, not {count}")
+            base, running = self._stored, self._last_digest()
+            if count < base:
+                block = bisect_right(self._firsts, count) - 1
+                base = self._firsts[block]
+                running = self._digest_before(block)
+            for entry in self.entries(range(base, count)):
+                running = advance_digest(running, entry)
+            return running.hex()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the listing had come to its end; kept in the file."""
+        return self._complete
+
+    @complete.setter
+    def complete(self, value: bool) -> None:
+        with self._lock:
+            self._write_pending(at_least=1)
+            if value != self._complete:
+                self._write_frame(
+                    _COMPLETE_FRAME, int(value), 0, 0, self._last_digest(), b"", b""
+                )
+                self._complete = value
+            self._sync()
+            if value:
+                self._seen = None  # only a listing wants it
+
+    @property
+    def torn_bytes(self) -> int:
+        """What the file has at its end that is no whole frame."""
+        return os.fstat(self._descriptor).st_size - self._end
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the file takes on the disk, in whole blocks."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
+    # -- blocks -------------------------------------------------------------------------
+
+    def _write_pending(self, *, at_least: int) -> None:
+        """Write blocks while so many entries wait; what a failure leaves, waits on."""
+        written = 0
+        try:
+            while len(self._pending) - written >= at_least:
+                block = self._pending[written : written + BLOCK_ENTRIES]
+                self._write_block(block)
+                written += len(block)
+        finally:
+            del self._pending[:written]
+
+    def _write_block(self, entries: Sequence[Entry]) -> None:
+        digest = self._last_digest()
+        for entry in entries:
+            digest = advance_digest(digest, entry)
+        width, sizes, sums, columns = pack_block(entries)
+        body = sums + columns
+        place = self._write_frame(
+            _ENTRIES_FRAME, bool(sums), len(entries), width, digest, sizes, body
+        )
+        self._add_block((place, len(body), len(sums)), len(entries), digest)
+
+    def _write_frame(
+        self,
+        kind: int,
+        flag: int,
+        count: int,
+        width: int,
+        digest: bytes,
+        sizes: bytes,
+        packed: bytes,
+    ) -> int:
+        """Append a frame; return where its packed body starts."""
+        if not self._writable:
+            raise CacheError(f"{self._path} was opened for reading")
+        self._refuse_lost()
+        content = _FRAME_FIELDS.pack(kind, flag, count, width, digest) + sizes + packed
+        frame = _FRAME_HEAD.pack(len(content), google_crc32c.value(content)) + content
+        with self._failure_named():
+            self._write_whole(frame)
+        self._end += len(frame)
+        return self._end - len(packed)
+
+    def _write_whole(self, frame: bytes) -> None:
+        rest, at = memoryview(frame), self._end
+        try:
+            while rest:  # a disk that fills up takes a piece before it refuses
+                written = os.pwrite(self._descriptor, rest, at)
+                rest, at = rest[written:], at + written
+        except OSError:
+            os.ftruncate(self._descriptor, self._end)
+            raise
+
+    def _sync(self) -> None:
+        self._refuse_lost()
+        self._lost = True
+        with self._failure_named():
+            os.fsync(self._descriptor)
+        self._kept, self._lost = self._end, False
+
+    def _refuse_lost(self) -> None:
+        if self._lost:
+            raise CacheError(
+                f"cannot go on with the listing {self._path}: the disk did not keep what was "
+                "written, and asked again it would not say so; start again on a sound disk"
+            )
+
+    @contextmanager
+    def _failure_named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"the listing {self._path}: {error.strerror}"
+            if error.errno in _DISK_FULL_ERRNOS:
+                raise CacheFullError(
+                    f"no room on the disk for {what}; free some, and start again"
+                ) from error
+            raise CacheError(f"cannot write {what}; move it to a sound disk") from error
+
+    def _add_block(self, place: tuple[int, int, int], count: int, digest: bytes) -> None:
+        self._firsts.append(self._stored)
+        for column, value in zip(
+            (self._offsets, self._lengths, self._sums), place, strict=True
+        ):
+            column.append(value)
+        self._digests += digest
+        self._stored += count
+
+    def _columns(self, block: int) -> BlockColumns:
+        columns = self._unpacked.get(block)
+        if columns is None:
+            columns = self._read_columns(block)
+            # The latest goes: every group of samples is looked up from the front of the listing
+            # to its end, so what was used longest ago is what comes next.
+            if len(self._unpacked) >= _BLOCKS_IN_MEMORY:
+                self._unpacked.popitem()
+            self._unpacked[block] = columns
+        else:
+            self._unpacked.move_to_end(block)
+        return columns
+
+    def _read_columns(self, block: int) -> BlockColumns:
+        """Return keys, ETags, times and stores of a block."""
+        offset, sums = self._offsets[block], self._sums[block]
+        data = os.pread(self._descriptor, self._lengths[block], offset)
+        columns = unpack_block(data[:sums], data[sums:], self._count_of(block))
+        if columns is None:
+            raise CacheError(f"{self._path} is damaged; move it away and list anew")
+        return columns
+
+    def _count_of(self, block: int) -> int:
+        following = self._firsts[block + 1] if block + 1 < len(self._firsts) else self._stored
+        return following - self._firsts[block]
+
+    def _last_digest(self) -> bytes:
+        return self._digest_before(len(self._firsts))
+
+    def _digest_before(self, block: int) -> bytes:
+        end = block * DIGEST_BYTES
+        return bytes(self._digests[end - DIGEST_BYTES : end]) if block else bytes(DIGEST_BYTES)
+
+    def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        stop = first + len(sizes)
+        if stop > len(self._sizes):
+            # A new array, so that views handed out before stay as they were.
+            grown = np.zeros(max(stop, 2 * len(self._sizes)), np.int64)
+            grown[: len(self._sizes)] = self._sizes
+            self._sizes = grown
+        self._sizes[first:stop] = sizes
+
+    # -- keys ---------------------------------------------------------------------------
+
+    def _known(self) -> KeySet:
+        if self._seen is None:
+            # Without the lock, for it takes seconds for a million keys; blocks never change.
+            seen = KeySet(self._key_hash)
+            seen.load(self._identities_in_blocks(), self._identities_of)
+            self._seen = seen
+        return self._seen
+
+    def _names_around(self, ordinal: int) -> tuple[int, list[int], list[str]]:
+        """Return what is (or will be) written together: the first ordinal, stores and keys."""
+        with self._lock:
+            if ordinal >= self._stored:
+                stores = [entry.store for entry in self._pending]
+                return self._stored, stores, [entry.key for entry in self._pending]
+            block = bisect_right(self._firsts, ordinal) - 1
+            columns = self._read_columns(block)
+            return self._firsts[block], columns[3], columns[0]
+
+    def _identities_in_blocks(self) -> Iterator[list[str]]:
+        for start in range(0, len(self._firsts), _BLOCKS_IN_MEMORY):
+            some = range(start, min(start + _BLOCKS_IN_MEMORY, len(self._firsts)))
+            columns = map(self._read_columns, some)
+            yield [
+                _store_and_key(*pair)
+                for keys, _, _, stores in columns
+                for pair in zip(stores, keys, strict=True)
+            ]
+
+    def _identities_of(self, ordinals: Sequence[int]) -> list[str]:
+        return [_store_and_key(entry.store, entry.key) for entry in self.entries(ordinals)]
+
+    # -- opening ------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        head = os.pread(self._descriptor, len(_MAGIC), 0)
+        if self._writable and _MAGIC.startswith(head) and head != _MAGIC:
+            os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash in the very first write
+        elif head != _MAGIC:
+            raise CacheError(
+                f"{self._path} is not a catalog of this version; remove it, to list anew, with: "
+                f"growcache check {self._path.parent} --repair"
+            )
+        self._end = len(_MAGIC)
+        self._scan()
+        if self._writable:
+            os.ftruncate(self._descriptor, self._end)
+
+    def _scan(self) -> None:
+        """Take in the frames behind the known ones, up to the first that is not whole."""
+        size = os.fstat(self._descriptor).st_size
+        data = memoryview(os.pread(self._descriptor, size - self._end, self._end))
+        at = 0
+        while at + _FRAME_HEAD.size + _FRAME_FIELDS.size <= len(data):
+            length, crc = _FRAME_HEAD.unpack_from(data, at)
+            content = data[at + _FRAME_HEAD.size : at + _FRAME_HEAD.size + length]
+            if len(content) < max(length, _FRAME_FIELDS.size):
+                break
+            if google_crc32c.value(bytes(content)) != crc:
+                break
+            self._take_frame(content, self._end + at + _FRAME_HEAD.size)
+            at += _FRAME_HEAD.size + length
+        self._end += at
+
+    def _take_frame(self, content: memoryview, offset: int) -> None:
+        kind, flag, count, width, digest = _FRAME_FIELDS.unpack_from(content)
+        if kind == _COMPLETE_FRAME:
+            self._complete = bool(flag)
+            return
+        packed = _FRAME_FIELDS.size + count * width
+        if not (
+            kind == _ENTRIES_FRAME
+            and flag in (0, 1)
+            and 0 < count <= BLOCK_ENTRIES
+            and width in SIZE_WIDTHS
+            and packed + count * MD5_BYTES * flag <= len(content)
+        ):
+            raise CacheError(f"{self._path} is damaged; move it away and list anew")
+        sizes = unpack_block_sizes(content[_FRAME_FIELDS.size : packed], width)
+        self._put_sizes(self._stored, sizes)
+        place = (offset + packed, len(content) - packed, count * MD5_BYTES * flag)
+        self._add_block(place, count, digest)
+        self._count += count
+
+
+def _store_and_key(store: int, key: str) -> str:
+    # Two URLs of a source may be two buckets with the same keys.
+    return f"{store}\x00{key}"

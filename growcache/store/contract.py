@@ -1,0 +1,183 @@
+"""The contract of a store: what an object is, and what every store and backend offers.
+
+A `Store` holds the objects of one source and tries again what fails. A `Backend` is one client on one
+bucket, host or file system: it makes single attempts and raises growcache's errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from growcache.config import SourceConfig
+from growcache.store.urls import Location
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+PAGE_ENTRIES = 1000  # entries; what S3 answers at once
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One listed object.
+
+    Attributes:
+        key: without bucket or scheme; of local files the absolute path.
+        size: bytes.
+        etag: the version as the store names it, quotes included; None where it has none.
+        mtime: last modification, seconds since the epoch; None where unknown.
+        store: index into `SourceConfig.url`.
+    """
+
+    key: str
+    size: int
+    etag: str | None
+    mtime: float | None
+    store: int = 0
+
+
+class Page(list[Entry]):
+    """Some objects of a listing that were told together.
+
+    Attributes:
+        last: whether it is known that nothing follows.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = (), *, last: bool = False) -> None:
+        super().__init__(entries)
+        self.last = last
+
+
+class Store(Protocol):
+    """The objects of one source."""
+
+    @property
+    def source(self) -> SourceConfig:
+        """What the store was opened for."""
+
+    async def find(self, key: str) -> Entry:
+        """Return the entry of an object, listed or not, beside those of the first URL.
+
+        Args:
+            key: in the bucket or on the host; on file systems, where it does not begin with
+                ``/``, below the folder that the URL names.
+
+        Raises:
+            StoreError: as `read` does.
+        """
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """Yield the listing page by page. Blocks: iterate in a thread.
+
+        Sizes are known, empty objects are included, folders are not. The same objects come in
+        the same order, which need not be that of their keys. Where a store that cannot resume
+        a listing fails in the middle of it, or does not list as it should, keys may come twice.
+
+        Raises:
+            AccessError: the store refuses the credentials or the bucket.
+            ObjectMissingError: no such bucket, folder or (for a URL without glob) object.
+            TransientStoreError: no answer for ``timeout_seconds``.
+        """
+
+    async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
+        """Return the bytes [start, stop) of an object, all of them by default.
+
+        The buffer is read-only and owns its memory. A range that reaches past the end is cut
+        off there.
+
+        Raises:
+            ObjectChangedError: not the version that was listed.
+            ObjectMissingError: deleted since.
+            AccessError: refused.
+            TransientStoreError: no progress for ``timeout_seconds``, retries included.
+            StoreError: any other answer.
+        """
+
+    async def fails_alone(
+        self, entry: Entry, since: float, others: Sequence[Entry] = ()
+    ) -> bool:
+        """Whether an object keeps failing while others of its bucket or host answer.
+
+        It is *given up* then: for some time reads of it that fail are not tried again.
+
+        Args:
+            entry: of the object, a read of which was given up.
+            since: when that failed first, monotonic seconds.
+            others: asked for one byte if nothing else answered since.
+        """
+
+    def given_up(self, entry: Entry, since: float = 0.0) -> bool:
+        """Whether an object was given up lately, and after a moment, monotonic seconds."""
+
+    async def renewed(self, entry: Entry) -> Entry:
+        """Return the entry of the version of an object that is there now.
+
+        Raises:
+            StoreError: as `read` does.
+        """
+
+    async def close(self) -> None:
+        """Give connections and threads back; the store cannot be used afterwards."""
+
+
+class Backend(Protocol):
+    """One client on one bucket, host or file system; single attempts, growcache's errors."""
+
+    @property
+    def identity(self) -> str:
+        """Backends of one identity have the same objects under the same keys."""
+
+    @property
+    def sorted(self) -> bool:
+        """Whether listings are in the order of keys, and begin after any name for one request."""
+
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
+        """Yield pages of what lies below ``location.prefix``, matching or not.
+
+        ``after``: the last key seen before a failure; may be ignored.
+        """
+
+    def head(self, key: str) -> Entry:
+        """Return the entry of one object. Blocks."""
+
+    def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
+        """Return a non-empty range of an object, unless it changed."""
+
+    async def close(self) -> None:
+        """Give up connections and threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object of a store, as object formats read it.
+
+    Attributes:
+        store: that it is in.
+        entry: the object.
+        others: the objects of the other fields.
+    """
+
+    store: Store
+    entry: Entry
+    others: tuple[Entry, ...] = ()
+
+    @property
+    def partners(self) -> Sequence[StoredObject]:
+        """The objects of the other fields, where the source has several."""
+        return [StoredObject(self.store, entry) for entry in self.others]
+
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """Return the bytes [start, stop); see `Store.read`."""
+        return await self.store.read(self.entry, start, stop)
+
+    @property
+    def source(self) -> SourceConfig:
+        """What the object is one of."""
+        return self.store.source
+
+    async def find(self, key: str) -> StoredObject:
+        """Return another object; see `Store.find`."""
+        return StoredObject(self.store, await self.store.find(key))

@@ -1,0 +1,389 @@
+"""Storage options in obstore's words: fsspec's names, boto3's credential chain, Azure's connection strings.
+
+Precedence is boto3's: what is given in ``storage_options``, then the environment, then the profile in
+``~/.aws``, then the machine's own role.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from growcache.errors import ConfigError, CredentialsError
+from growcache.usercode import short_key
+
+# botocore renews temporary credentials ten minutes before they end at the latest, so asking it
+# anew more often than that never hands out dead ones.
+_CREDENTIALS_TTL = timedelta(minutes=5)
+
+_S3_NAMES = {  # fsspec's (s3fs's) name -> obstore's
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "anon": "skip_signature",
+    "endpoint_url": "endpoint",
+    "requester_pays": "request_payer",
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "region_name": "region",
+}
+_S3_OBSTORE_NAMES = frozenset(
+    {
+        "access_key_id", "secret_access_key", "session_token", "skip_signature", "endpoint",
+        "region", "request_payer", "virtual_hosted_style_request", "sse_customer_key_base64",
+        "server_side_encryption", "s3_express",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """What obstore's `S3Store` is made of; secrets are kept out of the repr."""
+
+    config: dict[str, Any]
+    verify: bool | str = True
+    provider: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
+
+
+class StaticCredentials:
+    """A credential provider that always answers the same.
+
+    A provider, and not configuration, because obstore would complete configured keys with
+    a session token that happens to stand in the environment.
+    """
+
+    def __init__(self, key: str, secret: str, token: str | None) -> None:
+        self._answer = {
+            "access_key_id": key,
+            "secret_access_key": secret,
+            "token": token,
+            "expires_at": None,
+        }
+
+    def __call__(self) -> Mapping[str, Any]:
+        return self._answer
+
+
+class SessionCredentials:
+    """A credential provider over a botocore session's (self-renewing) credentials."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    def __call__(self) -> Mapping[str, Any]:
+        frozen = self._credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_TTL,
+        }
+
+
+def s3_settings(
+    bucket: str,
+    options: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> S3Settings | None:
+    """Return obstore's settings for a bucket; None where obstore has no word for an option.
+
+    Raises:
+        CredentialsError: no credentials anywhere.
+        ConfigError: half a key pair, or a profile that does not exist.
+    """
+    environment = os.environ if environment is None else environment
+    values = _flatten_options(options)
+    if values is None:
+        return None
+    verify = values.pop("verify", True)
+    profile = values.pop("profile", None)
+    config = {"bucket": bucket, **values}
+    static = _static_credentials(config, environment, profile)
+    aws = _AwsFiles(profile, environment)
+    provider: Callable[[], Mapping[str, Any]] | None = None
+    if not config.setdefault("skip_signature", False):
+        provider = static or aws.credentials(bucket)
+    region = config.get("region") or aws.region()
+    if region:
+        config["region"] = region
+    endpoint = config.pop("endpoint", None) or aws.endpoint()
+    if endpoint:
+        if config.get("virtual_hosted_style_request"):
+            found = _virtual_hosted_endpoint(bucket, str(endpoint))
+            config["virtual_hosted_style_request"] = found is not None
+            endpoint = found or endpoint
+        # Both names, since obstore lets AWS_ENDPOINT_URL_S3 win over the plain one.
+        config["endpoint"] = config["aws_endpoint_url_s3"] = str(endpoint).rstrip("/")
+    return S3Settings(config, verify, provider)
+
+
+def _virtual_hosted_endpoint(bucket: str, endpoint: str) -> str | None:
+    """Return the endpoint with the bucket in its host, as obstore wants it.
+
+    None where that is an address and no name, as boto3 has it.
+
+    >>> _virtual_hosted_endpoint("b", "https://s3.lab:9000/"), _virtual_hosted_endpoint("b", "https://b.s3.lab")
+    ('https://b.s3.lab:9000/', 'https://b.s3.lab')
+    >>> _virtual_hosted_endpoint("b", "http://127.0.0.1:9000")
+    """
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator or _is_ip_address(rest):
+        return None
+    return endpoint if rest.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{rest}"
+
+
+def _is_ip_address(rest: str) -> bool:
+    """Whether an endpoint without its scheme begins with digits, as in ``[::1]:9000/x``."""
+    try:
+        ip_address(urlsplit(f"//{rest}").hostname or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name == "use_ssl":  # the endpoint's scheme says it
+            continue
+        if name == "client_kwargs" and isinstance(value, Mapping):
+            nested = _flatten_options(value)
+            if nested is None:
+                return None
+            values = nested | values
+        elif name == "config_kwargs" and isinstance(value, Mapping):
+            style = _is_virtual_hosted(value)
+            if style is None:
+                return None
+            values["virtual_hosted_style_request"] = style
+        elif name in ("profile", "verify"):
+            values[name] = value
+        elif name in _S3_NAMES or name in _S3_OBSTORE_NAMES:
+            values[_S3_NAMES.get(name, name)] = value
+        else:
+            return None
+    return values
+
+
+def _is_virtual_hosted(config: Mapping[str, Any]) -> bool | None:
+    """``config_kwargs: {s3: {addressing_style: …}}`` as virtual-hosted or not."""
+    style = config.get("s3")
+    if (
+        set(config) != {"s3"}
+        or not isinstance(style, Mapping)
+        or set(style) != {"addressing_style"}
+    ):
+        return None
+    return bool(style["addressing_style"] == "virtual")
+
+
+def _static_credentials(
+    config: dict[str, Any], environment: Mapping[str, str], profile: str | None
+) -> StaticCredentials | None:
+    key, secret = config.pop("access_key_id", None), config.pop("secret_access_key", None)
+    token = config.pop("session_token", None)
+    if (key is None) != (secret is None):
+        raise ConfigError(
+            "source.storage_options: expected both key and secret, found only "
+            + ("secret" if key is None else "key")
+        )
+    if key is None and profile is None:  # a profile asked for by name beats the environment
+        key = environment.get("AWS_ACCESS_KEY_ID")
+        secret = environment.get("AWS_SECRET_ACCESS_KEY")
+        token = environment.get("AWS_SESSION_TOKEN") or environment.get("AWS_SECURITY_TOKEN")
+    if not key or not secret:
+        return None
+    return StaticCredentials(str(key), str(secret), token)
+
+
+def server_option(
+    scheme: str, options: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> str:
+    """Return the setting that says which server is asked, in words; empty where none does.
+
+    >>> server_option("s3", {"endpoint_url": "http://minio:9000"})
+    'endpoint_url in source.storage_options'
+    >>> server_option("s3", {}, {"AWS_ENDPOINT_URL": "http://minio:9000"})
+    'AWS_ENDPOINT_URL'
+    """
+    if scheme in ("http", "https", "sftp", "ssh"):
+        return "source.url"
+    given = [options, options.get("client_kwargs")]
+    for values in given:
+        for name in ("endpoint_url", "endpoint", "base_url", "connection_string"):
+            if isinstance(values, Mapping) and values.get(name):
+                return f"{name} in source.storage_options"
+    if scheme not in ("s3", "s3a"):
+        return ""
+    environment = os.environ if environment is None else environment
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if environment.get(name):
+            return name
+    return ""
+
+
+class _AwsFiles:
+    """The environment and ``~/.aws``; botocore is loaded only if there is something to read."""
+
+    def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
+        self._profile = profile
+        self._environment = environment
+        self._session: Any = None
+
+    def credentials(self, bucket: str) -> Callable[[], Mapping[str, Any]] | None:
+        """Boto3's chain; None lets obstore look by itself where botocore is missing."""
+        if find_spec("botocore") is None:
+            if self._profile:
+                raise ConfigError(
+                    "source.storage_options: profile needs boto3; install growcache[s3]"
+                )
+            return None
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            found = self._opened().get_credentials()
+        except BotoCoreError as error:
+            raise CredentialsError(
+                f"no credentials for s3://{bucket}: {type(error).__name__}: {short_key(str(error))}"
+            ) from None
+        if found is None:
+            raise CredentialsError(
+                f"no credentials for s3://{bucket}: set key and secret in source.storage_options, "
+                "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anon: true for a public bucket"
+            )
+        return SessionCredentials(found)
+
+    def region(self) -> str | None:
+        """The region that is set, if any."""
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+            if found := self._environment.get(name):
+                return found
+        found = self._scoped().get("region")
+        return str(found) if found else None
+
+    def endpoint(self) -> str | None:
+        """The endpoint that is set, service-specific before general, if any."""
+        if self._environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+            return None
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            if found := self._environment.get(name):
+                return found
+        scoped = self._scoped()
+        services = self._services(scoped.get("services"))
+        own = services.get("s3")
+        found = own.get("endpoint_url") if isinstance(own, Mapping) else None
+        found = found or scoped.get("endpoint_url")
+        return str(found) if found else None
+
+    def _services(self, name: object) -> Mapping[str, Any]:
+        if not name or self._session is None:
+            return {}
+        found = self._session.full_config.get("services", {}).get(name, {})
+        return found if isinstance(found, Mapping) else {}
+
+    def _scoped(self) -> Mapping[str, Any]:
+        """The profile's section of ``~/.aws/config``."""
+        path = self._environment.get("AWS_CONFIG_FILE") or "~/.aws/config"
+        if find_spec("botocore") is None or not Path(path).expanduser().is_file():
+            return {}
+        session = self._opened()
+        scoped = session.get_scoped_config()
+        return scoped if isinstance(scoped, Mapping) else {}
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            import botocore.session
+            from botocore.exceptions import ProfileNotFound
+
+            # boto3 itself adds resource models and 0.1 s to what botocore does here.
+            session = botocore.session.Session(profile=self._profile)
+            try:
+                session.get_scoped_config()
+            except ProfileNotFound as error:
+                raise ConfigError(
+                    f"source.storage_options: {error}; see ~/.aws/config"
+                ) from None
+            self._session = session
+        return self._session
+
+
+_AZURE_PUBLIC_CLOUD = "core.windows.net"
+_ADLFS_NAMES = {"sas_token": "sas_key", "anon": "skip_signature", "endpoint_url": "endpoint"}
+_CONNECTION_STRING_NAMES = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "SharedAccessSignature": "sas_key",
+    "BlobEndpoint": "endpoint",
+}
+_AZURE_OBSTORE_NAMES = frozenset(
+    {"account_name", "account_key", "sas_key", "skip_signature", "endpoint", "use_emulator",
+     "client_id", "client_secret", "tenant_id"}
+)  # fmt: skip
+
+
+def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return obstore's settings; None where it has no word for an option or the host.
+
+    Args:
+        host: what stands behind the container, as in ``abfss://CONTAINER@HOST/``; or empty.
+        options: ``storage_options``. They win over the host and the connection string.
+
+    Raises:
+        ConfigError: a connection string that names no account.
+    """
+    found = parse_azure_host(host) if host else {}
+    if found is None:
+        return None
+    given = {name: value for name, value in options.items() if value is not None}
+    if (text := given.pop("connection_string", None)) is not None:
+        found |= parse_connection_string(str(text))
+    found |= {_ADLFS_NAMES.get(name, name): value for name, value in given.items()}
+    return found if set(found) <= _AZURE_OBSTORE_NAMES else None
+
+
+def parse_azure_host(host: str) -> dict[str, Any] | None:
+    """Return what the name of a host says; None where it is none of Azure's usual ones.
+
+    >>> parse_azure_host("a.dfs.core.windows.net")
+    {'account_name': 'a'}
+    >>> parse_azure_host("a.dfs.core.chinacloudapi.cn")["endpoint"]
+    'https://a.blob.core.chinacloudapi.cn'
+    >>> parse_azure_host("onelake.dfs.fabric.microsoft.com")
+    """
+    found = re.fullmatch(r"([a-z0-9]+)\.(?:dfs|blob)\.(core\.[a-z.]+)", host)
+    return found and _with_endpoint({"account_name": found[1]}, "https", found[2])
+
+
+def parse_connection_string(text: str) -> dict[str, Any]:
+    """Return what a connection string says.
+
+    Raises:
+        ConfigError: it names no account.
+
+    >>> parse_connection_string("AccountName=a;AccountKey=b==;BlobEndpoint=http://h/a;")
+    {'account_name': 'a', 'account_key': 'b==', 'endpoint': 'http://h/a'}
+    """
+    said = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    found = {own: said[name] for name, own in _CONNECTION_STRING_NAMES.items() if name in said}
+    if "account_name" not in found and "endpoint" not in found:
+        raise ConfigError(
+            "source.storage_options: expected a connection_string with AccountName=…;AccountKey=…"
+        )
+    scheme = said.get("DefaultEndpointsProtocol", "https")
+    return _with_endpoint(found, scheme, said.get("EndpointSuffix", _AZURE_PUBLIC_CLOUD))
+
+
+def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str, Any]:
+    """Add the address of an account in a cloud that is not the public one, unless it has one."""
+    if suffix == _AZURE_PUBLIC_CLOUD or "account_name" not in found:
+        return found
+    return {"endpoint": f"{scheme}://{found['account_name']}.blob.{suffix}", **found}

@@ -1,0 +1,116 @@
+"""A set of keys in twelve bytes each: a hash and the ordinal of the key in a catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from growcache.seeding import Uint64Array, hash64
+
+_MERGE_RATIO = 4  # a run of hashes is merged with one that is less than so many times longer
+_LONGEST_RUN_KEYS = 1 << 24  # keys; to merge takes twice the memory for a moment
+
+Ordinals = npt.NDArray[np.uint32]
+KeysOf = Callable[[Sequence[int]], Sequence[str]]
+
+
+class KeySet:
+    """A set of keys that remembers a hash and an ordinal for each.
+
+    A hash that is known is looked up and its key compared, so two keys of one hash are two keys.
+    Hashes lie in a few sorted runs, of which each is some times longer than the next.
+    """
+
+    def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:
+        self._hash = key_hash
+        self._runs: list[tuple[Uint64Array, Ordinals]] = []
+        self._doubles: set[str] = set()  # keys whose hash another key had before
+
+    def load(self, keys: Iterable[Sequence[str]], keys_of: KeysOf) -> None:
+        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length.
+
+        Args:
+            keys: the pieces.
+            keys_of: looks up the keys of ordinals.
+        """
+        first = 0
+        for piece in keys:
+            self.add(piece, first, keys_of)
+            first += len(piece)
+
+    def add(self, keys: Sequence[str], first: int, keys_of: KeysOf) -> list[int]:
+        """Add keys; return the places of those that are new, in order.
+
+        Args:
+            keys: the keys.
+            first: ordinal of the first new one; the next ones follow.
+            keys_of: looks up the keys of ordinals less than ``first``.
+        """
+        if not keys:
+            return []
+        hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
+        known = self._find(hashes)
+        if (known < 0).all() and len(np.unique(hashes)) == len(hashes):
+            self._take(hashes, np.arange(first, first + len(keys), dtype=np.uint32))
+            return list(range(len(keys)))
+        return self._add_doubtful(keys, hashes, known, first, keys_of)
+
+    def _add_doubtful(
+        self,
+        keys: Sequence[str],
+        hashes: Uint64Array,
+        known: npt.NDArray[np.int64],
+        first: int,
+        keys_of: KeysOf,
+    ) -> list[int]:
+        seen = np.flatnonzero(known >= 0)
+        others = dict(zip(seen.tolist(), keys_of(known[seen].tolist()), strict=True))
+        here: dict[int, str] = {}  # hashes that are new
+        fresh: list[int] = []
+        hashed: list[int] = []  # places among the fresh
+        for place, (key, word) in enumerate(zip(keys, hashes.tolist(), strict=True)):
+            other = others.get(place, here.get(word))
+            if other == key or key in self._doubles:
+                continue
+            if other is None:
+                here[word] = key
+                hashed.append(len(fresh))
+            else:
+                self._doubles.add(key)
+            fresh.append(place)
+        if hashed:
+            ordinals = np.array([first + number for number in hashed], np.uint32)
+            self._take(hashes[[fresh[number] for number in hashed]], ordinals)
+        return fresh
+
+    def unknown(self, keys: Sequence[str]) -> list[int]:
+        """Return the places of keys whose hash no key had so far; nothing is added."""
+        hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
+        places: list[int] = np.flatnonzero(self._find(hashes) < 0).tolist()
+        return places
+
+    def _find(self, hashes: Uint64Array) -> npt.NDArray[np.int64]:
+        """Return the ordinals of the first keys with these hashes, -1 where there is none."""
+        found = np.full(len(hashes), -1, np.int64)
+        for run, ordinals in self._runs:
+            at = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
+            same = run[at] == hashes
+            found[same] = ordinals[at[same]]
+        return found
+
+    def _take(self, hashes: Uint64Array, ordinals: Ordinals) -> None:
+        self._runs.append(_sort_by_hash(hashes, ordinals))
+        while len(self._runs) > 1:
+            (longer, first), (shorter, second) = self._runs[-2:]
+            together = len(longer) + len(shorter)
+            if len(longer) >= _MERGE_RATIO * len(shorter) or together > _LONGEST_RUN_KEYS:
+                break
+            merged = np.concatenate([longer, shorter]), np.concatenate([first, second])
+            self._runs[-2:] = [_sort_by_hash(*merged)]
+
+
+def _sort_by_hash(hashes: Uint64Array, ordinals: Ordinals) -> tuple[Uint64Array, Ordinals]:
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], ordinals[order]

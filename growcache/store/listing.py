@@ -1,0 +1,680 @@
+"""List a store's keys: a sorted store in rounds of concurrent requests, others folder by folder.
+
+Each round requests the next page of every key range. While there are fewer ranges than `WIDTH`, ranges are
+split at guessed names, which differ from the keys seen so far in one character: each guess costs a request
+whose answer is a page, or shows that nothing follows. There are never more ranges than pages found so far,
+plus one, because some servers read a whole folder to begin anywhere in it.
+
+Example: the first page of data/ ends with data/a9. Round 2 requests the page after data/a9 and, as a guess,
+the page after data/b. Both hold keys, so three pages are found and round 3 may have four ranges: each of
+the two is split again. Rounds 4 and 5 have up to eight and sixteen. With a glob, a range that begins where
+no key can match begins at the next possible match instead.
+
+The next round depends on the answers alone, never on how long they took, so every listing of the same
+objects has the same order. That order decides about shards, and another machine has to draw the same
+ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise, takewhile
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from growcache.errors import TransientStoreError
+from growcache.store.store_errors import is_client_error, read_fsspec_error
+from growcache.store.urls import WILDCARD, component_regex, is_unsupported_key
+from growcache.usercode import short_key
+
+if TYPE_CHECKING:
+    from growcache.store.contract import Backend, Entry, Page
+    from growcache.store.retries import RetryPolicy
+    from growcache.store.urls import Location
+
+logger = logging.getLogger(__name__)
+
+AFTER_SLASH = chr(ord("/") + 1)
+_LAST_CHARACTER = "~"  # sorts behind what names of ASCII begin with
+
+
+@dataclass(frozen=True, slots=True)
+class _GlobLevel:
+    """One component of a glob: what its matches begin with, and their test."""
+
+    head: str
+    exact: bool
+    any_depth: bool
+    matches: Callable[[str], object]
+
+
+class MatchSeeker:
+    """The keys that a pattern means, as far as their order tells.
+
+    Args:
+        pattern: a glob, or what keys begin with.
+        is_glob: which of the two.
+
+    Attributes:
+        fixed: what all matches begin with.
+    """
+
+    def __init__(self, pattern: str, *, is_glob: bool) -> None:
+        found = WILDCARD.search(pattern) if is_glob else None
+        self.fixed = pattern[: found.start()] if found else pattern
+        self._levels = [_glob_level(part) for part in pattern.split("/")] if is_glob else []
+
+    def over(self, key: str) -> str | None:
+        """Return where the next match may be: no match lies in [key, there).
+
+        None where no match is as great as the key.
+
+        >>> leaps = MatchSeeker("a/*/b_*.npy", is_glob=True)
+        >>> leaps.over(""), leaps.over("a/x/a_1"), leaps.over("a/x/c"), leaps.over("b")
+        ('a/', 'a/x/b_', 'a/x0', None)
+        """
+        if not key.startswith(self.fixed):
+            return max(key, self.fixed) if key < self.fixed else None
+        base, rest = "", key
+        for number, level in enumerate(self._levels):
+            last = number == len(self._levels) - 1
+            if level.any_depth:
+                return key
+            need = level.head + ("/" if level.exact and not last else "")
+            if rest <= need:
+                return base + need
+            if not rest.startswith(need) or (level.exact and last):
+                return self._beyond(base)
+            name, slash, deeper = rest.partition("/")
+            if not slash:
+                return key
+            if last or not level.matches(name):
+                return self._beyond(f"{base}{name}/")
+            base, rest = f"{base}{name}/", deeper
+        return key
+
+    def _beyond(self, folder: str) -> str | None:
+        return self.over(folder[:-1] + AFTER_SLASH) if folder else None
+
+
+def _glob_level(part: str) -> _GlobLevel:
+    found = WILDCARD.search(part)
+    head = part[: found.start()] if found else part
+    if part == "**":
+        return _GlobLevel("", exact=False, any_depth=True, matches=bool)
+    matches = re.compile(component_regex(part)).fullmatch
+    return _GlobLevel(head, exact=found is None, any_depth=False, matches=matches)
+
+
+def name_before(key: str) -> str | None:
+    """Return a name shortly before a key, to list what comes after; None: from the start.
+
+    >>> name_before("a/x0"), name_before("a/x/b_"), name_before("a/ "), name_before("a/")
+    ('a/x/~', 'a/x/b^~', 'a', 'a')
+    """
+    if not key or key.endswith("/"):
+        return key[:-1] or None
+    before = key[:-1] + chr(max(0, ord(key[-1]) - 1)) + _LAST_CHARACTER
+    if is_unsupported_key(before) or not _is_utf8(before):
+        before = key[:-1].rpartition("/")[0]
+    return before or None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+LEAST_PAGES = 2.0  # that a range seems to hold yet, for a cut of it to be worth a request
+_UNKNOWN_PAGES = 1e9  # pages: where nobody knows the end, that is to be found out first
+_CODE_SPACE = 1 << 256
+
+
+@dataclass(slots=True, eq=False)
+class KeyRange:
+    """What is still to be listed: the keys in (after, upto].
+
+    Attributes:
+        fixed: how many characters all keys of the listing have in common, for sure.
+        first: of the last page.
+        after: the last key of it, or where the range begins.
+        upto: None: to the end.
+    """
+
+    fixed: int
+    first: str
+    after: str
+    upto: str | None
+
+
+def split_points(ranges: Sequence[KeyRange], free: int, spelling: KeyCoder) -> list[list[str]]:
+    """Return where each range is to be cut, in order.
+
+    Args:
+        ranges: that are listed now.
+        free: how many more there may be.
+        spelling: of the keys seen so far.
+    """
+    counts = _splits_per_range([_pages_left(one, spelling) for one in ranges], free)
+    return [
+        _split_points_of(one, count, spelling) if count else []
+        for one, count in zip(ranges, counts, strict=True)
+    ]
+
+
+def _splits_per_range(pages: Sequence[float], free: int) -> list[int]:
+    """Divide cuts so that the pieces are about alike."""
+    counts = [0] * len(pages)
+    for _ in range(free if pages else 0):
+        most = max(range(len(pages)), key=lambda i: pages[i] / (counts[i] + 1))
+        if pages[most] / (counts[most] + 1) < LEAST_PAGES:
+            break
+        counts[most] += 1
+    return counts
+
+
+def _pages_left(one: KeyRange, spelling: KeyCoder) -> float:
+    """Estimate the pages of a range, as if all were as dense as the last one was."""
+    if one.upto is None:
+        return _UNKNOWN_PAGES
+    at = _common_length(one.first, one.upto)
+    first, after, upto = (
+        spelling.number(text, at) for text in (one.first, one.after, one.upto)
+    )
+    return min((upto - after) / max(1, after - first), _UNKNOWN_PAGES)
+
+
+def _split_points_of(one: KeyRange, count: int, spelling: KeyCoder) -> list[str]:
+    if one.upto is not None:
+        return _even_split_points(one, count, spelling)
+    # Half of the cuts leave out all that begins as the last key does, at each of its first
+    # characters: that shows what all keys begin with. The others look for its siblings.
+    skipped = _sibling_names(one.after, one.fixed, -(-count // 2))
+    spaced = _even_split_points(one, count - len(skipped), spelling)
+    return sorted({*skipped, *spaced})
+
+
+def _sibling_names(key: str, at: int, count: int) -> list[str]:
+    found = (key[:i] + _next_character(key[i]) for i in range(at, min(len(key), at + count)))
+    return [cut for cut in found if cut > key and not is_unsupported_key(cut)]
+
+
+def _next_character(character: str) -> str:
+    # No name may be "." or end with "/"; what begins with such is left to the cut before.
+    if character in "-./":
+        return "0"
+    if ord(character) + 1 in (0x7F, 0xD800, 0x110000):
+        return "\ue000" if character == "\ud7ff" else "\u00a1" if character == "~" else ""
+    return chr(ord(character) + 1)
+
+
+def _even_split_points(one: KeyRange, count: int, spelling: KeyCoder) -> list[str]:
+    """Return names that divide a range evenly, each as short as it can be."""
+    at = one.fixed if one.upto is None else _common_length(one.after, one.upto)
+    low = spelling.number(one.after, at)
+    high = _CODE_SPACE if one.upto is None else spelling.number(one.upto, at)
+    found: list[str] = []
+    for part in range(1, count + 1):
+        text = spelling.text(low + (high - low) * part // (count + 1), one.after[:at])
+        cut = _shortest_name(one, text)
+        if cut is not None and (not found or cut > found[-1]):
+            found.append(cut)
+    return found
+
+
+def _shortest_name(one: KeyRange, text: str) -> str | None:
+    """Return the shortest beginning of a text that lies inside of a range."""
+    for length in range(1, len(text) + 1):
+        cut = text[:length]
+        if (
+            cut > one.after
+            and (one.upto is None or cut < one.upto)
+            and not is_unsupported_key(cut)
+        ):
+            return cut
+    return None
+
+
+class KeyCoder:
+    """Which kinds of characters follow which in the keys seen so far.
+
+    Texts are numbers in [0, 1), of which the greater text has never the lesser one: each
+    character takes its part of those that are likely to follow the one before it. Between
+    class_07/ and class_08/ there is nothing to guess then but digits, a slash, and so on.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+        self._seen: dict[str, set[str]] = {}  # characters of each kind
+        self._kinds: dict[str, set[str]] = {}  # by what they follow
+        self._likely: dict[str, list[str]] = {}
+
+    def learn(self, keys: Iterable[str]) -> None:
+        """Take in what is seen in keys."""
+        pairs = {pair for key in keys for pair in pairwise(" " + key)} - self._known
+        if not pairs:
+            return
+        self._known |= pairs
+        for before, after in pairs:
+            kind = _character_kind(after)
+            self._seen.setdefault(kind, set()).add(after)
+            self._kinds.setdefault(_character_context(before), set()).add(kind)
+        self._likely = {
+            before: sorted(chain.from_iterable(self._seen[kind] for kind in kinds))
+            for before, kinds in self._kinds.items()
+        }
+
+    def _after(self, before: str) -> list[str]:
+        return self._likely.get(_character_context(before), [])
+
+    def number(self, text: str, at: int) -> int:
+        """Return where a text lies among all that have its first ``at`` characters, of `_CODE_SPACE`."""
+        low, width, before = 0, _CODE_SPACE, text[at - 1 : at] or " "
+        for character in text[at:]:
+            known = self._after(before)
+            place = bisect_left(known, character)
+            # One part for the text that ends here, and one for what follows all that is known.
+            width //= len(known) + 2
+            low += width * (place + 1)
+            if not width or place == len(known) or known[place] != character:
+                break  # between two that are known: what follows cannot be told apart
+            before = character
+        return low
+
+    def text(self, number: int, beginning: str) -> str:
+        """Return a text with this beginning that lies about there."""
+        found, width, before = [], _CODE_SPACE, beginning[-1:] or " "
+        while width and (known := self._after(before)):
+            width //= len(known) + 2
+            place, number = divmod(number, max(1, width))
+            if not place:
+                break
+            found.append(before := known[min(place, len(known)) - 1])
+        return beginning + "".join(found)
+
+
+def _character_kind(character: str) -> str:
+    if character.isdigit():
+        return "0"
+    if not character.isascii():
+        return "é"
+    return "a" if character.islower() else "A" if character.isupper() else character
+
+
+def _common_length(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    pairs: Iterable[tuple[str, str]] = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _character_context(character: str) -> str:
+    return (
+        character
+        if character.isascii() and not character.isdigit()
+        else _character_kind(character)
+    )
+
+
+T = TypeVar("T")
+
+# Pages asked for in a round, at most; it decides the order, so it is nobody's to choose.
+WIDTH = 16
+_SURVEY_PAGE_ENTRIES = 1000  # entries told together
+_KEYS_LEARNED_PER_PAGE = 8  # at keys of a page, for their spelling
+# Rounds that are told together, mixed: the first objects say what samples are. At most 1, 2, 4, 8
+# and 16 pages: more rounds would hold up the first sample, fewer would see one end of the keys.
+_SURVEY_ROUNDS = 5
+_SURVEY_SINGLES, _SURVEY_RUN = (
+    64,
+    16,
+)  # objects of the survey that are told one by one; then so many in a row
+
+
+class UnsortedError(Exception):
+    """A store does not list in the order of keys, or not from where it was asked to."""
+
+
+@dataclass(slots=True, eq=False)
+class _ListedRange(KeyRange):
+    """A range of one URL, and the answer to its next page."""
+
+    section: UrlListing
+    pages: Iterator[Page] | None = None
+
+    def next_page(self, patience: RetryPolicy) -> Page | None:
+        """Return the page after `after`; None where the listing is at its end."""
+
+        def attempt() -> Page | None:
+            if self.pages is None:
+                section = self.section
+                self.pages = section.backend.listing(section.location, self.after or None)
+            try:
+                return next(self.pages, None)
+            except TransientStoreError:
+                self.pages = None
+                raise
+
+        return patience.call(attempt)
+
+
+@dataclass(slots=True)
+class UrlListing:
+    """One URL of a source, on a store that lists in the order of keys.
+
+    Attributes:
+        number: of the URL.
+        location: what it means.
+        backend: that lists.
+        is_new: whether a key is not one of an earlier URL's.
+    """
+
+    number: int
+    location: Location
+    backend: Backend
+    is_new: Callable[[str, int], bool]
+    leaps: MatchSeeker = field(init=False)
+
+    def __post_init__(self) -> None:
+        pattern = self.location.pattern
+        self.leaps = MatchSeeker(pattern, is_glob=self.location.is_glob)
+
+    def begin(self) -> _ListedRange:
+        """Return the range of all its keys."""
+        fixed = self.leaps.fixed
+        # Where a folder is all that is fixed, the request's prefix says it.
+        after = "" if fixed == self.location.prefix else name_before(fixed) or ""
+        return _ListedRange(len(fixed), "", after, None, self)
+
+    def kept(self, page: list[Entry]) -> list[Entry]:
+        """Return what of a page matches."""
+        found = [
+            entry
+            for entry in page
+            if self.location.matches(entry.key) and self.is_new(entry.key, self.number)
+        ]
+        return [replace(entry, store=self.number) for entry in found] if self.number else found
+
+
+class Rounds:
+    """One listing of several URLs; see the head of this file.
+
+    Args:
+        sections: the URLs, in order.
+        patience: with failures.
+        most: requests at once; less than `WIDTH` takes longer, and changes nothing else.
+    """
+
+    def __init__(
+        self, sections: Sequence[UrlListing], patience: RetryPolicy, most: int
+    ) -> None:
+        self._waiting = deque(sections)
+        self._patience = patience
+        self._most = most
+        self._parts: list[_ListedRange] = []
+        self._spelling = KeyCoder()
+        self._found = 0  # pages with an entry in their range
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """Yield what is listed and matches; blocks.
+
+        Raises:
+            UnsortedError: as it says; what is listed until then may have gaps.
+        """
+        asked = self._ask()
+        survey: list[Entry] = []
+        for _ in range(_SURVEY_ROUNDS):
+            survey += chain.from_iterable(self._take(asked))
+            asked = self._ask()
+        yield from _in_pages(spread_survey(survey))
+        while asked is not None:
+            found = self._take(asked)
+            asked = self._ask()  # first: it is answered while these are dealt with
+            yield from found
+
+    def _ask(self) -> ConcurrentCalls[Page | None] | None:
+        self._widen()
+        if not self._parts:
+            return None
+        return ConcurrentCalls([self._asking(part) for part in self._parts], self._most)
+
+    def _asking(self, part: _ListedRange) -> Callable[[], Page | None]:
+        return lambda: part.next_page(self._patience)
+
+    def _widen(self) -> None:
+        while self._waiting and len(self._parts) < WIDTH:
+            self._parts.append(self._waiting.popleft().begin())
+        known = [part for part in self._parts if part.first]
+        more = max(0, min(WIDTH, 1 + self._found) - len(self._parts))
+        found = split_points(known, more, self._spelling)
+        for part, places in zip(known, found, strict=True):
+            at = self._parts.index(part) + 1
+            self._parts[at:at] = _split_range(part, places)
+
+    def _take(self, asked: ConcurrentCalls[Page | None] | None) -> list[list[Entry]]:
+        """Return the answers, in the order of keys, and go on behind them."""
+        if asked is None:
+            return []
+        found, left = [], []
+        for part, page in zip(self._parts, asked.results(), strict=True):
+            inside, goes_on = _advance_range(part, page)
+            self._learn(inside)
+            if kept := part.section.kept(inside):
+                found.append(kept)
+            if goes_on:
+                left.append(part)
+        self._parts = left
+        return found
+
+    def _learn(self, page: list[Entry]) -> None:
+        # All of the first page, then a few of each.
+        step = max(1, len(page) // _KEYS_LEARNED_PER_PAGE) if self._found else 1
+        self._spelling.learn(entry.key for entry in page[::step])
+        self._found += bool(page)
+
+
+def _split_range(part: _ListedRange, places: Sequence[str]) -> list[_ListedRange]:
+    """Return the ranges behind cuts, in order; what begins with no match is left out."""
+    upto, last = part.upto, part
+    behind: list[_ListedRange] = []
+    for place in places:
+        start = part.section.leaps.over(place)
+        last.upto = place
+        if start is None:
+            break
+        if upto is None or start <= upto:
+            after = max(place, name_before(start) or "")
+            last = _ListedRange(part.fixed, "", after, upto, part.section)
+            behind.append(last)
+    return behind
+
+
+def _advance_range(part: _ListedRange, page: Page | None) -> tuple[list[Entry], bool]:
+    """Move a range behind a page; return what of it lies inside, and whether there is more."""
+    if page is None:
+        return [], False
+    _check_order(part, page)
+    upto = part.upto
+    inside = page if upto is None else [entry for entry in page if entry.key <= upto]
+    if not inside:
+        return [], not page and not page.last
+    part.first, part.after = inside[0].key, inside[-1].key
+    over = part.section.leaps.over(part.after)
+    if (
+        len(inside) < len(page)
+        or page.last
+        or over is None
+        or (upto is not None and over > upto)
+    ):
+        return inside, False
+    if (leap := name_before(over) or "") > part.after:
+        part.after, part.pages = leap, None
+    return inside, True
+
+
+def _check_order(part: _ListedRange, page: Page) -> None:
+    # Markers of folders are listed where their slash has them, without which they are told.
+    keys = [entry.key for entry in page if entry.size]
+    if keys and (keys[0] <= part.after or keys != sorted(keys)):
+        raise UnsortedError(keys[0])
+
+
+def spread_survey(found: Sequence[Entry]) -> list[Entry]:
+    """Return the entries in an order of which each beginning is from everywhere.
+
+    What lies in one folder may be alike, and a listing begins with one.
+    """
+    rows = sorted(found, key=lambda entry: (entry.store, entry.key))
+    count = min(len(rows), _SURVEY_SINGLES)
+    single = [place * len(rows) // count for place in _bit_reversed(count)]
+    left = sorted({*range(len(rows))} - {*single})
+    runs = (
+        left[run * _SURVEY_RUN : (run + 1) * _SURVEY_RUN]
+        for run in _bit_reversed(-(-len(left) // _SURVEY_RUN))
+    )
+    return [rows[place] for place in chain(single, *runs)]
+
+
+def _bit_reversed(count: int) -> list[int]:
+    """Return the numbers below count, each beginning of which is spread over all of them.
+
+    >>> _bit_reversed(8), _bit_reversed(5)
+    ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 3])
+    """
+    bits = max(1, (count - 1).bit_length())
+    return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
+
+
+def _in_pages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    for at in range(0, len(entries), _SURVEY_PAGE_ENTRIES):
+        yield list(entries[at : at + _SURVEY_PAGE_ENTRIES])
+
+
+class ConcurrentCalls(Generic[T]):
+    """Calls made at once, by threads that keep no process from its end.
+
+    Args:
+        calls: what is called.
+        most: threads.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
+        self._todo = deque(enumerate(calls))
+        self._results: dict[int, T] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._threads = [
+            threading.Thread(target=self._work, name="listing-page", daemon=True)
+            for _ in range(min(most, len(calls)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        while self._todo and not self._errors:
+            try:
+                number, call = self._todo.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                self._results[number] = call()
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                self._errors[number] = error
+
+    def results(self) -> list[T]:
+        """Wait, and return what each call returned.
+
+        Raises:
+            BaseException: what the first of those that failed raised.
+        """
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[min(self._errors)]
+        return [self._results[number] for number in sorted(self._results)]
+
+
+def walk_folders(
+    fs: Any, top: str, depth: int | None, after: str | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """Yield fsspec's entries of the files below a folder, in the order of their names.
+
+    fsspec's own walk leaves out, without a word, each sub-folder that it fails to list. Here
+    a failure is the listing's, which then goes on behind the last name that was told.
+
+    Args:
+        fs: the file system.
+        top: the folder.
+        depth: levels below it; None: all.
+        after: names up to this one, and folders that hold no others, are left out.
+
+    Raises:
+        Exception: whatever the file system raises; but a sub-folder that has gone is empty,
+            and one that may not be listed is left out with a warning, as local ones are.
+    """
+    yield from _walk_below(
+        fs, fs.ls(top, detail=True), top, depth, after, lambda: fs.ls(top, True)
+    )
+
+
+def _walk_below(
+    fs: Any,
+    found: list[Mapping[str, Any]],
+    folder: str,
+    depth: int | None,
+    after: str | None,
+    ask_top: Callable[[], object],
+) -> Iterator[Mapping[str, Any]]:
+    for name, info in sorted(
+        ((_sort_name(info), info) for info in found if info["name"]), key=itemgetter(0)
+    ):
+        is_folder = info["type"] == "directory"
+        if name.rstrip("/") == folder.rstrip("/") and is_folder:
+            continue  # some stores list a folder among its own content
+        if not is_folder:
+            if after is None or name > after:
+                yield info
+        elif (depth is None or depth > 1) and not _was_listed(name, after):
+            inside = _list_folder(fs, folder_path(name), ask_top)
+            yield from _walk_below(fs, inside, name, depth and depth - 1, after, ask_top)
+
+
+def folder_path(name: str) -> str:
+    """Return a folder as it is asked for; on web servers another address is no folder's."""
+    return name if name.startswith(("http://", "https://")) else name.rstrip("/")
+
+
+def _sort_name(info: Mapping[str, Any]) -> str:
+    """Return the name by which an entry is sorted, so that keys come in their own order."""
+    name = str(info["name"])
+    return name.rstrip("/") + "/" if info["type"] == "directory" else name
+
+
+def _was_listed(folder: str, after: str | None) -> bool:
+    return after is not None and folder < after and not after.startswith(folder)
+
+
+def _list_folder(
+    fs: Any, folder: str, ask_top: Callable[[], object]
+) -> list[Mapping[str, Any]]:
+    try:
+        found: list[Mapping[str, Any]] = fs.ls(folder, detail=True)
+    except Exception as error:
+        answer = read_fsspec_error(error) if is_client_error(error) else None
+        if answer is None or answer.status not in (403, 404, 410):
+            raise
+        # Where everything is refused by now, that says nothing about this folder.
+        ask_top()
+        if answer.status == 403:
+            logger.warning(
+                "%s is left out of the listing: it may not be read",
+                short_key(folder.rstrip("/")),
+            )
+        return []
+    return found

@@ -1,0 +1,215 @@
+"""Local files as objects. Their version is the size and times of the open file."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import stat
+import time
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from growcache.errors import (
+    AccessError,
+    CredentialsError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+    StoreMissingError,
+    TransientStoreError,
+)
+from growcache.store.contract import PAGE_ENTRIES, Entry, Page
+from growcache.store.response_check import settling_seconds
+from growcache.store.urls import Location
+from growcache.usercode import printable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+logger = logging.getLogger(__name__)
+
+_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+_REFUSED_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
+# Network mounts answer these while the server is away.
+_TRANSIENT_ERRNOS = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ENOTCONN,
+     errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENODEV}
+)  # fmt: skip
+# Mounts with tickets (NFS with Kerberos, AFS) answer these when a ticket has ended.
+_LAPSED_TICKET_ERRNOS = frozenset(
+    {errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.EKEYREJECTED}
+)
+_LARGEST_READ = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at once
+
+
+class LocalBackend:
+    """Files of this machine; keys are absolute paths."""
+
+    identity = "file"
+    sorted = False  # by folder
+
+    def __init__(self, concurrency: int) -> None:
+        self._threads = ThreadPoolExecutor(min(32, concurrency), "growcache-read")
+
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
+        """See `Backend.listing`; sorted within each folder."""
+        root = Path(location.prefix)
+        begun = _folder_identity(root)
+        if begun is None:
+            raise StoreMissingError(
+                f"no folder {root}; expected the one that source.url {location.url} names"
+            )
+        page = Page()
+        for path in _walk(str(root), location.depth, frozenset()):
+            if (entry := _entry_of_file(path)) is not None:
+                page.append(entry)
+            if len(page) == PAGE_ENTRIES:
+                yield page
+                page = Page()
+        if (
+            _folder_identity(root) != begun
+        ):  # unmounted: what was missed then is no sign of anything
+            raise TransientStoreError(f"{root} became another folder while it was listed")
+        yield page
+
+    def head(self, key: str) -> Entry:
+        """See `Backend.head`."""
+        try:
+            found = Path(key).stat()
+        except OSError as error:
+            raise _translate_error(error, key) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise ObjectMissingError(
+                f"{key} is not a file; to take all files below a folder, end source.url with /"
+            )
+        return Entry(key, found.st_size, None, found.st_mtime)
+
+    def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
+        """See `Backend.get`."""
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._threads, _read_range, entry, start, stop)
+
+    async def close(self) -> None:
+        """See `Backend.close`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _folder_identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from another one that lies there later; None where there is none.
+
+    Raises:
+        StoreError: it cannot be looked at now.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        if error.errno in _GONE_ERRNOS:
+            return None
+        raise _as_store_error(_translate_error(error, str(path))) from None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
+def _as_store_error(error: OSError) -> OSError:
+    """Return what is wrong with a folder as what is wrong with all that it holds."""
+    return CredentialsError(str(error)) if isinstance(error, AccessError) else error
+
+
+def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """Yield files (and links to files) below a folder; links back up are not followed."""
+    try:
+        found = os.stat(folder)  # noqa: PTH116 - paths stay strings: a million of them
+        with os.scandir(folder) as scan:
+            children = sorted((child.name, child.is_dir()) for child in scan)
+    except OSError as error:
+        if error.errno in _TRANSIENT_ERRNOS | _LAPSED_TICKET_ERRNOS or (
+            not above and error.errno in _REFUSED_ERRNOS
+        ):
+            raise _as_store_error(_translate_error(error, folder)) from None
+        logger.warning("%s is left out of the listing: %s", printable(folder), error.strerror)
+        return
+    here = (found.st_dev, found.st_ino)
+    if here in above:
+        return
+    base = folder if folder.endswith("/") else folder + "/"
+    for name, is_folder in children:
+        if not is_folder:
+            yield base + name
+        elif depth is None or depth > 1:
+            yield from _walk(base + name, depth and depth - 1, above | {here})
+
+
+def _entry_of_file(path: str) -> Entry | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        if error.errno in _TRANSIENT_ERRNOS | _LAPSED_TICKET_ERRNOS:
+            raise _translate_error(error, path) from None
+        return None  # a dangling link, or deleted between the two calls
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Entry(path, found.st_size, None, found.st_mtime)
+
+
+def _read_range(entry: Entry, start: int, stop: int) -> bytes:
+    try:
+        descriptor = os.open(entry.key, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _read_unchanged(descriptor, entry, start, stop)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _translate_error(error, entry.key) from None
+
+
+def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> bytes:
+    """Read a range of the version that was listed, and of no other.
+
+    Raises:
+        ObjectChangedError: the file was rewritten, before or meanwhile.
+        TransientStoreError: something about the file changed meanwhile, not its content's time.
+    """
+    before = os.fstat(descriptor)
+    _check_version(entry, before)
+    # Whoever sets a file's time of modification cannot set that of its change.
+    if wait := settling_seconds(before.st_ctime, time.time()):
+        time.sleep(wait)
+    data = _pread(descriptor, start, stop)
+    after = os.fstat(descriptor)
+    if before.st_ctime_ns == after.st_ctime_ns and before.st_mtime_ns == after.st_mtime_ns:
+        return data
+    _check_version(entry, after)
+    raise TransientStoreError(f"{entry.key} was changed while it was read")
+
+
+def _check_version(entry: Entry, found: os.stat_result) -> None:
+    if found.st_size != entry.size or found.st_mtime != entry.mtime:
+        raise ObjectChangedError(
+            f"{entry.key} was rewritten since it was listed: expected {entry.size} "
+            f"bytes of time {entry.mtime}, found {found.st_size} of {found.st_mtime}"
+        )
+
+
+def _pread(descriptor: int, start: int, stop: int) -> bytes:
+    data = os.pread(descriptor, min(stop - start, _LARGEST_READ), start)
+    if len(data) == stop - start or not data:
+        return data
+    return data + _pread(descriptor, start + len(data), stop)
+
+
+def _translate_error(error: OSError, key: str) -> OSError:
+    if isinstance(error, StoreError):
+        return error
+    if error.errno in _GONE_ERRNOS:
+        return ObjectMissingError(f"{key} does not exist")
+    if error.errno in _LAPSED_TICKET_ERRNOS:
+        return CredentialsError(f"{key} may not be read any more: {error.strerror}")
+    if error.errno in _REFUSED_ERRNOS:
+        return AccessError(f"{key} may not be read by this user: {error.strerror}")
+    if error.errno in _TRANSIENT_ERRNOS:
+        return TransientStoreError(f"{key} cannot be read just now: {error.strerror}")
+    return StoreError(f"{key} cannot be read: {error.strerror}")

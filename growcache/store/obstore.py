@@ -1,0 +1,404 @@
+"""S3, Google Cloud, Azure and web servers through obstore (Rust's object_store).
+
+Keys that obstore cannot name are legal in S3. They are served by a second backend, made when one comes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.exceptions import BaseError, NotSupportedError
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+from growcache.config import SourceConfig
+from growcache.errors import ConfigError, StoreError
+from growcache.store.contract import PAGE_ENTRIES, Entry, Page
+from growcache.store.credentials import azure_settings, s3_settings, server_option
+from growcache.store.response_check import (
+    BrokenReadError,
+    RangeSupport,
+    Response,
+    check_length,
+    check_response,
+)
+from growcache.store.retries import stalled_seconds
+from growcache.store.store_errors import UnsupportedKeyError, read_obstore_error, store_error
+from growcache.store.urls import WEB_SCHEMES, Location, is_unsupported_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from growcache.store.contract import Backend
+
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult, ObjectMeta
+    from typing_extensions import Buffer
+
+    AnyStore = AzureStore | GCSStore | HTTPStore | S3Store
+
+_STREAM_CHUNK_BYTES = 1 << 20
+_OBSTORE_ERRORS = (BaseError, OSError, ValueError)
+
+_GCS_NAMES = {"endpoint_url": "base_url", "anon": "skip_signature"}
+_GCS_OPTIONS = frozenset(
+    {"base_url", "skip_signature", "application_credentials", "service_account"}
+)
+
+
+class ObstoreBackend:
+    """One bucket, container or web host."""
+
+    def __init__(
+        self, store: AnyStore, root: str, *, checks_answers: bool, option: str = ""
+    ) -> None:
+        """Take a client into use.
+
+        Args:
+            store: the client.
+            root: of the keys, in messages.
+            checks_answers: web servers may send more than they were asked for.
+            option: the setting that says which server is asked.
+        """
+        self._store = store
+        self._option = option
+        self.identity = self._root = root
+        # Azure lists from the start always, and so does S3 Express, in an order of its own.
+        self.sorted = isinstance(store, S3Store | GCSStore) and not root.endswith("--x-s3/")
+        self._checks_answers = checks_answers
+        self._ranges = RangeSupport(root)
+
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
+        """See `Backend.listing`."""
+        held: Entry | None = None
+        try:
+            listing = obstore.list(
+                self._store, location.prefix or None, offset=after, chunk_size=PAGE_ENTRIES
+            )
+            for metas in listing:
+                page, held = _without_folders(held, [_listed_entry(meta) for meta in metas])
+                if len(metas) < PAGE_ENTRIES:
+                    break
+                yield Page(page)
+            else:
+                page = []
+        except _OBSTORE_ERRORS as error:
+            raise self._translated(error, "") from None
+        yield Page([*page, held] if held else page, last=True)
+
+    def head(self, key: str) -> Entry:
+        """See `Backend.head`."""
+        try:
+            return _entry_of_meta(obstore.head(self._store, key), key)
+        except _OBSTORE_ERRORS as error:
+            raise self._translated(error, key) from None
+
+    async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """See `Backend.get`."""
+        if self._ranges.known is False:
+            return await self._cut_out(entry, start, stop)
+        options: GetOptions = {}
+        # A weak ETag never satisfies If-Match (RFC 9110 section 13.1.1).
+        if (etag := entry.etag) is not None and not etag.startswith("W/"):
+            options["if_match"] = etag
+        if ranged := start > 0 or stop < entry.size:
+            options["range"] = (start, stop)
+        try:
+            answer = await obstore.get_async(self._store, entry.key, options=options)
+            check_response(entry, (start, stop), _response_of_result(answer, entry))
+            if self._checks_answers:
+                if ranged:
+                    self._ranges.take_in(whole=False)
+                return await _read_at_most(answer, stop - start, entry)
+            # The provider of a store with credentials is trusted with the length of an answer:
+            # to watch it would cost 40 % more CPU per byte.
+            return await answer.bytes_async()
+        except NotSupportedError as error:
+            if not self._checks_answers:
+                raise self._translated(error, entry.key) from None
+        except _OBSTORE_ERRORS as error:
+            raise self._translated(error, entry.key) from None
+        self._ranges.take_in(whole=True)
+        return await self._cut_out(entry, start, stop)
+
+    async def _cut_out(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """Read a range of a web server that answers with all of the object."""
+        try:
+            answer = await obstore.get_async(self._store, entry.key)
+            check_response(entry, (0, entry.size), _response_of_result(answer, entry))
+            data = await _read_at_most(answer, entry.size, entry)
+        except _OBSTORE_ERRORS as error:
+            raise self._translated(error, entry.key) from None
+        check_length(entry, (0, entry.size), len(data))
+        return data[start:stop]
+
+    async def close(self) -> None:
+        """See `Backend.close`; obstore closes its connections when it is collected."""
+
+    def _translated(self, error: Exception, key: str) -> Exception:
+        if isinstance(error, StoreError):
+            return error
+        return store_error(read_obstore_error(error), self._root, key, self._option)
+
+
+async def _read_at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
+    """Return what a web server sends, but no more of it than was asked for."""
+    pieces, found = [], 0
+    async for piece in answer.stream(min_chunk_size=min(most, _STREAM_CHUNK_BYTES)):
+        pieces.append(piece)
+        if (found := found + len(piece)) >= most:
+            break
+    if found > most:
+        raise BrokenReadError(f"{entry.key}: expected {most} bytes, the server sends more")
+    return b"".join(pieces)
+
+
+def _response_of_result(answer: GetResult, entry: Entry) -> Response:
+    meta = answer.meta
+    etag = meta["e_tag"]
+    decides = etag and entry.etag  # where both tell one, the time is not looked at
+    modified = None if decides else meta["last_modified"].timestamp() or None  # 0: not told
+    return Response(answer.range, meta["size"], etag, modified)
+
+
+def _entry_of_meta(meta: ObjectMeta, key: str | None = None) -> Entry:
+    modified = meta["last_modified"].timestamp()
+    return Entry(key or meta["path"], meta["size"], meta["e_tag"], modified)
+
+
+def _listed_entry(meta: ObjectMeta) -> Entry:
+    """Return an entry with its ETag as headers have it; Azure's listings leave out the quotes."""
+    entry = _entry_of_meta(meta)
+    if not (etag := entry.etag) or etag.endswith('"'):
+        return entry
+    return replace(entry, etag=f'"{etag}"')
+
+
+def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry], Entry | None]:
+    """Return a page without folder markers, and its last entry if it may yet be one.
+
+    Consoles and mounts put empty objects called ``folder/`` beside the folder's content.
+    obstore lists them without the slash, so they are known by what follows them.
+    """
+    rows = [held, *page] if held else page
+    kept = [
+        entry
+        for entry, following in pairwise(rows)
+        if entry.size or not following.key.startswith(entry.key + "/")
+    ]
+    if not rows:
+        return [], None
+    return (kept, rows[-1]) if not rows[-1].size else ([*kept, rows[-1]], None)
+
+
+def open_obstore(
+    location: Location, source: SourceConfig, timeout_seconds: float
+) -> ObstoreBackend | None:
+    """Return the backend of a location; None where fsspec must serve it.
+
+    Raises:
+        ConfigError: ``client: obstore`` is asked for and cannot serve it.
+        AccessError: no credentials.
+    """
+    opened = None
+    opener = _OPENERS.get(location.scheme)
+    if opener is not None:
+        try:
+            opened = opener(location, source.storage_options, timeout_seconds)
+        except (BaseError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            # What obstore refuses here is configuration; its text may hold secrets.
+            kind = type(error).__name__
+            raise ConfigError(
+                f"source {location.root}: its storage_options were refused ({kind}); "
+                "check the endpoint, and the names and kinds of the options"
+            ) from None
+    if opened is None:
+        if source.client == "obstore":
+            raise ConfigError(
+                f"source.client: obstore cannot serve {location.url} with these storage_options; "
+                "use client: auto or fsspec"
+            )
+        return None
+    return ObstoreBackend(
+        opened,
+        location.root,
+        checks_answers=location.scheme in WEB_SCHEMES,
+        option=server_option(location.scheme, source.storage_options),
+    )
+
+
+def _open_s3(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    settings = s3_settings(location.bucket, options)
+    if settings is None:
+        return None
+    client = _client_options(timeout_seconds)
+    if isinstance(settings.verify, str):
+        with open(settings.verify, "rb") as file:  # noqa: PTH123
+            client["root_certificate"] = file.read()
+    elif not settings.verify:
+        client["allow_invalid_certificates"] = True
+    config: Any = settings.config
+    return S3Store(
+        config=config,
+        client_options=client,  # type: ignore[arg-type]
+        retry_config=_NO_RETRIES,
+        credential_provider=settings.provider,  # type: ignore[arg-type]
+    )
+
+
+def _open_gcs(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    config = _rename_options(options, _GCS_NAMES, _GCS_OPTIONS)
+    if config is None:
+        token = options.get("token")
+        if not isinstance(token, str) or token in ("cloud", "browser", "cache"):
+            return None
+        named = {k: v for k, v in options.items() if k != "token"}
+        named |= {
+            "anon": {"anon": True},
+            "google_default": {},
+        }.get(token, {"application_credentials": token})
+        config = _rename_options(named, _GCS_NAMES, _GCS_OPTIONS)
+        if config is None:
+            return None
+    return GCSStore(
+        location.bucket,
+        config=config,  # type: ignore[arg-type]
+        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
+        retry_config=_NO_RETRIES,
+    )
+
+
+def _open_azure(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    container, _, host = location.bucket.partition("@")
+    config = azure_settings(host, options)
+    if config is None:
+        return None
+    return AzureStore(
+        container,
+        config=config,  # type: ignore[arg-type]
+        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
+        retry_config=_NO_RETRIES,
+    )
+
+
+def _open_web(
+    location: Location, options: Mapping[str, Any], timeout_seconds: float
+) -> AnyStore | None:
+    # Listing pages of links, queries and headers are what fsspec's client is good at.
+    if (
+        location.userinfo
+        or location.asked
+        or options
+        or location.is_glob
+        or "?" in location.pattern
+        or not location.is_key
+    ):
+        return None
+    return HTTPStore.from_url(
+        f"{location.scheme}://{location.bucket}",
+        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
+        retry_config=_NO_RETRIES,
+    )
+
+
+_OPENERS = {
+    "s3": _open_s3,
+    "s3a": _open_s3,
+    "gs": _open_gcs,
+    "gcs": _open_gcs,
+    "az": _open_azure,
+    "abfs": _open_azure,
+    "abfss": _open_azure,
+    "http": _open_web,
+    "https": _open_web,
+}
+
+# Retries are growcache's own, so that every client has the same and they can be counted.
+_NO_RETRIES: Any = {"max_retries": 0}
+
+
+def _rename_options(
+    options: Mapping[str, Any], names: Mapping[str, str], known: frozenset[str]
+) -> dict[str, Any] | None:
+    values = {names.get(k, k): v for k, v in options.items() if v is not None}
+    return values if set(values) <= known else None
+
+
+def _client_options(timeout_seconds: float) -> dict[str, Any]:
+    stalled = timedelta(seconds=stalled_seconds(timeout_seconds))
+    return {
+        "allow_http": True,
+        "connect_timeout": min(stalled, timedelta(seconds=5)),
+        "read_timeout": stalled,
+        # The whole of a large object may take as long as it takes.
+        "timeout": timedelta(days=1),
+    }
+
+
+logger = logging.getLogger(__name__)
+
+
+class UnsupportedKeysBackend:
+    """A `Backend` over obstore's, and over another one for odd keys, made when one comes.
+
+    What obstore's listing cannot show is that a key begins or ends with a slash: such an
+    object is a hole.
+    """
+
+    def __init__(self, usual: Backend, opened: Callable[[], Backend]) -> None:
+        self.identity = usual.identity
+        self.sorted = usual.sorted
+        self._usual = usual
+        self._open = opened
+        self._made: Backend | None = None
+
+    def listing(self, location: Location, after: str | None) -> Iterator[Page]:
+        """See `Backend.listing`; from the first odd key on it is the other one's."""
+        last = after
+        if self._made is None:
+            try:
+                for page in self._usual.listing(location, after):
+                    last = page[-1].key if page else last
+                    yield page
+            except UnsupportedKeyError as error:
+                logger.info("%s; the rest of the listing is fsspec's", error)
+            else:
+                return
+        yield from self._other.listing(location, last)
+
+    def head(self, key: str) -> Entry:
+        """See `Backend.head`."""
+        return self._for(key).head(key)
+
+    def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
+        """See `Backend.get`."""
+        return self._for(entry.key).get(entry, start, stop)
+
+    async def close(self) -> None:
+        """See `Backend.close`."""
+        await self._usual.close()
+        if self._made is not None:
+            await self._made.close()
+
+    @property
+    def _other(self) -> Backend:
+        if self._made is None:
+            self._made = self._open()
+        return self._made
+
+    def _for(self, key: str) -> Backend:
+        return self._other if is_unsupported_key(key) else self._usual

@@ -1,0 +1,276 @@
+"""Check that a store sent the requested range of the listed version.
+
+A store, a proxy or a cache on the way may answer a request for a range with other bytes and say so.
+Such a response is broken: it is never decoded, and a retry may be right. A version that is known by its
+time alone is read only after the clock's tick is over, because a second change within it leaves no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from growcache.errors import ObjectChangedError, TransientStoreError
+
+if TYPE_CHECKING:
+    from growcache.store.contract import Entry
+
+
+# Kernels stamp files by a clock that ticks every 1 to 10 ms.
+TICK_SECONDS = 0.02
+# Some file systems and protocols (SFTP, HTTP, FAT) tell whole seconds; the clock is a server's.
+WHOLE_TICK_SECONDS = 2.0
+
+
+def settling_seconds(changed: float | None, now: float) -> float:
+    """Return how long to wait until no further change can have the same time.
+
+    Nothing follows from a time in the future, because the clocks differ then.
+
+    Args:
+        changed: time of the last change, seconds since the epoch; None where it is unknown.
+        now: likewise.
+
+    >>> settling_seconds(100.25, 100.5), settling_seconds(101.0, 102.5)
+    (0.0, 0.5)
+    >>> settling_seconds(900.0, 100.0)
+    0.0
+    """
+    if changed is None or (age := now - changed) >= WHOLE_TICK_SECONDS:
+        return 0.0
+    tick = WHOLE_TICK_SECONDS if changed == int(changed) else TICK_SECONDS
+    return tick - age if -tick < age < tick else 0.0
+
+
+_CONTENT_RANGE = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\s*", re.IGNORECASE)
+
+
+class BrokenReadError(TransientStoreError):
+    """An answer that is not what was asked for, or not all of it."""
+
+
+@dataclass(slots=True)  # not frozen, which takes three times as long
+class Response:
+    """What a store says of the bytes that it sends.
+
+    Attributes:
+        span: first byte and the one behind the last; None where the response is the whole object.
+        total: bytes of the object; None where it is not told.
+        etag: the version, as in `Entry`; None where it is not told.
+        mtime: last modification, as in `Entry`; None where it is not told.
+    """
+
+    span: tuple[int, int] | None
+    total: int | None = None
+    etag: str | None = None
+    mtime: float | None = None
+
+
+def response_of(
+    entry: Entry, wanted: tuple[int, int], status: int, headers: Mapping[str, str]
+) -> Response:
+    """Return what an HTTP response says.
+
+    Args:
+        entry: the object.
+        wanted: the range that is read.
+        status: 200 or 206.
+        headers: of the response, by names in lower case.
+
+    Raises:
+        BrokenReadError: a part of the object that does not say which part it is.
+    """
+    span, total = None, None
+    if status == 206:
+        span, total = parse_content_range(entry, wanted, headers.get("content-range", ""))
+    elif "content-encoding" not in headers and headers.get("content-length", "").isdecimal():
+        total = int(headers["content-length"])
+    etag = headers.get("etag")
+    # To read a time takes as long as all the rest.
+    modified = None if etag and entry.etag else http_seconds(headers.get("last-modified"))
+    return Response(span, total, etag, modified)
+
+
+def parse_content_range(
+    entry: Entry, wanted: tuple[int, int], text: str
+) -> tuple[tuple[int, int], int | None]:
+    """Return the range that a Content-Range header names, and the size of the object.
+
+    Raises:
+        BrokenReadError: it names none.
+    """
+    if text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}":  # mostly, and a third as dear
+        return wanted, entry.size
+    found = _CONTENT_RANGE.fullmatch(text)
+    if found is None:
+        raise BrokenReadError(
+            f"{entry.key}: expected bytes {_range_text(wanted)}, the store sent a part of the object "
+            "without telling which"
+        )
+    total = None if found[3] == "*" else int(found[3])
+    return (int(found[1]), int(found[2]) + 1), total
+
+
+def check_response(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
+    """Refuse a response that is not the wanted range of the listed object.
+
+    Raises:
+        ObjectChangedError: it is of another version.
+        BrokenReadError: it tells no version where the listing did, or as `check_range` does.
+    """
+    if is_other_version(entry, response.etag, response.mtime):
+        raise ObjectChangedError(
+            f"{entry.key} was rewritten since it was listed: expected version "
+            f"{entry.etag or entry.mtime}, found {response.etag or response.mtime}"
+        )
+    check_range(entry, wanted, response)
+    check_has_version(entry, response)
+
+
+def check_has_version(entry: Entry, response: Response) -> None:
+    """Refuse a response without any version, such as a page of a proxy on the way.
+
+    Raises:
+        BrokenReadError: the listing did tell an ETag.
+    """
+    if entry.etag and not response.etag and response.mtime is None:
+        raise BrokenReadError(
+            f"{entry.key}: expected version {entry.etag}, the store sent an answer without one"
+        )
+
+
+def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
+    """Refuse a response that is not the wanted range of an object of the listed size.
+
+    Raises:
+        BrokenReadError: it is another range, or of an object of another size. Whether the
+            object was rewritten, its version tells.
+    """
+    if response.span is not None and response.span != wanted:
+        raise BrokenReadError(
+            f"{entry.key}: expected bytes {_range_text(wanted)}, the store sent "
+            f"{_range_text(response.span)}"
+        )
+    if response.total is not None and response.total != entry.size:
+        raise BrokenReadError(
+            f"{entry.key}: expected an object of {entry.size} bytes, the store answered for "
+            f"one of {response.total}"
+        )
+
+
+def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
+    """Refuse bytes that are not as many as were asked for.
+
+    Raises:
+        BrokenReadError: they are fewer or more.
+    """
+    if found != wanted[1] - wanted[0]:
+        raise BrokenReadError(
+            f"{entry.key}: expected {wanted[1] - wanted[0]} bytes at {wanted[0]}, the store sent "
+            f"{found}"
+        )
+
+
+def check_same_object(entry: Entry, found: Entry) -> None:
+    """Refuse an object that is another one by now.
+
+    An entry without a version where the listing tells one shows nothing: it may come from
+    something between here and the store.
+
+    Raises:
+        ObjectChangedError: it was rewritten.
+    """
+    told = found.etag if entry.etag else found.mtime
+    if told is None and (entry.etag or entry.mtime is not None):
+        return
+    if found.size != entry.size or is_other_version(entry, found.etag, found.mtime):
+        raise ObjectChangedError(
+            f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
+            f"{entry.etag or entry.mtime}, found {found.size} of {found.etag or found.mtime}"
+        )
+
+
+def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> bool:
+    """Whether a response is of another version than the one that was listed.
+
+    Where both tell an ETag, that decides; the time does where the listing tells no ETag. Times
+    are compared by the second, because headers tell no more of what listings may.
+
+    >>> from growcache.store.contract import Entry
+    >>> is_other_version(Entry("k", 1, '"a"', 7.0), "a", 8.0)
+    False
+    >>> is_other_version(Entry("k", 1, None, 7.0), '"a"', 8.0)
+    True
+    """
+    if entry.etag:
+        same = etag == entry.etag
+        return bool(etag) and not same and bare_etag(entry.etag) != bare_etag(str(etag))
+    return entry.mtime is not None and mtime is not None and int(entry.mtime) != int(mtime)
+
+
+def bare_etag(etag: str) -> str:
+    """Return an ETag without quotes and mark of weakness, which stores write as they like.
+
+    >>> bare_etag('W/"a"'), bare_etag('"a"'), bare_etag("a")
+    ('a', 'a', 'a')
+    """
+    return etag.removeprefix("W/").strip('"')
+
+
+def http_seconds(text: str | None) -> float | None:
+    """Return the time of an HTTP header; None where it is none."""
+    try:
+        return parsedate_to_datetime(text).timestamp() if text else None
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _range_text(span: tuple[int, int]) -> str:
+    return f"{span[0]}-{span[1] - 1}"
+
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def warn_no_ranges(root: str) -> None:
+    """Warn of a server that knows no ranges; once."""
+    logger.warning(
+        "%s knows no ranges: every read of a part of an object is one of all of it",
+        root.rstrip("/"),
+    )
+
+
+class RangeSupport:
+    """Whether a web server knows ranges, as far as its answers tell.
+
+    Attributes:
+        known: None: it was not asked for a range yet.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.known: bool | None = None
+
+    def take_in(self, *, whole: bool) -> None:
+        """Learn from the response to a request for a range.
+
+        Args:
+            whole: whether it was all of the object.
+
+        Raises:
+            BrokenReadError: it was, and the server has answered with ranges before.
+        """
+        if whole and self.known:
+            raise BrokenReadError(
+                f"{self._root}: expected a part of an object, the server sent all of it, which "
+                "it does not do otherwise"
+            )
+        if whole:
+            warn_no_ranges(self._root)
+        self.known = not whole

@@ -1,0 +1,537 @@
+"""Tables of labels: read from CSV, TSV (UTF-8, a line of names first), JSON lines or Parquet, held by key.
+
+A million rows of a number and two short texts take about 50 MB in memory: keys are sorted 64-bit hashes,
+numbers are arrays, texts are one buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import difflib
+import gzip
+import hashlib
+import importlib.util
+import io
+import re
+import zlib
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from growcache.config import SourceConfig, table_kind
+from growcache.errors import ConfigError, FormatError, StoreError
+from growcache.seeding import Uint64Array, hash64
+from growcache.store.contract import Entry, Store
+from growcache.store.store import open_store
+from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+IntColumn: TypeAlias = npt.NDArray[np.int64]
+Cell: TypeAlias = int | float | str
+
+NO_ROW = -1  # the row of a key that no row has
+EXAMPLE_KEYS = 3  # keys that are kept as they are, for messages
+_TEXTS_AT_ONCE = 1 << 16  # texts that are objects of their own for a moment
+
+# Of the cells of a column: all that it takes to say what the column is.
+_INTEGER, _NUMBER, _TEXT, _MISSING = 1, 2, 4, 8
+_INTEGER_PATTERN = re.compile(
+    r"-?(0|[1-9][0-9]{0,17})"
+)  # 007 is a name; 19 digits may be too many
+_NUMBER_PATTERN = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf", re.IGNORECASE
+)
+_LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
+_EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS leave cells empty
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    """TextColumn, one behind the other.
+
+    Attributes:
+        data: all of them, UTF-8.
+        ends: where each ends; int64.
+    """
+
+    data: bytes
+    ends: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> str:
+        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self.ends.tolist():
+            yield self.data[start:end].decode()
+            start = end
+
+    def taken(self, rows: IntColumn) -> TextColumn:
+        """Return the texts of these rows, in their order."""
+        starts = np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
+        data = bytearray()
+        for at in range(0, len(rows), _TEXTS_AT_ONCE):
+            some = rows[at : at + _TEXTS_AT_ONCE]
+            places = zip(starts[some].tolist(), self.ends[some].tolist(), strict=True)
+            data += b"".join([self.data[start:end] for start, end in places])
+        return TextColumn(bytes(data), np.cumsum((self.ends - starts)[rows], dtype=np.int64))
+
+
+Column: TypeAlias = TextColumn | IntColumn | npt.NDArray[np.float64]
+
+
+class ColumnBuilder:
+    """A column whose cells are still coming; all of them say what it is."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._lengths = array("q")
+        self._kinds = 0
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def add_texts(self, cells: Sequence[str]) -> None:
+        """Add cells of a file that knows texts only: some of them look like numbers."""
+        for cell in set(cells):
+            self._kinds |= _kind_of_text(cell)
+        self._add(cells)
+
+    def add_values(self, cells: Sequence[object]) -> None:
+        """Add cells of a file that tells numbers from texts.
+
+        Raises:
+            FormatError: one is neither, nor nothing.
+        """
+        texts = []
+        for cell in cells:
+            kind, text = _kind_and_text(cell)
+            self._kinds |= kind
+            texts.append(text)
+        self._add(texts)
+
+    def _add(self, texts: Sequence[str]) -> None:
+        encoded = [text.encode() for text in texts]
+        self._data += b"".join(encoded)
+        self._lengths.extend(map(len, encoded))
+
+    @property
+    def texts(self) -> TextColumn:
+        """The cells as texts."""
+        lengths = np.frombuffer(self._lengths, np.int64) if self._lengths else np.zeros(0, int)
+        return TextColumn(bytes(self._data), np.cumsum(lengths, dtype=np.int64))
+
+    def column(self, rows: IntColumn) -> Column:
+        """Return the cells of these rows: integers, else numbers, else texts."""
+        texts = self.texts
+        if self._kinds & _TEXT or not self._kinds & (_INTEGER | _NUMBER):
+            return texts.taken(rows)
+        if self._kinds == _INTEGER:
+            return np.fromiter(map(int, texts), np.int64, len(texts))[rows]
+        numbers = map(_to_number, texts)
+        return np.fromiter(numbers, np.float64, len(texts))[rows]
+
+
+def _kind_of_text(cell: str) -> int:
+    if _INTEGER_PATTERN.fullmatch(cell):
+        return _INTEGER
+    if _EMPTY_CELL.fullmatch(cell):
+        return _MISSING
+    if _NUMBER_PATTERN.fullmatch(cell) and not _LEADING_ZERO.fullmatch(cell):
+        return _NUMBER
+    return _TEXT
+
+
+def _kind_and_text(cell: object) -> tuple[int, str]:
+    if isinstance(cell, str):
+        return _TEXT, cell
+    if isinstance(cell, int):
+        fits = -(1 << 63) <= cell < 1 << 63
+        return _INTEGER if fits else _TEXT, str(int(cell))  # True is 1
+    if isinstance(cell, float):
+        return _NUMBER, repr(cell)
+    if cell is None:
+        return _MISSING, ""
+    raise FormatError(f"expected numbers and texts, found {type(cell).__name__}: {cell!r:.60}")
+
+
+def _to_number(text: str) -> float:
+    return np.nan if _EMPTY_CELL.fullmatch(text) else float(text)
+
+
+class KeyedTable:
+    """ColumnBuilders by name, and which row a key has.
+
+    Args:
+        keys: of the rows, as texts.
+        columns: the others.
+
+    Raises:
+        FormatError: two rows have one key, or there is none.
+    """
+
+    def __init__(self, keys: ColumnBuilder, columns: Mapping[str, ColumnBuilder]) -> None:
+        texts = keys.texts
+        if not len(texts):
+            raise FormatError("it has no rows")
+        hashes = np.fromiter(map(hash64, texts), np.uint64, len(texts))
+        rows = np.argsort(hashes, kind="stable")
+        self._hashes: Uint64Array = hashes[rows]
+        twice = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        if len(twice):
+            first = np.min(rows[twice])
+            raise FormatError(f"two rows have the key {texts[int(first)]!r}")
+        self._columns = {name: column.column(rows) for name, column in columns.items()}
+        self.examples = [texts[i] for i in range(min(EXAMPLE_KEYS, len(texts)))]
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def find(self, keys: Sequence[str]) -> IntColumn:
+        """Return the row of each key, `NO_ROW` where it has none."""
+        hashes = np.fromiter(map(hash64, keys), np.uint64, len(keys))
+        rows = np.searchsorted(self._hashes, hashes)
+        found = self._hashes[np.minimum(rows, len(self) - 1)] == hashes
+        return np.where(found, rows, NO_ROW)
+
+    def column(self, name: str) -> Column:
+        """Return a column, by row."""
+        return self._columns[name]
+
+    def cell(self, name: str, row: int) -> Cell:
+        """Return one cell, as a value of Python."""
+        column = self._columns[name]
+        cell: Cell = column[row] if isinstance(column, TextColumn) else column[row].item()
+        return cell
+
+    @property
+    def digest(self) -> str:
+        """128 bits, in hex, that stand for keys and cells; not for the order of the rows."""
+        hasher = hashlib.blake2b(self._hashes.tobytes(), digest_size=16)
+        for name, column in self._columns.items():
+            kind = "str" if isinstance(column, TextColumn) else column.dtype.str
+            hasher.update(orjson.dumps([name, kind]))
+            for part in _column_arrays(column):
+                hasher.update(part.tobytes())
+        return hasher.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        columns = [part for column in self._columns.values() for part in _column_arrays(column)]
+        return sum(part.nbytes for part in [self._hashes, *columns])
+
+
+def _column_arrays(column: Column) -> list[npt.NDArray[Any]]:
+    if isinstance(column, TextColumn):
+        return [column.ends, np.frombuffer(column.data, np.uint8)]
+    return [column]
+
+
+MOST_TABLE_BYTES = 1_000_000_000  # of a table, unpacked
+BUDGET_PIECE_BYTES = 1 << 22  # bytes that are read at a time, where a rate is to be kept
+ROWS_AT_ONCE = 1 << 14  # that are objects of Python at once
+
+ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBudget:
+    """What may be read of a store, and who counts it.
+
+    Attributes:
+        most_bytes: of a table; None: any.
+        piece_bytes: so many at a time; None: all at once.
+        spent: called after each piece with its bytes; returns when the next one may be read.
+    """
+
+    most_bytes: int | None = None
+    piece_bytes: int | None = None
+    spent: Callable[[int], Awaitable[None]] | None = None
+
+
+UNBOUNDED_BUDGET = ReadBudget()
+
+
+def require_table_library(url: str) -> None:
+    """Refuse a table that nothing installed here can read.
+
+    Raises:
+        ConfigError: says what to install.
+    """
+    if table_kind(url) == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(
+            "source.labels: a table in Parquet needs pyarrow; pip install 'growcache[parquet]'"
+        )
+
+
+def fetch_table(
+    url: str,
+    source: SourceConfig,
+    timeout_seconds: float,
+    budget: ReadBudget = UNBOUNDED_BUDGET,
+) -> Buffer:
+    """Return the bytes of the one object that a URL names. Blocks.
+
+    Args:
+        url: of the table; read with the client and the credentials of the source, where it
+            is no local path.
+        source: as configured.
+        timeout_seconds: without progress for so long it is given up.
+        budget: of what is read; a local table costs nothing.
+
+    Raises:
+        ConfigError: not one object, or too large a one.
+        StoreError: it cannot be read.
+    """
+    local = parse_url(url).scheme in LOCAL_SCHEMES
+    own = {"url": (url,), "client": "auto" if local else source.client}
+    store = open_store(source.model_copy(update=own), timeout_seconds=timeout_seconds)
+    listed = [entry for page in store.pages() for entry in page]
+
+    async def read(entry: Entry) -> Buffer:
+        try:
+            return await _read_pieces(store, entry, UNBOUNDED_BUDGET if local else budget)
+        finally:
+            await store.close()
+
+    if len(listed) != 1:
+        raise ConfigError(f"expected one table at {redact(url)}, found {len(listed)}")
+    if listed[0].size > MOST_TABLE_BYTES:
+        _refuse_size(f"{listed[0].size:,}")
+    if not local and budget.most_bytes is not None and listed[0].size >= budget.most_bytes:
+        raise ConfigError(
+            f"reading it takes {listed[0].size:,} bytes, and sampling.max_egress lets a run read "
+            f"{budget.most_bytes:,}; raise that, or make the table smaller"
+        )
+    return asyncio.run(read(listed[0]))
+
+
+async def _read_pieces(store: Store, entry: Entry, budget: ReadBudget) -> Buffer:
+    piece = budget.piece_bytes or max(1, entry.size)
+    pieces: list[Buffer] = []
+    for start in range(0, entry.size, piece):
+        pieces.append(await store.read(entry, start, min(entry.size, start + piece)))
+        if budget.spent is not None:
+            await budget.spent(memoryview(pieces[-1]).nbytes)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def read_table(
+    url: str,
+    key: str,
+    columns: Sequence[str],
+    source: SourceConfig,
+    timeout_seconds: float,
+    budget: ReadBudget = UNBOUNDED_BUDGET,
+) -> KeyedTable:
+    """Return a table. Blocks, for some seconds where it has a million rows.
+
+    Args:
+        url: see `fetch`.
+        key: the column that tells rows apart.
+        columns: the others that are wanted.
+        source: see `fetch`.
+        timeout_seconds: see `fetch`.
+        budget: see `fetch`.
+
+    Raises:
+        ConfigError: it is not one, or lacks a column; says what is wrong, and where.
+        StoreError: it cannot be read.
+    """
+    shown = redact(url)
+    try:
+        data = fetch_table(url, source, timeout_seconds, budget)
+        return parse_table(data, table_kind(url), key, columns)
+    except StoreError as error:
+        told = type(error)(f"source.labels: {error}")
+        told.exit_code = error.exit_code
+        raise told from None
+    except (ConfigError, FormatError) as error:
+        raise ConfigError(f"source.labels {shown}: {error}") from None
+
+
+def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> KeyedTable:
+    """Return the table that these bytes are.
+
+    Args:
+        data: of the file.
+        kind: as `table_kind` names it.
+        key: the column that tells rows apart.
+        columns: the others that are wanted.
+
+    Raises:
+        FormatError: they are not such a table, or it lacks a column.
+    """
+    growing = {name: ColumnBuilder() for name in dict.fromkeys((key, *columns))}
+    form = kind.removesuffix(".gz")
+    stream: IO[bytes] = io.BytesIO(data)
+    if form != kind:
+        stream = io.BufferedReader(_BoundedStream(gzip.GzipFile(fileobj=stream)))
+    try:
+        with closing(stream):
+            _READERS[form](stream, growing, key)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"expected UTF-8, {error}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FormatError(f"its .gz is damaged: {error}") from None
+    keys = growing[key]
+    return KeyedTable(keys, {name: growing[name] for name in columns})
+
+
+class _BoundedStream(io.RawIOBase):
+    """What is unpacked, up to a bound: a few kB can claim to be any number of GB."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream = stream
+        self._left = MOST_TABLE_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = self._stream.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            _refuse_size("more, unpacked")
+        return count
+
+
+def _refuse_size(found: str) -> None:
+    raise FormatError(
+        f"expected a table of at most {MOST_TABLE_BYTES:,} bytes, found {found}; leave out columns "
+        "that are not needed"
+    )
+
+
+def _require_columns(names: Sequence[object], wanted: Sequence[str], form: str) -> None:
+    """Refuse a table without the columns that are wanted."""
+    for name in wanted:
+        if name not in names:
+            close = difflib.get_close_matches(name, list(map(str, names)), n=1)
+            known = ", ".join(map(repr, list(names)[:10]))
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {known}"
+            if form == "csv" and len(names) == 1 and ";" in str(names[0]):
+                hint += "; columns are separated by commas in .csv, by tabs in .tsv"
+            raise FormatError(f"it has no column {name!r}; {hint}")
+        if names.count(name) > 1:
+            raise FormatError(f"it has two columns {name!r}")
+
+
+def _delimited_reader(delimiter: str) -> Callable[[IO[bytes], ColumnBuilders, str], None]:
+    def read(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:
+        # Excel puts a mark of byte order in front.
+        text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        rows = csv.reader(text, delimiter=delimiter)
+        try:
+            _read_rows(rows, columns, key)
+        except csv.Error as error:
+            raise FormatError(f"line {rows.line_num}: {error}") from None
+
+    return read
+
+
+def _read_rows(rows: Any, columns: ColumnBuilders, key: str) -> None:
+    names: list[str] = next(rows, [])
+    _require_columns(names, list(columns), "csv")
+    places = {name: names.index(name) for name in columns}
+    whole = _whole_rows(rows, len(names), places[key])
+    while chunk := list(islice(whole, ROWS_AT_ONCE)):
+        for name, place in places.items():
+            columns[name].add_texts([row[place] for row in chunk])
+
+
+def _whole_rows(rows: Any, width: int, key: int) -> Iterator[list[str]]:
+    for row in rows:
+        if not any(row):  # a blank line, or what a spreadsheet leaves below its data
+            continue
+        if len(row) != width:
+            raise FormatError(
+                f"line {rows.line_num}: expected {width} cells, as in the first line, found "
+                f"{len(row)}"
+            )
+        if not row[key]:
+            raise FormatError(f"line {rows.line_num}: its key is empty")
+        yield row
+
+
+def _read_json_lines(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:
+    seen: dict[str, None] = {}
+    lines = enumerate(stream, 1)
+    while chunk := list(islice(_json_objects(lines, key), ROWS_AT_ONCE)):
+        for row in chunk:
+            seen |= dict.fromkeys(row)
+        for name, column in columns.items():
+            _add_values(column, name, [row.get(name) for row in chunk])
+    if seen:
+        _require_columns(list(seen), list(columns), "jsonl")
+
+
+def _json_objects(lines: Iterator[tuple[int, bytes]], key: str) -> Iterator[dict[str, Any]]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise FormatError(f"line {number}: expected JSON, {error}") from None
+        if not isinstance(row, dict):
+            raise FormatError(f"line {number}: expected an object, found {line[:40]!r}")
+        if row.get(key) in (None, ""):
+            raise FormatError(f"line {number}: it has no {key!r}")
+        yield row
+
+
+def _add_values(column: ColumnBuilder, name: str, cells: Sequence[object]) -> None:
+    try:
+        column.add_values(cells)
+    except FormatError as error:
+        raise FormatError(f"column {name!r}: {error}") from None
+
+
+def _read_parquet(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(stream)
+        _require_columns(file.schema_arrow.names, list(columns), "parquet")
+        _refuse_large(file.metadata, columns)
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(columns)):
+            for name, column in columns.items():
+                cells = batch.column(name).to_pylist()
+                if name == key and any(cell in (None, "") for cell in cells):
+                    raise FormatError(f"row {len(column) + 1:,} or a later one has no {key!r}")
+                _add_values(column, name, cells)
+    except pa.ArrowException as error:
+        raise FormatError(f"expected Parquet: {error}") from None
+
+
+def _refuse_large(metadata: Any, columns: ColumnBuilders) -> None:
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    parts = [group.column(n) for group in groups for n in range(group.num_columns)]
+    wanted = [part for part in parts if part.path_in_schema in columns]
+    if (nbytes := sum(part.total_uncompressed_size for part in wanted)) > MOST_TABLE_BYTES:
+        _refuse_size(f"{nbytes:,}")
+
+
+_READERS: dict[str, Callable[[IO[bytes], ColumnBuilders, str], None]] = {
+    "csv": _delimited_reader(","),
+    "jsonl": _read_json_lines,
+    "parquet": _read_parquet,
+    "tsv": _delimited_reader("\t"),
+}

@@ -1,0 +1,329 @@
+"""Parse source URLs: scheme, bucket, keys, globs and placeholders. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from growcache.config import PLACEHOLDER
+from growcache.errors import ConfigError
+from growcache.secrecy import query_without_secrets, without_userinfo
+
+# Stores whose keys stand behind a bucket, container or host of their own.
+BUCKET_SCHEMES = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"}
+)
+WEB_SCHEMES = frozenset({"http", "https"})
+SSH_SCHEMES = frozenset({"sftp", "ssh"})
+LOCAL_SCHEMES = frozenset({"file", "local"})
+_SCHEMES_WITHOUT_USER = frozenset(
+    {"s3", "s3a", "gs", "gcs"}
+)  # what stands before an @ elsewhere is public
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
+_QUERY = re.compile(r"(https?://[^?]*)\?.*")
+WILDCARD = re.compile(r"[*?\[]")
+# A "?" of a web address starts its query, so it is no wildcard there.
+_WEB_WILDCARD = re.compile(r"[*\[]")
+
+
+@dataclass(frozen=True)
+class Location:
+    """One URL of a source, taken apart.
+
+    Attributes:
+        url: as typed, without user name and password.
+        scheme: ``"file"`` for plain paths.
+        bucket: bucket, container or host (of SSH_SCHEMES without its user); empty where there is
+            none.
+        pattern: key, glob, or (ending with ``/``) the folder whose whole content is meant;
+            of a signed web address without what signs it.
+        userinfo: of a web address, ``user:password@``, for requests only.
+        asked: what is requested for the key `pattern`, where that is signed.
+    """
+
+    url: str
+    scheme: str
+    bucket: str
+    pattern: str
+    userinfo: str = field(default="", repr=False)
+    asked: str = field(default="", repr=False)
+
+    @property
+    def root(self) -> str:
+        """What stands before a key in messages, as in ``s3://bucket/``."""
+        if self.scheme in LOCAL_SCHEMES:
+            return ""
+        if self.scheme in SSH_SCHEMES:  # whose keys are absolute paths, as on this machine
+            return f"{self.scheme}://{self.bucket}"
+        return f"{self.scheme}://{self.bucket}/" if self.bucket else f"{self.scheme}://"
+
+    @cached_property
+    def is_glob(self) -> bool:
+        """Whether the pattern has wildcards."""
+        return bool(self._magic.search(self.pattern))
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the pattern is the key of a single object."""
+        return not self.is_glob and bool(self.pattern) and not self.pattern.endswith("/")
+
+    @property
+    def prefix(self) -> str:
+        """The deepest folder that holds every match: empty, or ending with ``/``."""
+        found = self._magic.search(self.pattern)
+        fixed = self.pattern[: found.start()] if found else self.pattern
+        return fixed[: fixed.rfind("/") + 1]
+
+    @property
+    def depth(self) -> int | None:
+        """How many levels below `prefix` a match lies at most; None: at any depth."""
+        rest = self.pattern.removeprefix(self.prefix)
+        return None if not rest or "**" in rest else rest.count("/") + 1
+
+    @cached_property
+    def matches(self) -> Callable[[str], bool]:
+        """The test of a key.
+
+        Raises:
+            ConfigError: a malformed glob, in a chain of file systems.
+        """
+        if not self.is_glob:
+            pattern = self.pattern
+            return lambda key: (
+                key == pattern or (pattern[-1:] in ("", "/") and key.startswith(pattern))
+            )
+        try:
+            compiled = re.compile(translate_glob(self.pattern))
+        except ValueError as error:
+            raise ConfigError(f"source.url {self.url}: {error}") from None
+        return lambda key: compiled.match(key) is not None
+
+    @property
+    def _magic(self) -> re.Pattern[str]:
+        return _WEB_WILDCARD if self.scheme in WEB_SCHEMES else WILDCARD
+
+
+def parse_url(url: str) -> Location:
+    """Return what a URL or path means.
+
+    Raises:
+        ConfigError: no bucket where the scheme needs one, a malformed glob, or a NUL byte.
+    """
+    shown = redact(url)
+    if "\0" in url:
+        raise ConfigError(
+            f"source.url {shown!r}: expected an address or a path, found a NUL byte"
+        )
+    found = _SCHEME.match(url)
+    if "::" in url:  # chained file systems keep the whole address, fsspec unravels it
+        return Location(shown, "chain", "", url)
+    if found is None or found[1].lower() in LOCAL_SCHEMES:
+        path = url[found.end() :] if found else url
+        return _with_valid_glob(Location(shown, "file", "", _absolute_path(path)))
+    scheme, rest = found[1].lower(), url[found.end() :]
+    if scheme not in BUCKET_SCHEMES | SSH_SCHEMES:
+        return _with_valid_glob(Location(shown, scheme, "", rest))
+    bucket, _, key = rest.partition("/")
+    if scheme in SSH_SCHEMES:
+        host = bucket.rpartition("@")[2]
+        _refuse_unquoted(host, shown)
+        return _with_valid_glob(Location(shown, scheme, host, "/" + key))
+    userinfo = ""
+    if scheme in WEB_SCHEMES:
+        user, at, bucket = bucket.rpartition("@")
+        userinfo = user + at
+        _refuse_unquoted(bucket, shown)
+    elif scheme in _SCHEMES_WITHOUT_USER and (":" in bucket or "@" in bucket):
+        raise ConfigError(
+            f"source.url {scheme}://…: a bucket's name holds no : or @; credentials belong "
+            "into source.storage_options, or the environment"
+        )
+    if not bucket or (scheme not in WEB_SCHEMES and WILDCARD.search(bucket)):
+        raise ConfigError(f"source.url {shown}: expected {scheme}://BUCKET/KEY with one bucket")
+    location = _with_valid_glob(Location(shown, scheme, bucket, key, userinfo))
+    return _without_signature(location) if scheme in WEB_SCHEMES else location
+
+
+def _refuse_unquoted(host: str, shown: str) -> None:
+    """Refuse a host whose port is no number: it is a password with a slash in it."""
+    port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+    if port and not port.isdigit():
+        raise ConfigError(
+            f"source.url {shown}: expected a host and the number of a port; a password's / and "
+            "@ are written as %2F and %40"
+        )
+
+
+def _without_signature(location: Location) -> Location:
+    """Return a web address whose pattern, which becomes a key that is kept, holds no secret."""
+    path, _, query = location.pattern.partition("?")
+    kept = query_without_secrets(query)
+    if kept == query:
+        return location
+    return replace(location, pattern=f"{path}?{kept}" if kept else path, asked=location.pattern)
+
+
+def redact(url: str) -> str:
+    """Return the URL without user name and password, and without a query."""
+    return "::".join(_QUERY.sub(r"\1?…", part) for part in without_userinfo(url).split("::"))
+
+
+def translate_glob(pattern: str) -> str:
+    """Return fsspec's meaning of a glob as a regular expression over whole keys.
+
+    ``*`` and ``?`` stay inside a path component, ``**`` (a component of its own) spans
+    any number of them, ``[...]`` is a set. Written out here because importing fsspec costs
+    a sampler more than all its other imports together.
+
+    Raises:
+        ValueError: ``**`` beside other characters.
+
+    >>> bool(re.match(translate_glob("a/**/*.npy"), "a/b/c/x.npy"))
+    True
+    >>> bool(re.match(translate_glob("a/*.npy"), "a/b/x.npy"))
+    False
+    """
+    parts = pattern.split("/")
+    out = []
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if part == "**":
+            out.append(".*" if last else "(?:.+/)?")
+        elif "**" in part:
+            raise ValueError("'**' must be a whole component, as in a/**/b")
+        else:
+            out.append(component_regex(part) + ("" if last else "/"))
+    return f"(?s:{''.join(out)})\\Z"
+
+
+def component_regex(part: str) -> str:
+    """Return the regular expression of one component of a glob that is not ``**``."""
+    return "[^/]+" if part == "*" else _component_regex(part)
+
+
+def _component_regex(part: str) -> str:
+    out, at = "", 0
+    while at < len(part):
+        char = part[at]
+        at += 1
+        if char == "[":
+            close = part.find("]", at + (2 if part[at : at + 1] == "!" else 1))
+            if close >= 0:
+                out += _charset_regex(part[at:close])
+                at = close + 1
+                continue
+        out += {"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char)
+    return out
+
+
+def _charset_regex(inside: str) -> str:
+    negated = inside.startswith("!")
+    body = inside[negated:]
+    ranges = ""
+    at = 0
+    while at < len(body):
+        if at + 2 < len(body) and body[at + 1] == "-":
+            low, high = body[at], body[at + 2]
+            at += 3
+            if low <= high:  # an empty range matches nothing, as in the shell
+                ranges += f"{re.escape(low)}-{re.escape(high)}"
+        else:
+            ranges += re.escape(body[at])
+            at += 1
+    if not ranges:
+        return "[^/]" if negated else "(?!)"
+    return f"(?!/)[{'^' if negated else ''}{ranges}]"
+
+
+def _absolute_path(path: str) -> str:
+    folder = path.endswith("/")
+    absolute = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - globs are no paths
+    return absolute + "/" if folder and absolute != "/" else absolute
+
+
+def _with_valid_glob(location: Location) -> Location:
+    if location.is_glob:
+        try:
+            translate_glob(location.pattern)
+        except ValueError as error:
+            raise ConfigError(f"source.url {location.url}: {error}") from None
+    return location
+
+
+@dataclass(frozen=True)
+class UrlTemplate:
+    """A URL such as ``s3://b/train_x_{k}.npy``.
+
+    A placeholder stands for a piece of a folder's or file's name, the same one wherever it
+    occurs; so a key follows from the values of all placeholders, and the other way round.
+
+    Attributes:
+        folder: the deepest one that holds every match, as it was typed.
+        rest: what follows, placeholders and all.
+        names: of the placeholders, sorted.
+    """
+
+    folder: str
+    rest: str
+    names: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+    @classmethod
+    def of(cls, url: str) -> UrlTemplate:
+        """Return the template that a URL of ``source.fields`` is."""
+        first = PLACEHOLDER.search(url)
+        assert first is not None
+        at = url.rfind("/", 0, first.start()) + 1
+        rest = url[at:]
+        names = tuple(sorted(set(PLACEHOLDER.findall(url))))
+        return cls(
+            url[:at], rest, names, re.compile(rf"(?s:(?:.*/)?{_template_regex(rest)})\Z")
+        )
+
+    @property
+    def literal(self) -> int:
+        """How many characters of a key it fixes; of two that match, the one with more is meant."""
+        return len(PLACEHOLDER.sub("", self.rest))
+
+    def values(self, key: str) -> tuple[str, ...] | None:
+        """Return what the placeholders stand for, by their sorted names; None: no match."""
+        match = self.pattern.match(key)
+        return None if match is None else tuple(match[name] for name in self.names)
+
+    def rendered(self, values: tuple[str, ...]) -> str:
+        """Return what follows `folder` in the key with these values."""
+        named: Mapping[str, str] = dict(zip(self.names, values, strict=True))
+        return PLACEHOLDER.sub(lambda found: named[found[1]], self.rest)
+
+
+def _template_regex(rest: str) -> str:
+    out, at, seen = "", 0, set()
+    for found in PLACEHOLDER.finditer(rest):
+        name = found[1]
+        again = f"(?P={name})" if name in seen else f"(?P<{name}>[^/]+)"
+        out += re.escape(rest[at : found.start()]) + again
+        at = found.end()
+        seen.add(name)
+    return out + re.escape(rest[at:])
+
+
+_UNSUPPORTED_COMPONENTS = frozenset({"", ".", ".."})
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def is_unsupported_key(key: str) -> bool:
+    """Whether obstore takes the key for no path.
+
+    >>> is_unsupported_key("a//b"), is_unsupported_key("a/../b"), is_unsupported_key("a/..b/%2F#?.npy")
+    (True, True, False)
+    """
+    if not _UNSUPPORTED_COMPONENTS.isdisjoint(key.split("/")):
+        return True
+    return not key.isprintable() and _CONTROL_CHARACTER.search(key) is not None
+
+
+S3_SCHEMES = frozenset({"s3", "s3a"})

@@ -1,0 +1,266 @@
+"""The pipeline whose batches growcache's own gather makes (``reader="gather"``).
+
+A thread of `growcache.loading` copies rows out of maps into recycled buffers, and these buffers are
+what TensorFlow's tensors are: each holds a reference, so a buffer is reused only when no tensor needs
+it. A call into Python takes TensorFlow longer than copying a batch of small samples, so it gets several
+batches at once, where all fields are of fixed shape, and cuts them itself, which copies nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from growcache.loading.buffers import BufferCache
+from growcache.loading.epochs import Consumer
+from growcache.loading.framework import Framework
+from growcache.loading.maps import MapPool
+from growcache.loading.options import LoaderOptions
+from growcache.seeding import derive_seed
+from growcache.tensorflow.pipeline import (
+    Dataset,
+    GeneratorDataset,
+    Pipeline,
+    close_at_exit,
+    keep_freed_memory,
+)
+from growcache.tensorflow.tensors import (
+    BatchForm,
+    Tensor,
+    TensorColumn,
+    loader_style,
+    tensor_spec,
+)
+
+# After an epoch so long the next one is kept ready, with its lease, threads and memory.
+IDLE_SECONDS = 5.0
+
+
+class ConsumerPool:
+    """One loader per iterator that is under way, and one for the next iteration.
+
+    Where an iteration ended, its loader is ahead in the next epoch already, and waits for
+    an iterator. Where none comes it lets go of everything: evictions wait for its lease, and
+    nobody says when a dataset will be iterated no more. It stays what it is, so the next
+    epoch is the same, and only begins later. Where an iteration was broken off, its loader
+    ends; the next one finds its memory for as long, and need not check what it had checked.
+
+    Args:
+        options: of the first loader. The others have other seeds, so that iterations that
+            were broken off do not repeat the same order.
+        framework: of all of them.
+    """
+
+    def __init__(self, options: LoaderOptions, framework: Framework) -> None:
+        self._options = options
+        self._leftovers = BufferCache(IDLE_SECONDS)
+        self._framework = replace(framework, leftovers=self._leftovers)
+        self._maps = MapPool.of(options.root)  # which knows what was found whole
+        # One that its own thread passes: the collector may close these in the middle of a call.
+        self._lock = threading.RLock()
+        self._idle: Consumer | None = None
+        self._ahead = False  # the idle one is in the next epoch already
+        self._timer: threading.Timer | None = None
+        self._made = 0
+        self._closed = False
+
+    @property
+    def any_ahead(self) -> bool:
+        """Whether the next iteration finds a loader that is ahead already."""
+        return self._ahead
+
+    def begin(self) -> None:
+        """Have a loader begin, for an iteration that is about to ask for one."""
+        with self._lock:
+            if self._ahead or self._closed:
+                return
+            engine = self._idle or self._make()
+            engine.begin()
+            self._keep(engine)
+
+    def take(self) -> Consumer:
+        """Return a loader for an iteration."""
+        with self._lock:
+            return self._pop() or self._make()
+
+    def give_back(self, engine: Consumer, *, whole: bool) -> None:
+        """Take a loader back.
+
+        Args:
+            engine: that `take` returned.
+            whole: whether its epoch came to its end.
+        """
+        with self._lock:
+            if whole and not self._closed and self._idle is None:
+                self._keep(engine)
+                return
+        engine.close()
+
+    def close(self) -> None:
+        """End the one that waits, and those that will be given back."""
+        with self._lock:
+            self._closed = True
+            engine = self._pop()
+        if engine is not None:
+            engine.close()
+        self._leftovers.close()
+
+    def _keep(self, engine: Consumer) -> None:
+        """Keep a loader that is ahead."""
+        self._pop()
+        self._idle, self._ahead = engine, True
+        # A fixed one may stay: nothing is evicted from under it, and it sees to that.
+        if not self._options.fixed and not self._closed:
+            self._begin_timer(engine)
+
+    def _pop(self) -> Consumer | None:
+        engine, self._idle, self._ahead = self._idle, None, False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return engine
+
+    def _begin_timer(self, engine: Consumer) -> None:
+        self._timer = threading.Timer(IDLE_SECONDS, self._rest, [engine])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _rest(self, engine: Consumer) -> None:
+        with self._lock:
+            if self._idle is engine:
+                self._ahead = False
+                engine.close()
+
+    def _make(self) -> Consumer:
+        options, number = self._options, self._made
+        if number:
+            seed = derive_seed(options.seed, "iterator", number)
+            options = replace(options, seed=seed, min_samples=1)
+        self._made = number + 1
+        engine = Consumer(options, self._framework)
+        close_at_exit(engine)
+        return engine
+
+
+PREFETCH_BATCHES = 2
+BATCHES_AT_ONCE = 16
+BLOCK_BYTES = 18_000_000  # few, for an iterator begins with fresh memory
+PAUSE_SECONDS = 0.05  # at most, between two "nothing now": TensorFlow may want to end
+ENDLESS_STEPS = 2**40
+
+
+class GatherPipeline(Pipeline):
+    """Gives TensorFlow the next batch of growcache's when it asks.
+
+    Args:
+        options: of the loader.
+        form: of the batches.
+        runs_on: whether one iteration is all epochs.
+    """
+
+    def __init__(self, options: LoaderOptions, form: BatchForm, *, runs_on: bool) -> None:
+        super().__init__(options, runs_on=runs_on)
+        self._form = form
+        self._columns = [TensorColumn(field, loader_style(form)) for field in form.fields]
+        self._cuts = not any(field.is_ragged for field in form.fields)
+        framework = Framework(
+            block_bytes=BLOCK_BYTES, at_once=BATCHES_AT_ONCE if self._cuts else 1
+        )
+        self._engines = ConsumerPool(
+            _consumer_options(options, form, runs_on=runs_on), framework
+        )
+        nothing = (array for each in self._columns for array in each.nothing())
+        self._nothing = (np.empty(0, np.bool_), *nothing)
+
+    def wait(self) -> None:
+        """Wait as any feed does, and begin: TensorFlow takes a while until it asks."""
+        goes_on = super()._is_under_way
+        super().wait()
+        if not goes_on:
+            self._engines.begin()
+
+    @property
+    def _is_under_way(self) -> bool:
+        return super()._is_under_way or self._engines.any_ahead
+
+    def close(self) -> None:
+        """End what is ready for the next iteration."""
+        self._engines.close()
+
+    def pipeline(self) -> Dataset:
+        """Return the batches: of an epoch, or without end."""
+        specs = {name: each for column in self._columns for name, each in column.specs.items()}
+
+        def batch(there: Tensor, *values: Tensor) -> Any:
+            return self._batch(dict(zip(specs, values, strict=True)))
+
+        made = GeneratorDataset(
+            self._iterate, [tensor_spec(tf.bool, [None]), *specs.values()]
+        ).dataset
+        # In this order: a filter that waits for what it lets through hears of no end. And
+        # without a map among them: TensorFlow would have it run ahead.
+        made = made.prefetch(1 if self._cuts else PREFETCH_BATCHES)
+        made = made.filter(lambda there, *_: tf.size(there) > 0)
+        if self._cuts:
+            sizes = self._epoch_sizes() or self._options.batch_size
+            made = made.rebatch(sizes, drop_remainder=self._of_one_size)
+        return made.map(batch)
+
+    @property
+    def _of_one_size(self) -> bool:
+        options = self._options
+        return not options.keeps_last or (self._runs_on and options.samples_per_epoch is None)
+
+    def _batch(self, values: Mapping[str, Tensor]) -> Any:
+        rows = self._options.batch_size if self._of_one_size else None
+        made: dict[str, Tensor] = {}
+        for column in self._columns:
+            made |= column.tensors(values, rows)
+        return self._form.batch(made)
+
+    # What TensorFlow's threads call
+
+    def _iterate(self) -> Iterator[tuple[Any, ...]]:
+        keep_freed_memory()
+        self._begun = True
+        engine, whole = self._engines.take(), False
+        try:
+            yield from self._epoch(engine)
+            while self._runs_on:
+                yield from self._epoch(engine)
+            whole = True
+        finally:
+            self._engines.give_back(engine, whole=whole)
+
+    def _epoch(self, engine: Consumer) -> Iterator[tuple[Any, ...]]:
+        few = PREFETCH_BATCHES * self._options.batch_size
+        for made in map(self._arrays, engine.epoch(PAUSE_SECONDS)):
+            several, ready = len(made[0]) > few, [made]
+            del made  # its memory is wanted once TensorFlow has done with it
+            yield ready.pop()
+            if several:
+                # This is what TensorFlow asks for beforehand: what follows, be it the end, it
+                # asks for once it wants more.
+                yield self._nothing
+
+    def _arrays(self, batch: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        if batch is None:
+            return self._nothing
+        arrays = [array for each in self._columns for array in each.arrays(batch)]
+        return (np.ones(len(arrays[0]) if self._cuts else 1, np.bool_), *arrays)
+
+
+def _consumer_options(
+    options: LoaderOptions, form: BatchForm, *, runs_on: bool
+) -> LoaderOptions:
+    """Return what a loader delivers the batches of."""
+    wanted = tuple(field.name for field in form.fields)
+    options = replace(options, fields=wanted, ragged=loader_style(form), gather="thread")
+    if runs_on and options.samples_per_epoch is None:
+        return replace(options, samples_per_epoch=ENDLESS_STEPS * options.batch_size)
+    return options

@@ -1,0 +1,258 @@
+"""The loaders of PyTorch: `EpochLoader`, and `EpochDataLoader` for trainers that insist on a `DataLoader`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from growcache.errors import ConfigError, FormatError
+from growcache.loading.framework import Framework, Transfer
+from growcache.loading.loader import Loader, refuse_torch_worker
+from growcache.loading.report import Report
+from growcache.loading.resume import MissingShards
+from growcache.torch.copies import copy_in_this_thread_alone, join_parts, take_rows, take_slices
+from growcache.torch.transfer import transfer_to
+
+
+def _tensor(name: str, array: Any) -> torch.Tensor:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise FormatError(
+            f"field {name!r} has dtype {array.dtype}, which torch does not have; cast it in "
+            "sampling.transform or in the loader's transform"
+        ) from None
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Return (rank, world size) of the default process group; None where there is none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+class EpochLoader(Loader):
+    """Batches from a growing cache; every iteration is a new epoch over what is there by now.
+
+    The next epoch's snapshot, plan and first batches are made before the current epoch ends.
+    Tensors may be kept: their memory is reused only once nobody refers to it. A loader
+    pickles as its arguments. Iterating anew ends the iteration before it.
+
+    Yields dicts of field name to tensor [batch, *shape] in the dtype of the schema.
+    """
+
+    framework = Framework(
+        *(
+            take_rows,
+            take_slices,
+            join_parts,
+            _tensor,
+            copy_in_this_thread_alone,
+            _process_group,
+        ),
+        frees_lock=True,
+    )
+
+    def _carrier_to(self, device: Any) -> Transfer | None:
+        return None if device is None else transfer_to(device)
+
+
+P = ParamSpec("P")
+# Who makes a loader anew, as Lightning does to predict, gives what it found in the old one.
+REMADE_ARGUMENTS = ("dataset", "sampler", "batch_sampler")
+
+
+class BatchRow(NamedTuple):
+    """A sample, as the row of a batch that is there already.
+
+    Attributes:
+        batch: that it is of.
+        row: in the batch.
+    """
+
+    batch: Any
+    row: int
+
+
+class RowDataset(IterableDataset[BatchRow]):
+    """The samples of a loader; each iteration is its next epoch.
+
+    A `DataLoader` takes samples and puts them together. Here they are together already, so
+    this gives away the rows of each batch, and `whole` makes the batch of them again without
+    touching it. So every trainer may make a `DataLoader` of its own over this dataset, with
+    the batch size and the ``collate_fn`` of the first one, and gets the same batches.
+
+    Args:
+        loader: whose samples they are.
+    """
+
+    def __init__(self, loader: EpochLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[BatchRow]:
+        refuse_torch_worker()
+        size, samples = self.loader.options.batch_size, len(self)
+        for batch in self.loader:
+            # By the step, for this may be the rest of an epoch.
+            rows = min(size, samples - (self.loader.step - 1) * size)
+            yield from (BatchRow(batch, row) for row in range(rows))
+            del batch
+
+    def __len__(self) -> int:
+        """Return the samples that an epoch of this rank delivers."""
+        dealt = self.loader.dealt()
+        assert dealt is not None
+        return dealt.delivered
+
+
+def collate_rows(rows: list[BatchRow]) -> Any:
+    """Return the batch that these are all the rows of.
+
+    Raises:
+        ConfigError: they are of several batches: somebody chose another batch size.
+    """
+    batch = rows[0].batch
+    if any(row.batch is not batch or row.row != i for i, row in enumerate(rows)):
+        raise ConfigError(
+            "expected the rows of one batch: a DataLoader over an EpochDataLoader's dataset "
+            "needs its batch_size and drop_last, and no other ranks than it has itself"
+        )
+    return batch
+
+
+def _with_arguments_of(
+    base: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator: the method has the arguments of another one, and `REMADE_ARGUMENTS`."""
+    signature = inspect.signature(base)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in REMADE_ARGUMENTS
+    ]
+    signature = signature.replace(parameters=[*signature.parameters.values(), *more])
+
+    def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        method.__signature__ = signature  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+class EpochDataLoader(DataLoader[Any]):
+    """An `EpochLoader` that is a `torch.utils.data.DataLoader`, for trainers that ask for one.
+
+    It takes the arguments of `EpochLoader` (see ``help(EpochLoader)``), and needs
+    ``samples_per_epoch`` or ``fixed``: trainers ask for the length once and keep the answer.
+    Each iteration is the next epoch. There are no worker processes of torch: the batches
+    come ready, as those of `EpochLoader` do. So the attribute ``num_workers`` is 0, whatever
+    the argument of that name, which counts processes of growcache's own.
+
+    It deals with the ranks of a job itself. Lightning shards no iterable dataset, and
+    Accelerate's ``prepare`` returns this loader as it is; for a device give ``device``.
+
+    Attributes:
+        dataset: an `IterableDataset` of the rows of the batches.
+        batch_size: of one rank.
+        use_stateful_dataloader: Accelerate's ``save_state`` saves where this one stands.
+    """
+
+    use_stateful_dataloader = True
+    _is_accelerate_prepared = True
+
+    @_with_arguments_of(EpochLoader.__init__)
+    def __init__(
+        self,
+        *args: Any,
+        dataset: RowDataset | None = None,
+        sampler: None = None,
+        batch_sampler: None = None,
+        **kwargs: Any,
+    ) -> None:
+        rows = RowDataset(_with_length(*args, **kwargs)) if dataset is None else dataset
+        options = rows.loader.options
+        self.path = options.path
+        super().__init__(
+            rows,
+            batch_size=options.batch_size,
+            drop_last=not options.keeps_last,
+            collate_fn=collate_rows,
+        )
+
+    @property
+    def loader(self) -> EpochLoader:
+        """The loader that makes the batches."""
+        assert isinstance(self.dataset, RowDataset)
+        return self.dataset.loader
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Return an iterator over the batches of the next epoch."""
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
+        steps, batches = len(self), iter(self.loader)
+        for batch in batches:
+            # Trainers count, and do not ask once more: so the epoch ends with its last batch,
+            # in the report and in what `state_dict` says while that is trained on.
+            if self.loader.step >= steps:
+                next(batches, None)
+            yield batch
+            del batch
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch; for ``fixed`` this waits for the whole cache."""
+        return len(self.loader)
+
+    @property
+    def report(self) -> Report:
+        """What was delivered; see `EpochLoader.report`."""
+        return self.loader.report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader stands; see `EpochLoader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], missing: MissingShards = "refetch"
+    ) -> None:
+        """Go on where another loader stood; see `EpochLoader.load_state_dict`.
+
+        A state that was saved while the last batch of an epoch was trained on begins the next
+        epoch, where that of an `EpochLoader` has an empty rest.
+        """
+        self.loader.load_state_dict(state, missing)
+
+    def close(self) -> None:
+        """End threads and processes, and free the snapshots; a later iteration starts anew."""
+        self.loader.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, batch_size={self.batch_size})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle_loader, (type(self), self.path, self.batch_size, self.dataset)
+
+
+def _unpickle_loader(
+    kind: type[EpochDataLoader], path: Any, size: int, rows: RowDataset
+) -> EpochDataLoader:
+    return kind(path, batch_size=size, dataset=rows)  # type: ignore[call-arg]
+
+
+def _with_length(*args: Any, **kwargs: Any) -> EpochLoader:
+    loader = EpochLoader(*args, **kwargs)
+    if not loader.options.fixed and loader.options.samples_per_epoch is None:
+        raise ConfigError(
+            "EpochDataLoader needs samples_per_epoch, or fixed=True: a trainer asks for its "
+            "length once; EpochLoader goes without"
+        )
+    return loader

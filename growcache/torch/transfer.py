@@ -1,0 +1,391 @@
+"""Bring batches to a device beside the loop, from memory that is page-locked.
+
+The thread that makes batches begins the copies in a stream of its own and records an event after
+them. What `batch_transform` computes on the device is in that stream, too. The loop's stream waits
+for the event, which costs the process nothing. Two kinds of memory must not be reused too early:
+
+- what is copied *from*: buffers are recycled when nothing refers to them, so they are referred to
+  until the event has happened;
+- what is copied *to*: it belongs to the copying stream, and the user's stream may still compute with
+  a tensor that the user has dropped. The stream is told (``record_stream``).
+
+Buffers are page-locked where they are (``cudaHostRegister``) instead of allocated by CUDA, so shared
+memory can be locked as well. Every thread has a current device, GPU 0 at first, and its first call of
+CUDA opens a context there, so every thread sets its device first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from growcache.errors import ConfigError
+from growcache.loading.buffers import allocate_pages, allocate_private
+from growcache.loading.framework import Bytes
+from growcache.torch.copies import call_loaded
+
+
+class CopyEvent(Protocol):
+    """A place in a stream."""
+
+    def query(self) -> bool:
+        """Return whether the stream has passed it."""
+
+    def synchronize(self) -> None:
+        """Return when the stream has passed it."""
+
+
+class DeviceCopies(Protocol):
+    """A way to a device: all that is done with it, by threads that entered it.
+
+    Marks are awaited, and batches arrive, in any thread.
+    """
+
+    def enter(self) -> None:
+        """Let what the calling thread does on the device come before the next mark."""
+
+    def lock(self, buffer: Bytes) -> None:
+        """Page-lock a buffer for as long as it lives."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor there, behind all copies before."""
+
+    def mark(self) -> CopyEvent:
+        """Return a mark behind all copies that were begun."""
+
+    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
+        """Let what the calling thread computes from now on come behind the mark."""
+
+
+class PassedEvent:
+    """The mark of copies that are done when they return."""
+
+    def query(self) -> bool:
+        """Say so."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+class BlockingCopies:
+    """Copies that are awaited where they are begun: any device but those of CUDA.
+
+    Args:
+        device: where to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def enter(self) -> None:
+        """Do nothing: copies are done when they return."""
+
+    def lock(self, buffer: Bytes) -> None:
+        """Leave the buffer as it is."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor there."""
+        return tensor.to(self._device)
+
+    def mark(self) -> CopyEvent:
+        """Return a mark that was passed."""
+        return PassedEvent()
+
+    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
+        """Do nothing: they are there."""
+
+
+HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: locked for every device
+
+_log = logging.getLogger(__name__)
+
+
+class CudaEvent(NamedTuple):
+    """An event behind copies.
+
+    Attributes:
+        event: of CUDA.
+        device: that it is of.
+    """
+
+    event: torch.cuda.Event
+    device: torch.device
+
+    def query(self) -> bool:
+        """Return whether it has happened."""
+        with torch.cuda.device(self.device):
+            passed: bool = self.event.query()  # type: ignore[no-untyped-call]
+        return passed
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        with torch.cuda.device(self.device):
+            self.event.synchronize()
+
+
+class CudaCopies:
+    """Copies in a stream of their own.
+
+    Args:
+        device: where to; without an index the one that is current in this thread. Threads
+            have their own: in one that makes batches it would always be the first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        found: int | None = device.index  # its type says that there always is one
+        self._device = torch.device(
+            "cuda", torch.cuda.current_device() if found is None else found
+        )
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        # What `batch_transform` refers to may have been made just now.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._locks = True
+
+    def enter(self) -> None:
+        """Make the stream, and so its device, the calling thread's."""
+        torch.cuda.set_stream(self._stream)
+
+    def lock(self, buffer: Bytes) -> None:
+        """Page-lock a buffer until it is freed; without, copies are slower, not wrong."""
+        if not self._locks:
+            return
+        where, runtime = buffer.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = int(runtime.cudaHostRegister(where, buffer.nbytes, HOST_REGISTER_PORTABLE))
+        if not error:
+            kept = weakref.finalize(buffer, _unregister, where, self._device, os.getpid())
+            kept.atexit = False
+            return
+        self._locks = False
+        _forget_error()
+        _log.warning(
+            "%d bytes cannot be page-locked (CUDA error %d), and no more is tried; copies to "
+            "%s are slower",
+            *(buffer.nbytes, error, self._device),
+        )
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor there."""
+        return tensor.to(self._device, non_blocking=True)
+
+    def mark(self) -> CopyEvent:
+        """Return a mark behind the copies."""
+        return CudaEvent(self._stream.record_event(), self._device)
+
+    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
+        """Let the current stream wait for the mark, and keep the tensors' memory for it."""
+        assert isinstance(mark, CudaEvent)
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(mark.event)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+
+def _unregister(where: int, device: torch.device, pid: int) -> None:
+    """Let go of pages, in whichever thread the buffer was freed; a fork has none."""
+    if pid != os.getpid():
+        return
+    with torch.cuda.device(device):
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if error := int(runtime.cudaHostUnregister(where)):
+            _forget_error()
+            _log.warning("memory stays page-locked (CUDA error %d)", error)
+
+
+def _forget_error() -> None:
+    """Take back what failed last in this thread; or its next kernel would raise that error.
+
+    CUDA keeps it until somebody asks, and torch asks where it starts a kernel, such as one
+    of the user's `batch_transform`.
+    """
+    call_loaded("cudart", "cudaGetLastError")
+    call_loaded("amdhip64", "hipGetLastError")
+
+
+# Copies begun and not awaited. The bus is faster than the gather, so it is the first that
+# is awaited, and long done.
+MAX_IN_FLIGHT = 8
+
+
+class SentBatch(NamedTuple):
+    """A batch on its way.
+
+    Attributes:
+        batch: there; it may not be used before the mark.
+        mark: behind its copies.
+    """
+
+    batch: Any
+    mark: CopyEvent
+
+
+class DeviceTransfer:
+    """Brings batches to a device: the `growcache.loading.framework.Transfer` of torch.
+
+    Args:
+        lane: makes the way there, in the loop's thread, when it first iterates.
+    """
+
+    def __init__(self, lane: Callable[[], DeviceCopies]) -> None:
+        self._make = lane
+        self._lane: DeviceCopies | None = None
+        self._begin_here()
+
+    def _begin_here(self) -> None:
+        self._pid = os.getpid()
+        self._under_way: deque[SentBatch] = deque()
+        self._turn = threading.Lock()  # one thread takes over from another one
+        weakref.finalize(self, _await_copies, self._under_way, self._pid)
+
+    def begin(self) -> None:
+        """Make the way, if there is none yet; that of the process that forked is none."""
+        forked = self._pid != os.getpid()
+        if forked:
+            self._begin_here()
+        if forked or self._lane is None:
+            self._lane = self._make()
+
+    def enter(self) -> None:
+        """Have the calling thread, one of the loader's own, work on the device.
+
+        Every time anew, for a `batch_transform` may have left it elsewhere.
+        """
+        self._way.enter()
+
+    @property
+    def _way(self) -> DeviceCopies:
+        assert self._lane is not None
+        return self._lane
+
+    def lock(self, buffer: Bytes) -> None:
+        """Page-lock memory for as long as the array lives."""
+        self.enter()
+        self._way.lock(buffer)
+
+    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
+        """Return memory for batches; what is used again and again is page-locked."""
+        if kept is None:
+            return allocate_private(nbytes, kept)
+        buffer = allocate_pages(nbytes)
+        self.lock(buffer)
+        return buffer
+
+    def send(self, batch: Any, origin: object = None) -> SentBatch:
+        """Begin to copy the tensors of a batch: of dicts, lists and tuples, however nested.
+
+        Args:
+            batch: to be sent.
+            origin: what it was made of, in this thread: copies of that may be under way too.
+        """
+        self.enter()
+        with self._turn:
+            while self._under_way and self._under_way[0].mark.query():
+                self._under_way.popleft()
+            if len(self._under_way) >= MAX_IN_FLIGHT:
+                self._under_way[0].mark.synchronize()
+                self._under_way.popleft()
+            there = map_tensors(self._way.copy, batch)
+            mark = self._way.mark()
+            self._under_way.append(SentBatch((batch, origin), mark))
+        return SentBatch(there, mark)
+
+    def receive(self, sent: SentBatch) -> Any:
+        """Return the batch, for the stream that is current in this thread."""
+        self._way.arrive(sent.mark, list(tensors_of(sent.batch)))
+        return sent.batch
+
+
+def _await_copies(under_way: deque[SentBatch], pid: int) -> None:
+    """Wait for all copies: then the memory they come from may go. A fork has its own.
+
+    A device that failed copies nothing any more. It tells whoever works with it, which a
+    finalizer cannot.
+    """
+    try:
+        while under_way and pid == os.getpid():
+            under_way[0].mark.synchronize()
+            under_way.popleft()  # only now: it is what keeps the memory
+    except RuntimeError as error:
+        under_way.clear()
+        _log.warning("copies are not awaited any more: %s", str(error).partition("\n")[0])
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
+    """Return a batch with the function's results in place of its tensors.
+
+    >>> map_tensors(lambda t: t + 1, {"x": torch.tensor(1), "names": ["a", "b"]})
+    {'x': tensor(2), 'names': ['a', 'b']}
+    """
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {name: map_tensors(function, value) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(function, value) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(function, value) for value in batch)
+    return batch
+
+
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, in the order in which `mapped` goes through them."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, dict | list | tuple):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            yield from tensors_of(value)
+
+
+def transfer_to(device: Any) -> DeviceTransfer | None:
+    """Return what brings batches to a device; None where that is memory.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    found = _known_device(device)
+    if found.type == "cpu":
+        return None
+    if found.type == "cuda":
+        _refuse_absent(found)
+        return DeviceTransfer(lambda: CudaCopies(found))
+    return DeviceTransfer(lambda: BlockingCopies(found))
+
+
+def _known_device(device: Any) -> torch.device:
+    """Return a device that torch knows; whether it is there, only CUDA is asked later."""
+    try:
+        found = torch.device(device)
+        if found.type != "cuda":
+            torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f'device expected as "cuda", "cuda:1" or another that is there, found {device!r}: '
+            f"{reason:.200}"
+        ) from None
+    return found
+
+
+def _refuse_absent(device: torch.device) -> None:
+    """Refuse a GPU that is not there.
+
+    Only the count is asked for, which the driver's library for monitoring (NVML) knows without
+    CUDA being initialized, so one may fork afterwards. `torch.cuda.is_available` initializes it.
+    """
+    count = torch.cuda.device_count()
+    if count > (device.index or 0):
+        return
+    there = f"there are {count}" if count else "it finds no GPU"
+    if torch.version.cuda is None and torch.version.hip is None:
+        there = "it is built without CUDA"
+    raise ConfigError(
+        f"device {str(device)!r} is not there for torch {torch.__version__}: {there}; leave "
+        "device out, or install a build for this machine"
+    )
