@@ -4,7 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?= --quiet
-PIP := $(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt
+# Python keeps what it compiles, also where an image says that it shall not: the tests start some
+# thousand processes, and half of the time of each would go into compiling growcache anew. Of what
+# is installed it compiles what is imported; pip would compile all of it, on one core.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -m pip install $(PIP_FLAGS) --no-compile --constraint constraints.txt
 
 # More arguments, e.g.  make test PYTEST_ARGS="-k lease -x"  or  make bench BENCH_ARGS=--quick
 PYTEST_ARGS ?=

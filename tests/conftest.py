@@ -31,6 +31,9 @@ from tests.servers.sftp import missing as sftp_missing
 from tests.servers.slowlink import SlowLink
 from tests.servers.slowlink import slowlink as running_slowlink
 
+# Until all is imported: to look for garbage in it is in vain, and takes a tenth of that time.
+gc.disable()
+
 # How long an example may take says nothing on a machine that does other things as well; each
 # test as a whole has its time limit.
 settings.register_profile("growcache", deadline=None)
@@ -176,3 +179,4 @@ def pytest_collection_finish() -> None:
     """Have the collector pass over all that was imported: it stays, and tests collect often."""
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -43,11 +43,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_source(tmp_path_factory.mktemp("remote") / "objects")
 
 
-def expected_digests(tmp_path: Path, url: str) -> dict[str, str]:
-    config = write_config(tmp_path / "alone.yaml", url)
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, url: str) -> dict[str, str]:
+    """The digests of the files of one sampler that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("expected")
+    config = write_config(folder / "alone.yaml", url)
     code, errors = run(config, "--until-full")
     assert (code, errors) == (0, "")
-    return digests(tmp_path / "alone")
+    return digests(folder / "alone")
 
 
 def every_sample_is_its_object(cache: Path, url: str) -> int:
@@ -110,8 +113,9 @@ def test_more_samples_than_there_will_be_end_the_run(
     assert why in said
 
 
-def test_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, url: str) -> None:
-    expected = expected_digests(tmp_path, url)
+def test_shards_do_not_depend_on_the_number_of_workers(
+    tmp_path: Path, url: str, expected: dict[str, str]
+) -> None:
     config = write_config(
         tmp_path / "four.yaml", url, sampling={"workers": 4, "concurrency": 3}
     )
@@ -127,8 +131,9 @@ def slow_config(tmp_path: Path, url: str, name: str) -> Path:
     )
 
 
-def test_a_killed_sampler_changes_no_byte(tmp_path: Path, url: str) -> None:
-    expected = expected_digests(tmp_path, url)
+def test_a_killed_sampler_changes_no_byte(
+    tmp_path: Path, url: str, expected: dict[str, str]
+) -> None:
     config = slow_config(tmp_path, url, "killed")
     cache = tmp_path / "killed"
     with service(config, "--until-full") as process:
@@ -142,8 +147,9 @@ def test_a_killed_sampler_changes_no_byte(tmp_path: Path, url: str) -> None:
     assert status(cache).restarts >= 2
 
 
-def test_a_killed_supervisor_is_followed_by_one_that_finishes(tmp_path: Path, url: str) -> None:
-    expected = expected_digests(tmp_path, url)
+def test_a_killed_supervisor_is_followed_by_one_that_finishes(
+    tmp_path: Path, url: str, expected: dict[str, str]
+) -> None:
     config = slow_config(tmp_path, url, "killed")
     cache = tmp_path / "killed"
     for least in (10, 50):
