@@ -135,16 +135,22 @@ def test_a_terminal_gets_colours(command: list[str], filled: Path) -> None:
         assert ESCAPE in seen.text
 
 
-@pytest.mark.parametrize("command", [["status"], ["peek"], ["check"], ["--help"]])
-@pytest.mark.parametrize(
-    ("options", "environment"),
-    [
-        (["--no-color"], {}),
-        (["--no-color"], {"FORCE_COLOR": "1"}),
-        ([], {"NO_COLOR": "1"}),
-        ([], {"TERM": "dumb"}),
-    ],
-)
+SHOWN = [["status"], ["peek"], ["check"], ["--help"]]
+PLAIN: list[tuple[list[str], dict[str, str]]] = [
+    (["--no-color"], {}),
+    (["--no-color"], {"FORCE_COLOR": "1"}),
+    ([], {"NO_COLOR": "1"}),
+    ([], {"TERM": "dumb"}),
+]
+# Every day each command and each way to tell; all of both when there is time.
+TOLD = [
+    pytest.param(command, *way, marks=() if i == j else pytest.mark.slow)
+    for i, command in enumerate(SHOWN)
+    for j, way in enumerate(PLAIN)
+]
+
+
+@pytest.mark.parametrize(("command", "options", "environment"), TOLD)
 def test_colours_are_off_when_told(
     command: list[str], options: list[str], environment: dict[str, str], filled: Path
 ) -> None:
