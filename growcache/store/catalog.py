@@ -51,14 +51,7 @@ BlockColumns = list[Any]  # keys, ETags, times, stores; each by the place in the
 
 
 class PackedBlock(NamedTuple):
-    """A block as it is written.
-
-    Attributes:
-        width: bytes per size.
-        sizes: of the objects, little-endian.
-        sums: the ETags, where all of them are MD5 sums; else nothing.
-        columns: the rest.
-    """
+    """A block as it is written."""
 
     width: int
     sizes: bytes
@@ -193,11 +186,6 @@ class Catalog:
         key_hash: Callable[[str], int] = hash64,
     ) -> Self:
         """Return the catalog at ``path``; an empty one is made if there is none.
-
-        Args:
-            path: of the file.
-            readonly: leave the file as it is; a frame that is just being written is ignored.
-            key_hash: 64 bits of a key; for tests of what happens when two collide.
 
         Raises:
             CacheError: the file is not a catalog.

@@ -333,10 +333,6 @@ _AZURE_OBSTORE_NAMES = frozenset(
 def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return obstore's settings; None where it has no word for an option or the host.
 
-    Args:
-        host: what stands behind the container, as in ``abfss://CONTAINER@HOST/``; or empty.
-        options: ``storage_options``. They win over the host and the connection string.
-
     Raises:
         ConfigError: a connection string that names no account.
     """

@@ -66,7 +66,6 @@ class FsspecBackend:
         self._get_async = range_getter(location) if self._is_async else get_plain
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`."""
         try:
             if location.scheme in S3_SCHEMES:
                 yield from s3_pages(self._fs, self._root.rstrip("/"), location.prefix, after)
@@ -76,7 +75,6 @@ class FsspecBackend:
             raise self._translated(error, "") from None
 
     def head(self, key: str) -> Entry:
-        """See `Backend.head`."""
         try:
             info = self._fs.info(self._path(key))
         except Exception as error:  # noqa: BLE001
@@ -89,7 +87,6 @@ class FsspecBackend:
         return entry_of_info(key, info)
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
-        """See `Backend.get`."""
         try:
             if self._is_async:
                 # Its sessions belong to one loop, which it keeps in a thread; so listing (which
@@ -103,7 +100,6 @@ class FsspecBackend:
             raise self._translated(error, entry.key) from None
 
     async def close(self) -> None:
-        """See `Backend.close`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _get(self, entry: Entry, start: int, stop: int) -> bytes:

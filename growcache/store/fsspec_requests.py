@@ -50,15 +50,7 @@ _PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "us
 
 @dataclass(frozen=True)
 class GuardedSession:
-    """Makes sessions for fsspec's HTTP file system.
-
-    Attributes:
-        origins: servers that are given everything.
-        headers: names, in lower case, of those that other servers are not sent.
-        cookies: names of those that other servers are not sent.
-        users: Authorization headers that other servers are not sent.
-        checks_ranges: whether a response has to be the range that was asked for.
-    """
+    """Makes sessions for fsspec's HTTP file system."""
 
     origins: frozenset[ServerAddress]
     headers: frozenset[str]
@@ -105,13 +97,7 @@ class GuardedSession:
 def guarded_session(
     addresses: Iterable[str], options: Mapping[str, Any], *, checks_ranges: bool
 ) -> GuardedSession:
-    """Return what makes sessions for these addresses.
-
-    Args:
-        addresses: of the source.
-        options: of fsspec's HTTP file system.
-        checks_ranges: see `GuardedSession`.
-    """
+    """Return what makes sessions for these addresses."""
     places = [options, options.get("client_kwargs") or {}]
     headers = {str(name).lower() for place in places for name in place.get("headers") or ()}
     cookies = {str(name) for place in places for name in place.get("cookies") or ()}
@@ -126,12 +112,7 @@ def guarded_session(
 
 
 def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a URL so that its web servers are asked by `GuardedSession`.
-
-    Args:
-        url: as typed; of a chain of file systems the options of each stand under its scheme.
-        options: of fsspec, whose own ``get_client`` is kept.
-    """
+    """Return the options of a URL so that its web servers are asked by `GuardedSession`."""
     addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
     made = dict(options)
     if "::" not in url:

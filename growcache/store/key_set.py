@@ -29,25 +29,14 @@ class KeySet:
         self._doubles: set[str] = set()  # keys whose hash another key had before
 
     def load(self, keys: Iterable[Sequence[str]], keys_of: KeysOf) -> None:
-        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length.
-
-        Args:
-            keys: the pieces.
-            keys_of: looks up the keys of ordinals.
-        """
+        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length."""
         first = 0
         for piece in keys:
             self.add(piece, first, keys_of)
             first += len(piece)
 
     def add(self, keys: Sequence[str], first: int, keys_of: KeysOf) -> list[int]:
-        """Add keys; return the places of those that are new, in order.
-
-        Args:
-            keys: the keys.
-            first: ordinal of the first new one; the next ones follow.
-            keys_of: looks up the keys of ordinals less than ``first``.
-        """
+        """Add keys; return the places of those that are new, in order."""
         if not keys:
             return []
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))

@@ -55,15 +55,7 @@ class _GlobLevel:
 
 
 class MatchSeeker:
-    """The keys that a pattern means, as far as their order tells.
-
-    Args:
-        pattern: a glob, or what keys begin with.
-        is_glob: which of the two.
-
-    Attributes:
-        fixed: what all matches begin with.
-    """
+    """The keys that a pattern means, as far as their order tells."""
 
     def __init__(self, pattern: str, *, is_glob: bool) -> None:
         found = WILDCARD.search(pattern) if is_glob else None
@@ -140,14 +132,7 @@ _CODE_SPACE = 1 << 256
 
 @dataclass(slots=True, eq=False)
 class KeyRange:
-    """What is still to be listed: the keys in (after, upto].
-
-    Attributes:
-        fixed: how many characters all keys of the listing have in common, for sure.
-        first: of the last page.
-        after: the last key of it, or where the range begins.
-        upto: None: to the end.
-    """
+    """What is still to be listed: the keys in (after, upto]."""
 
     fixed: int
     first: str
@@ -156,13 +141,7 @@ class KeyRange:
 
 
 def split_points(ranges: Sequence[KeyRange], free: int, spelling: KeyCoder) -> list[list[str]]:
-    """Return where each range is to be cut, in order.
-
-    Args:
-        ranges: that are listed now.
-        free: how many more there may be.
-        spelling: of the keys seen so far.
-    """
+    """Return where each range is to be cut, in order."""
     counts = _splits_per_range([_pages_left(one, spelling) for one in ranges], free)
     return [
         _split_points_of(one, count, spelling) if count else []
@@ -367,14 +346,7 @@ class _ListedRange(KeyRange):
 
 @dataclass(slots=True)
 class UrlListing:
-    """One URL of a source, on a store that lists in the order of keys.
-
-    Attributes:
-        number: of the URL.
-        location: what it means.
-        backend: that lists.
-        is_new: whether a key is not one of an earlier URL's.
-    """
+    """One URL of a source, on a store that lists in the order of keys."""
 
     number: int
     location: Location
@@ -404,13 +376,7 @@ class UrlListing:
 
 
 class Rounds:
-    """One listing of several URLs; see the head of this file.
-
-    Args:
-        sections: the URLs, in order.
-        patience: with failures.
-        most: requests at once; less than `WIDTH` takes longer, and changes nothing else.
-    """
+    """One listing of several URLs; see the head of this file."""
 
     def __init__(
         self, sections: Sequence[UrlListing], patience: RetryPolicy, most: int
@@ -558,12 +524,7 @@ def _in_pages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 class ConcurrentCalls(Generic[T]):
-    """Calls made at once, by threads that keep no process from its end.
-
-    Args:
-        calls: what is called.
-        most: threads.
-    """
+    """Calls made at once, by threads that keep no process from its end."""
 
     def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
         self._todo = deque(enumerate(calls))
@@ -607,12 +568,6 @@ def walk_folders(
 
     fsspec's own walk leaves out, without a word, each sub-folder that it fails to list. Here
     a failure is the listing's, which then goes on behind the last name that was told.
-
-    Args:
-        fs: the file system.
-        top: the folder.
-        depth: levels below it; None: all.
-        after: names up to this one, and folders that hold no others, are left out.
 
     Raises:
         Exception: whatever the file system raises; but a sub-folder that has gone is empty,

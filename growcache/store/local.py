@@ -57,7 +57,6 @@ class LocalBackend:
         self._threads = ThreadPoolExecutor(min(32, concurrency), "growcache-read")
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`; sorted within each folder."""
         root = Path(location.prefix)
         begun = _folder_identity(root)
         if begun is None:
@@ -78,7 +77,6 @@ class LocalBackend:
         yield page
 
     def head(self, key: str) -> Entry:
-        """See `Backend.head`."""
         try:
             found = Path(key).stat()
         except OSError as error:
@@ -90,12 +88,10 @@ class LocalBackend:
         return Entry(key, found.st_size, None, found.st_mtime)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
-        """See `Backend.get`."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._threads, _read_range, entry, start, stop)
 
     async def close(self) -> None:
-        """See `Backend.close`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -58,14 +58,7 @@ class ObstoreBackend:
     def __init__(
         self, store: AnyStore, root: str, *, checks_answers: bool, option: str = ""
     ) -> None:
-        """Take a client into use.
-
-        Args:
-            store: the client.
-            root: of the keys, in messages.
-            checks_answers: web servers may send more than they were asked for.
-            option: the setting that says which server is asked.
-        """
+        """Take a client into use."""
         self._store = store
         self._option = option
         self.identity = self._root = root
@@ -75,7 +68,6 @@ class ObstoreBackend:
         self._ranges = RangeSupport(root)
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`."""
         held: Entry | None = None
         try:
             listing = obstore.list(
@@ -93,14 +85,12 @@ class ObstoreBackend:
         yield Page([*page, held] if held else page, last=True)
 
     def head(self, key: str) -> Entry:
-        """See `Backend.head`."""
         try:
             return _entry_of_meta(obstore.head(self._store, key), key)
         except _OBSTORE_ERRORS as error:
             raise self._translated(error, key) from None
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
-        """See `Backend.get`."""
         if self._ranges.known is False:
             return await self._cut_out(entry, start, stop)
         options: GetOptions = {}
@@ -367,7 +357,6 @@ class UnsupportedKeysBackend:
         self._made: Backend | None = None
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`; from the first odd key on it is the other one's."""
         last = after
         if self._made is None:
             try:
@@ -381,15 +370,12 @@ class UnsupportedKeysBackend:
         yield from self._other.listing(location, last)
 
     def head(self, key: str) -> Entry:
-        """See `Backend.head`."""
         return self._for(key).head(key)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
-        """See `Backend.get`."""
         return self._for(entry.key).get(entry, start, stop)
 
     async def close(self) -> None:
-        """See `Backend.close`."""
         await self._usual.close()
         if self._made is not None:
             await self._made.close()

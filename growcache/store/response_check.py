@@ -32,10 +32,6 @@ def settling_seconds(changed: float | None, now: float) -> float:
 
     Nothing follows from a time in the future, because the clocks differ then.
 
-    Args:
-        changed: time of the last change, seconds since the epoch; None where it is unknown.
-        now: likewise.
-
     >>> settling_seconds(100.25, 100.5), settling_seconds(101.0, 102.5)
     (0.0, 0.5)
     >>> settling_seconds(900.0, 100.0)
@@ -75,12 +71,6 @@ def response_of(
     entry: Entry, wanted: tuple[int, int], status: int, headers: Mapping[str, str]
 ) -> Response:
     """Return what an HTTP response says.
-
-    Args:
-        entry: the object.
-        wanted: the range that is read.
-        status: 200 or 206.
-        headers: of the response, by names in lower case.
 
     Raises:
         BrokenReadError: a part of the object that does not say which part it is.
@@ -247,11 +237,7 @@ def warn_no_ranges(root: str) -> None:
 
 
 class RangeSupport:
-    """Whether a web server knows ranges, as far as its answers tell.
-
-    Attributes:
-        known: None: it was not asked for a range yet.
-    """
+    """Whether a web server knows ranges, as far as its answers tell."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -259,9 +245,6 @@ class RangeSupport:
 
     def take_in(self, *, whole: bool) -> None:
         """Learn from the response to a request for a range.
-
-        Args:
-            whole: whether it was all of the object.
 
         Raises:
             BrokenReadError: it was, and the server has answered with ranges before.

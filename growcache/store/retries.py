@@ -57,12 +57,6 @@ class RetryPolicy:
 
     The clock starts with the first failure, so that one long attempt that broke off (a
     large object on a slow link) is not by itself a reason to give up.
-
-    Args:
-        timeout_seconds: how long; of no meaning with ``endless``.
-        on_retry: told of every failure that is tried again.
-        endless: tells what is tried again for ever. Without it what is refused is not tried
-            again at all, for nothing will come of it soon.
     """
 
     def __init__(
@@ -196,24 +190,14 @@ class RecentReads:
         self._before: _SuccessfulRead | None = None  # the last one of another key
 
     def answered(self, entry: Entry, began: float) -> None:
-        """Note a successful read.
-
-        Args:
-            entry: the object.
-            began: when it was asked for, monotonic seconds.
-        """
+        """Note a successful read."""
         last = self._last
         if last is not None and last[0].key != entry.key:
             self._before = last
         self._last = (entry, began, time.monotonic())
 
     def others_since(self, key: str, since: float) -> bool:
-        """Return whether the store answered for another key.
-
-        Args:
-            key: the one that failed.
-            since: when its request began, monotonic seconds.
-        """
+        """Return whether the store answered for another key."""
         return any(at >= since for _, _, at in self._others(key))
 
     def others_asked_since(self, key: str, since: float) -> bool:
@@ -233,11 +217,7 @@ class RecentReads:
 
 
 class ExpiringKeys:
-    """The objects of one store that kept failing while others answered.
-
-    Args:
-        timeout_seconds: after which a read that keeps failing is given up.
-    """
+    """The objects of one store that kept failing while others answered."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._lasts = GIVEN_UP_FOR_TIMEOUTS * timeout_seconds
@@ -261,17 +241,7 @@ RENEW_SECONDS = 1.0  # at least between two clients
 
 
 class RenewableBackend:
-    """A `Backend` over one that can be replaced.
-
-    Args:
-        make: returns a new one.
-        lazily: go on without one where there are no credentials yet; whoever asks is told.
-
-    Attributes:
-        generation: how often it was made anew.
-        evidence: of what it could read.
-        refused: whether the store refused everything the last time.
-    """
+    """A `Backend` over one that can be replaced."""
 
     def __init__(self, make: Callable[[], Backend], *, lazily: bool = False) -> None:
         self._make = make
@@ -289,12 +259,10 @@ class RenewableBackend:
 
     @property
     def identity(self) -> str:
-        """See `Backend.identity`."""
         return self.opened().identity
 
     @property
     def sorted(self) -> bool:
-        """See `Backend.sorted`."""
         return self.opened().sorted
 
     def opened(self) -> Backend:
@@ -308,7 +276,6 @@ class RenewableBackend:
         return self._backend
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`; the one after a refusal is a new client's."""
         seen = self.generation
         try:
             yield from self.opened().listing(location, after)
@@ -317,24 +284,17 @@ class RenewableBackend:
             raise
 
     def head(self, key: str) -> Entry:
-        """See `Backend.head`."""
         return self.opened().head(key)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
-        """See `Backend.get`."""
         return (self._backend or self.opened()).get(entry, start, stop)
 
     async def close(self) -> None:
-        """See `Backend.close`."""
         if self._backend is not None:
             await self._backend.close()
 
     def renew(self, seen: int, *, at_once: bool = False) -> bool:
         """Make the client anew, at most once a second; return whether there is a newer one. Blocks.
-
-        Args:
-            seen: the generation that was refused.
-            at_once: what it is made of is known to have changed.
 
         Raises:
             CredentialsError: it cannot be made with what stands there now.
@@ -389,10 +349,6 @@ def may_be_a_lapse(error: StoreError) -> bool:
 def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedError | None:
     """Return the store's refusal that a failed request for one object is; None: the object's.
 
-    Args:
-        error: of the request; none that passes.
-        others_answer: whether the store gives other objects meanwhile.
-
     >>> store_refusal(ObjectMissingError("s3://b/x does not exist (404)"), others_answer=True)
     >>> store_refusal(AccessError("s3://b/x may not be read"), others_answer=False)
     CredentialsError('s3://b/x may not be read')
@@ -412,10 +368,6 @@ class StoreProbe:
     """Asks a store for other objects, where one was refused; one inquiry at a time.
 
     It belongs to one event loop.
-
-    Args:
-        client: of the store.
-        listed: returns some of its objects; called where none that was read so far can be. Blocks.
     """
 
     def __init__(self, client: RenewableBackend, listed: Callable[[], Iterable[Entry]]) -> None:
@@ -426,10 +378,6 @@ class StoreProbe:
 
     async def refusal(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
         """Return the store's refusal that a failure is; None where it is the object's.
-
-        Args:
-            entry: what was asked for.
-            error: what came of it just now; none that passes.
 
         Raises:
             TransientStoreError: nobody knows, for the store does not answer now.

@@ -42,15 +42,7 @@ _HOST_KEY_POLICIES = ("auto_add", "reject")  # fsspec's names
 
 @dataclass(frozen=True)
 class SshServer:
-    """A host, and what else paramiko's ``connect`` is told.
-
-    Attributes:
-        host: its name.
-        url: its address as messages have it.
-        settings: of ``connect``; they may be secret.
-        is_strict: whether a host that no known_hosts has is refused.
-        stalled: seconds without a byte after which a connection is given up.
-    """
+    """A host, and what else paramiko's ``connect`` is told."""
 
     host: str
     url: str
@@ -171,7 +163,6 @@ class _HostKeyPolicy:
         self._server = server
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        """See `paramiko.MissingHostKeyPolicy`."""
         if self._server.is_strict:
             raise CredentialsError(
                 f"{self._server.url} is not in ~/.ssh/known_hosts, and host_key_policy is "
@@ -183,12 +174,6 @@ def ssh_server(
     url: str, location: Location, options: Mapping[str, Any], stalled: float
 ) -> SshServer:
     """Return the server of a URL.
-
-    Args:
-        url: with user and password, where it has them.
-        location: what it means.
-        options: as paramiko's ``connect`` has them, and ``host_key_policy``.
-        stalled: seconds without a byte after which an attempt is given up.
 
     Raises:
         ConfigError: paramiko is missing, the URL names no host, or an option is unknown.
@@ -272,7 +257,6 @@ class SftpBackend:
         self._threads = ThreadPoolExecutor(min(_MOST_CONNECTIONS, most), "growcache-sftp")
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`; sorted within each folder."""
         top = location.prefix.rstrip("/") or "/"
         page = Page()
         for info in self._lines(
@@ -297,7 +281,6 @@ class SftpBackend:
             raise translated from None
 
     def head(self, key: str) -> Entry:
-        """See `Backend.head`."""
         info = self._asked(lambda sftp: _info_of_stat(key, sftp.stat(key)), key)
         if info["type"] != "file":
             raise ObjectMissingError(
@@ -307,7 +290,6 @@ class SftpBackend:
         return _entry_of_stat(key, info)
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
-        """See `Backend.get`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._threads,
@@ -315,7 +297,6 @@ class SftpBackend:
         )
 
     async def close(self) -> None:
-        """See `Backend.close`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         _close_all(self._idle)
 

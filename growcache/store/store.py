@@ -145,16 +145,10 @@ class RemoteStore:
         self._inquiries: dict[int, StoreProbe] = {}
 
     def others_answered(self, entry: Entry, since: float) -> bool:
-        """Return whether another key of the object's store could be read since then.
-
-        Args:
-            entry: an object that could not.
-            since: monotonic seconds.
-        """
+        """Return whether another key of the object's store could be read since then."""
         return self._backends[entry.store].evidence.others_since(entry.key, since)
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
-        """See `Store.read`."""
         if stop is None or stop > entry.size:
             stop = entry.size
         if start < 0:
@@ -234,7 +228,6 @@ class RemoteStore:
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
     ) -> bool:
-        """See `Store.fails_alone`."""
         if not self.others_answered(entry, since):
             client = self._backends[entry.store]
             near = [one for one in others if self._backends[one.store] is client]
@@ -259,15 +252,12 @@ class RemoteStore:
         return False
 
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
-        """See `Store.given_up`."""
         return self._given_up[entry.store].since(entry.key, since)
 
     async def renewed(self, entry: Entry) -> Entry:
-        """See `Store.renewed`."""
         return replace(await self._headed(entry.store, entry.key), store=entry.store)
 
     async def find(self, key: str) -> Entry:
-        """See `Store.find`."""
         location = self._locations[0]
         if location.pattern.startswith("/") and not key.startswith("/"):
             key = location.prefix + key
@@ -279,10 +269,6 @@ class RemoteStore:
 
     async def beside(self, store: int, below: str) -> Entry:
         """Return the entry of an object of another field.
-
-        Args:
-            store: its place among the URLs.
-            below: its key behind the deepest folder that the URL fixes.
 
         Raises:
             StoreError: as `Store.read` does.
@@ -315,12 +301,6 @@ class RemoteStore:
         generation: int,
     ) -> T:
         """Return what an attempt returns, after a first one failed.
-
-        Args:
-            error: of the first one.
-            entry: what it is about.
-            attempt: another one.
-            generation: of the client that made the first one.
 
         Raises:
             StoreRefusedError: the failure is the store's.
@@ -409,7 +389,6 @@ class RemoteStore:
             yield from (replace(one, store=number) for one in islice(found, 0, None, step))
 
     def pages(self) -> Iterator[list[Entry]]:
-        """See `Store.pages`."""
         for client in self._backends:
             self._patience.call(client.opened)
         numbered = enumerate(zip(self._locations, self._backends, strict=True))
@@ -434,7 +413,6 @@ class RemoteStore:
             client.renew(client.generation, at_once=True)
 
     async def close(self) -> None:
-        """See `Store.close`."""
         for backend in {id(backend): backend for backend in self._backends}.values():
             await backend.close()
 
@@ -636,13 +614,7 @@ def open_store(
 
 @dataclass(slots=True)
 class ClientSettings:
-    """What clients are made of; the options of a source may change while it is read.
-
-    Attributes:
-        source: as it is configured now.
-        concurrency: reads in flight.
-        timeout_seconds: see `open_store`.
-    """
+    """What clients are made of; the options of a source may change while it is read."""
 
     source: SourceConfig
     concurrency: int
@@ -650,11 +622,7 @@ class ClientSettings:
 
 
 class _BackendFactory:
-    """Makes the client of a URL, again and again.
-
-    Attributes:
-        location: of the URL, as the client has it.
-    """
+    """Makes the client of a URL, again and again."""
 
     def __init__(self, location: Location, url: str, settings: ClientSettings) -> None:
         self.location = self._location = location

@@ -140,12 +140,6 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
 
     What is refused may be one key, or all of them: where the store's own word does not tell, the
     error is about the key, and `refusals` asks for evidence.
-
-    Args:
-        answer: the failed attempt.
-        root: of the store, as ``s3://bucket/``.
-        key: of the object; empty for a listing.
-        option: the setting that says which server is asked; empty where none does.
     """
     where = f"{root}{key}"
     store = root.rstrip("/")
@@ -193,14 +187,7 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
 def _access_error(
     answer: FailedRequest, store: str, where: str, said: str
 ) -> AccessError | None:
-    """Return the refusal that an answer is, where it is about who asks.
-
-    Args:
-        answer: the failed attempt.
-        store: that was asked.
-        where: the object; empty for a listing.
-        said: status and code.
-    """
+    """Return the refusal that an answer is, where it is about who asks."""
     # The answer to a request for one key need not be about the others.
     kind: type[AccessError] = AccessError if where else CredentialsError
     if answer.code in _WRONG_KEY_CODES:

@@ -58,12 +58,7 @@ _EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS l
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """TextColumn, one behind the other.
-
-    Attributes:
-        data: all of them, UTF-8.
-        ends: where each ends; int64.
-    """
+    """TextColumn, one behind the other."""
 
     data: bytes
     ends: IntColumn
@@ -176,10 +171,6 @@ def _to_number(text: str) -> float:
 class KeyedTable:
     """ColumnBuilders by name, and which row a key has.
 
-    Args:
-        keys: of the rows, as texts.
-        columns: the others.
-
     Raises:
         FormatError: two rows have one key, or there is none.
     """
@@ -251,13 +242,7 @@ ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
 
 @dataclass(frozen=True, slots=True)
 class ReadBudget:
-    """What may be read of a store, and who counts it.
-
-    Attributes:
-        most_bytes: of a table; None: any.
-        piece_bytes: so many at a time; None: all at once.
-        spent: called after each piece with its bytes; returns when the next one may be read.
-    """
+    """What may be read of a store, and who counts it."""
 
     most_bytes: int | None = None
     piece_bytes: int | None = None
@@ -286,13 +271,6 @@ def fetch_table(
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> Buffer:
     """Return the bytes of the one object that a URL names. Blocks.
-
-    Args:
-        url: of the table; read with the client and the credentials of the source, where it
-            is no local path.
-        source: as configured.
-        timeout_seconds: without progress for so long it is given up.
-        budget: of what is read; a local table costs nothing.
 
     Raises:
         ConfigError: not one object, or too large a one.
@@ -341,14 +319,6 @@ def read_table(
 ) -> KeyedTable:
     """Return a table. Blocks, for some seconds where it has a million rows.
 
-    Args:
-        url: see `fetch`.
-        key: the column that tells rows apart.
-        columns: the others that are wanted.
-        source: see `fetch`.
-        timeout_seconds: see `fetch`.
-        budget: see `fetch`.
-
     Raises:
         ConfigError: it is not one, or lacks a column; says what is wrong, and where.
         StoreError: it cannot be read.
@@ -367,12 +337,6 @@ def read_table(
 
 def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> KeyedTable:
     """Return the table that these bytes are.
-
-    Args:
-        data: of the file.
-        kind: as `table_kind` names it.
-        key: the column that tells rows apart.
-        columns: the others that are wanted.
 
     Raises:
         FormatError: they are not such a table, or it lacks a column.

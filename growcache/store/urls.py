@@ -260,11 +260,6 @@ class UrlTemplate:
 
     A placeholder stands for a piece of a folder's or file's name, the same one wherever it
     occurs; so a key follows from the values of all placeholders, and the other way round.
-
-    Attributes:
-        folder: the deepest one that holds every match, as it was typed.
-        rest: what follows, placeholders and all.
-        names: of the placeholders, sorted.
     """
 
     folder: str
