@@ -133,8 +133,13 @@ def _inflate(data: memoryview, expected: int) -> memoryview:
 def _blosc(data: memoryview, expected: int) -> memoryview:
     from numcodecs import blosc
 
-    # The header claims how much it is, for which memory would be taken.
-    if data.nbytes < 16 or int.from_bytes(data[4:8], "little") > expected + _SLACK:
+    # c-blosc believes its header: it takes as much memory as that claims, and reads as many
+    # bytes, beyond the end of a chunk that is cut off.
+    if (
+        data.nbytes < 16
+        or int.from_bytes(data[4:8], "little") > expected + _SLACK
+        or int.from_bytes(data[12:16], "little") != data.nbytes
+    ):
         raise FormatError("a chunk is no block of blosc of its size")
     return _decompressed_by(blosc.decompress, data)
 
@@ -142,7 +147,31 @@ def _blosc(data: memoryview, expected: int) -> memoryview:
 def _zstd(data: memoryview, expected: int) -> memoryview:
     from numcodecs import zstd
 
-    return _decompressed_into(zstd.decompress, data, expected)
+    size = _zstd_content_size(data)
+    if size is not None and size > expected + _SLACK:
+        raise FormatError(f"a chunk claims {size:,} bytes where {expected:,} belong")
+    # The memory is as long as the frame, because numcodecs accepts a frame that leaves the end
+    # of longer memory as it was. A frame without its size must fill the memory.
+    found = np.empty(expected if size is None else size, np.uint8)
+    _decompressed_by(lambda stored: zstd.decompress(stored, found), data)
+    return memoryview(found.data)
+
+
+def _zstd_content_size(data: memoryview) -> int | None:
+    """Return the size that the header of a zstd frame claims; None where it does not say.
+
+    >>> _zstd_content_size(memoryview(bytes.fromhex("28b52ffd 20 05 290000 68656c6c6f")))
+    5
+    """
+    head = bytes(data[:18])
+    if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
+        raise FormatError("a chunk is no frame of zstd")
+    flag, single_segment = head[4] >> 6, head[4] >> 5 & 1
+    length = (single_segment, 2, 4, 8)[flag]
+    start = 6 - single_segment + (0, 1, 2, 4)[head[4] & 3]
+    if not length:
+        return None
+    return int.from_bytes(head[start : start + length], "little") + (256 if flag == 1 else 0)
 
 
 def _lz4(data: memoryview, expected: int) -> memoryview:
@@ -151,15 +180,6 @@ def _lz4(data: memoryview, expected: int) -> memoryview:
     if data.nbytes < 4 or int.from_bytes(data[:4], "little") > expected + _SLACK:
         raise FormatError("a chunk is no block of lz4 of its size")
     return _decompressed_by(lz4.decompress, data)
-
-
-def _decompressed_into(
-    decompress: Callable[[bytes, Array], object], data: memoryview, expected: int
-) -> memoryview:
-    """Decompress into memory of the size that belongs there, and no more."""
-    found = np.empty(expected, np.uint8)
-    _decompressed_by(lambda stored: decompress(stored, found), data)
-    return memoryview(found.data)
 
 
 def _decompressed_by(decompress: Callable[[bytes], Any], data: memoryview) -> memoryview:
