@@ -24,8 +24,8 @@ from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
-from tests.remote.test_tar import archive
-from tests.remote.test_tfrecord import example, file
+from tests.formats.test_tar import archive
+from tests.formats.test_tfrecord import example, file
 from tests.sampling.services import run, status
 from tests.servers import REGION, Bucket
 

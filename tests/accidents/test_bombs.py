@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from tests.accidents.commands import running, status, write_config
-from tests.remote import lmdb_built as lmdb
+from tests.formats import lmdb_built as lmdb
 
 GOOD = 6
 MOST_MEMORY = 900 << 20  # of any process; a visit may decode some hundred MB

@@ -43,7 +43,7 @@ from growcache.store.store import storable_entries
 from growcache.store.store_errors import read_obstore_error, store_error
 from growcache.store.urls import is_unsupported_key, parse_url, redact
 from growcache.usercode import printable
-from tests.remote.held import Held
+from tests.formats.held import Held
 
 FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 SIZES = (None, 0, 1 << 20, 10**12, 1 << 50)  # that a listing may claim; None: the truth

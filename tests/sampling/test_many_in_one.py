@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from growcache.loading.snapshot import Snapshot
-from tests.remote.test_tar import archive
-from tests.remote.test_tfrecord import example, file
+from tests.formats.test_tar import archive
+from tests.formats.test_tfrecord import example, file
 from tests.sampling.services import digests, run, status, write_config
 
 OBJECTS, EACH = 2, 1000

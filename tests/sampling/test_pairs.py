@@ -31,7 +31,7 @@ from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from growcache.store.store import open_store
 from growcache.store.urls import UrlTemplate
-from tests.remote.held import Held
+from tests.formats.held import Held
 from tests.sampling.services import run, write_config
 
 XY = {"x": "s3://b/d/x_{k}.npy", "y": "s3://b/d/y_{k}.npy"}

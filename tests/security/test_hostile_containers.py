@@ -16,9 +16,9 @@ import pytest
 
 from growcache.cache.check import check
 from growcache.cli.cli import main
-from tests.remote.lmdb_built import Nodes, leaf, meta, tree
-from tests.remote.test_tar import archive
-from tests.remote.test_tfrecord import example, file
+from tests.formats.lmdb_built import Nodes, leaf, meta, tree
+from tests.formats.test_tar import archive
+from tests.formats.test_tfrecord import example, file
 from tests.sampling.services import write_config
 from tests.security.test_hostile_objects import (
     UNPRINTABLE,

@@ -18,7 +18,7 @@ from growcache.errors import ConfigError, StoreError
 from growcache.secrecy import hash_secrets, hide_secrets, remember_secrets, url_without_secrets
 from growcache.store.store import open_store
 from growcache.store.urls import parse_url
-from tests.remote.held import Held
+from tests.formats.held import Held
 from tests.sampling.outcomes import npy
 from tests.security.canaries import canary, found_in, growcache, told
 from tests.servers import Bucket

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from growcache.formats import open_format
-from tests.remote.held import Held, visited
+from tests.formats.held import Held, visited
 
 
 @pytest.mark.tensorflow

@@ -1,0 +1,187 @@
+"""What is proposed for containers, by what an object holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+from growcache.cli.cli import main
+from growcache.cli.container_probe import FormatProposal, probe_contents
+from growcache.cli.init import InitOptions, ask_for_choices
+from growcache.cli.source_probe import probe_source, propose_format
+from growcache.config import SourceConfig
+from growcache.config_text import load_config
+from tests.formats.held import Held
+from tests.formats.test_tar import archive
+from tests.formats.test_tfrecord import example, file
+
+h5py = pytest.importorskip("h5py")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+zarr = pytest.importorskip("zarr")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROWS = 5000
+
+
+def proposed(url: object) -> FormatProposal:
+    return probe_source(SourceConfig(url=(str(url),))).proposal
+
+
+def runs(tmp_path: Path, url: object) -> None:
+    """What is proposed is written, and the service takes it."""
+    config, cache = tmp_path / "c.yaml", tmp_path / "cache"
+    words = ["init", str(config), "--yes", "--force", "--url", str(url), "--cache", str(cache)]
+    assert main(words) == 0
+    assert main(["run", str(config), "--samples", "4"]) == 0
+
+
+def written(path: Path, **datasets: Any) -> Path:
+    with h5py.File(path, "w") as opened:
+        for name, values in datasets.items():
+            opened[name.replace("__", "/")] = values
+    return path
+
+
+def test_datasets_of_equal_length_are_fields_of_one_sample(tmp_path: Path) -> None:
+    x, y = np.zeros((ROWS, 64, 8), "f4"), np.zeros(ROWS, "i8")
+    path = written(tmp_path / "a.h5", eeg__x=x, eeg__y=y, eeg__z=y[:5], other=y)
+    found = proposed(path)
+    assert found.format == "hdf5"
+    assert found.options == {"datasets": ["eeg/x", "eeg/y"], "axis": 0}
+    assert (found.samples, found.sample_bytes) == (ROWS, 64 * 8 * 4 + 8)
+    for name in ("eeg/x float32[5000, 64, 8]", "eeg/z int64[5]", "other int64[5000]"):
+        assert name in found.reasons[0]
+    runs(tmp_path, path)
+
+
+def test_a_recording_is_cut_into_windows_and_a_small_one_is_not(tmp_path: Path) -> None:
+    long = written(tmp_path / "a.h5", signal=np.zeros((400_000, 4), "f4"))
+    assert proposed(long).options == {"datasets": ["signal"], "window": 4096}
+    small = written(tmp_path / "b.h5", image=np.zeros((64, 64), "u1"), label=3, name="é")
+    assert proposed(small).options == {"datasets": ["image", "label", "name"]}
+
+
+def test_a_file_without_arrays_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", words=["a", "b"])
+    found = proposed(path)
+    assert (found.format, found.options) == ("hdf5", {})
+    assert "None is an array of numbers" in " ".join(found.reasons)
+    held = Held(b"\x89HDF\r\n\x1a\n" + bytes(5000))
+    guess = propose_format("a.h5", bytes(held.data), len(held.data))
+    broken = asyncio.run(probe_contents(guess, held))
+    assert "cannot be read" in " ".join(broken.reasons)
+
+
+def test_without_the_library_the_datasets_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.h5", x=np.zeros((ROWS, 64, 8), "f4"))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    asked = []
+
+    def answer(question: str, default: str = "", **_: Any) -> str:
+        asked.append((question, default))
+        return "{datasets: [x], axis: 0}" if question.startswith("Options") else default
+
+    found = ask_for_choices(InitOptions(url=str(path)), answer)
+    assert (found.format, found.options) == ("hdf5", {"datasets": ["x"], "axis": 0})
+    assert ("Options of it", "{}") in asked
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Name its datasets in options, as {datasets: [x, y], axis: 0}" in said
+    assert "pip install 'growcache[hdf5]'" in said
+    config = tmp_path / "c.yaml"
+    assert main(["init", str(config), "--yes", "--url", str(path)]) == 0
+    assert load_config(config).sources[0].format == "hdf5"
+    assert "pip install 'growcache[hdf5]'" in capsys.readouterr().err
+
+
+def test_a_table(tmp_path: Path) -> None:
+    table = pa.table({"x": np.arange(ROWS), "text": ["é"] * ROWS})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = proposed(tmp_path / "a.parquet")
+    assert (found.format, found.options, found.samples) == ("parquet", {}, ROWS)
+    assert "5,000 rows with x, text" in found.reasons[0]
+
+
+def test_a_table_with_columns_that_cannot_be_read(tmp_path: Path) -> None:
+    rows = [{"a": "text" * 200, "b": {"c": n}} for n in range(20)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    found = proposed(tmp_path / "a.parquet")
+    assert found.options == {"columns": ["a"]}
+    assert "1 other: column 'b' has type struct" in found.reasons[1]
+    runs(tmp_path, tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_arrays_of_zarr(tmp_path: Path, version: int) -> None:
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=version)
+    for name, shape, chunks in (("x", (3000, 16), (96, 16)), ("y", (3000,), (500,))):
+        group.create_array(name, shape=shape, chunks=chunks, dtype="f4")[:] = 1
+    found = proposed(f"{tmp_path}/a.zarr/**")
+    assert (found.format, found.options) == ("zarr", {"window": 96})
+    assert found.samples == 31
+    assert "x/**; beside takes others" in " ".join(found.reasons)
+    only = f"{tmp_path}/a.zarr/x/**"
+    assert proposed(only).options == {"window": 96}
+    if version == 3:
+        runs(tmp_path, only)
+    files = "zarr.json" if version == 3 else ".z*"
+    nothing = proposed(f"{tmp_path}/a.zarr/x/{files}")
+    assert nothing.format == "zarr"
+    assert "let source.url match the chunks" in nothing.reasons[1]
+
+
+def test_databases_of_an_lmdb_file(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "d"), max_dbs=2, map_size=1 << 24) as env:
+        for name, count in ((b"labels", 3), (b"images", 200)):
+            with env.begin(write=True, db=env.open_db(name)) as txn:
+                for n in range(count):
+                    txn.put(b"%d" % n, b"v" * 100)
+    found = proposed(f"{tmp_path}/d/*")  # a lock file is among them
+    assert (found.format, found.options, found.samples) == ("lmdb", {"database": "images"}, 200)
+    assert "images (200), labels (3)" in found.reasons[0]
+    assert "lock files" in " ".join(found.reasons)
+    runs(tmp_path, tmp_path / "d" / "data.mdb")
+
+
+LINES = b"".join(b'{"a": %d, "b": "text"}\n' % n for n in range(5_000))
+PACKED = {
+    "a.jsonl.gz": (gzip.compress(LINES), "jsonl", "gzip"),
+    "a.tgz": (gzip.compress(archive([("0.txt", b"1"), ("1.txt", b"2")])), "tar", "gzip"),
+    "a.tfrecord.gz": (
+        gzip.compress(file([example({"x": [1.0] * 500})] * 9)),
+        "tfrecord",
+        "gzip",
+    ),
+    "a.jsonl.zst": (b"\x28\xb5\x2f\xfd" + bytes(9), "jsonl", "zstd"),  # too little to see
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_compressed_objects(tmp_path: Path, name: str) -> None:
+    data, form, kind = PACKED[name]
+    found = propose_format(name, data[:10_000], len(data))
+    assert (found.format, found.options) == (form, {"compression": kind})
+    assert f"Compressed by {kind}" in found.reasons[0]
+    if form == "jsonl" and kind == "gzip":
+        assert 4_000 < found.samples < 6_000
+        (tmp_path / name).write_bytes(data)
+        runs(tmp_path, tmp_path / name)
+
+
+def test_others_stay_bytes() -> None:
+    for name, data in (
+        ("a.npy.gz", gzip.compress(b"\x93NUMPY")),
+        ("a.gz", gzip.compress(gzip.compress(LINES))),
+    ):
+        found = propose_format(name, data, len(data))
+        assert (found.format, found.options) == ("bytes", {})
+        assert "compressed by gzip" in found.reasons[0]

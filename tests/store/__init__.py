@@ -1,0 +1,1 @@
+"""Stores, the catalog and object formats."""

@@ -1,0 +1,209 @@
+"""Files of an OpenSSH server: links, connections that break, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growcache.config import SourceConfig
+from growcache.errors import (
+    AccessError,
+    ConfigError,
+    GrowcacheError,
+    ObjectMissingError,
+    TransientStoreError,
+)
+from growcache.store.store import RemoteStore, open_store
+from tests.servers import free_port, wait_until
+from tests.servers.sftp import Relay, Ssh, relay
+from tests.store.places import listed, only, read
+
+
+@pytest.fixture
+def link(ssh_server: Ssh) -> Iterator[Relay]:
+    with relay(ssh_server.port) as made:
+        yield made
+
+
+def opened(url: str, options: dict[str, Any], **settings: Any) -> RemoteStore:
+    source = SourceConfig.model_validate({"url": url, "storage_options": options})
+    return open_store(source, **{"timeout_seconds": 5, **settings})
+
+
+def test_links_are_what_they_point_to(ssh_server: Ssh, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x?#.npy").write_bytes(b"12345")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "l").symlink_to(tmp_path / "a" / "x?#.npy")
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    os.mkfifo(tmp_path / "pipe")
+    store = opened(ssh_server.url(f"{tmp_path}/"), ssh_server.options)
+    found = {entry.key.removeprefix(f"{tmp_path}/"): entry.size for entry in listed(store)}
+    assert found == {"a/x?#.npy": 5, "b/x?#.npy": 5, "l": 5}
+
+
+def test_a_connection_that_breaks_in_the_middle(
+    ssh_server: Ssh, link: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growcache.store.sftp._IN_FLIGHT_BYTES", 1 << 19)
+    data = os.urandom(3_000_000)
+    (tmp_path / "x").write_bytes(data)
+    failures: list[BaseException] = []
+    url = ssh_server.url(f"{tmp_path}/x", link.port)
+    store = opened(url, ssh_server.options, on_retry=failures.append)
+    entry = only(store)
+    link.cut_after = 1_000_000
+
+    async def twice() -> None:
+        assert await read(store, entry) == data
+        link.cut_all()  # between two reads
+        assert await read(store, entry, 7, 99) == data[7:99]
+        await store.close()
+
+    asyncio.run(twice())
+    assert link.cuts == 1
+    assert len(failures) >= 2
+    assert all("no answer" in str(failure) for failure in failures)
+
+
+def test_a_listing_goes_on_over_a_new_connection(
+    ssh_server: Ssh, link: Relay, tmp_path: Path
+) -> None:
+    for folder in "abc":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x").write_text(folder)
+    failures: list[BaseException] = []
+    url = ssh_server.url(f"{tmp_path}/**", link.port)
+    link.cut_after = 4_500  # after the handshake
+    store = opened(url, ssh_server.options, on_retry=failures.append)
+    names = [entry.key.removeprefix(f"{tmp_path}/") for entry in listed(store)]
+    assert names == ["a/x", "b/x", "c/x"]
+    assert link.cuts == len(failures) == 1
+
+
+STRANGERS = [
+    ({"key_filename": "stranger"}, AccessError, "refuses the user or the key .*; check"),
+    ({"key_filename": "other"}, AccessError, "refuses the user or the key"),
+    ({"key_filename": "stranger.pub"}, AccessError, "refuses the user or the key"),
+    ({"key_filename": "locked"}, AccessError, "the private key is encrypted; set passphrase"),
+    ({"key_filename": "locked", "passphrase": "x"}, AccessError, "refuses the user or the key"),
+    ({"key_filename": None}, AccessError, "refuses the user or the key"),
+    ({"username": "nobody-here"}, AccessError, "refuses the user or the key"),
+    (
+        {"key_filename": "absent"},
+        AccessError,
+        "absent of source.storage_options cannot be read",
+    ),
+    (
+        {"keyfilename": "x"},
+        ConfigError,
+        "storage_options were refused: no option 'keyfilename'",
+    ),
+    ({"key_filename": 7}, ConfigError, r"storage_options were refused \(TypeError\)"),
+    ({"host_key_policy": "warning"}, ConfigError, "auto_add or reject"),
+    ({"host_key_policy": "reject"}, AccessError, "is not in ~/.ssh/known_hosts"),
+]
+
+
+@pytest.fixture(scope="module")
+def keys(ssh_server: Ssh) -> Path:
+    """A folder with keys of all kinds."""
+    for name, kind, phrase in [("other", "ecdsa", ""), ("locked", "ed25519", "secret")]:
+        path = str(ssh_server.root / name)
+        command = ["ssh-keygen", "-q", "-a", "1", "-t", kind, "-N", phrase, "-f", path]
+        subprocess.run(command, check=True)
+    return ssh_server.root
+
+
+@pytest.mark.parametrize(("options", "kind", "words"), STRANGERS)
+def test_who_is_not_let_in(
+    ssh_server: Ssh,
+    keys: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    kind: type[GrowcacheError],
+    words: str,
+) -> None:
+    patterns = ("x", "*") if options is STRANGERS[0][0] else ("x",)
+    if isinstance(name := options.get("key_filename"), str):
+        options = options | {"key_filename": str(keys / name)}
+    for pattern in patterns:
+        with pytest.raises(kind, match=words) as caught:
+            listed(
+                opened(ssh_server.url(f"{tmp_path}/{pattern}"), ssh_server.options | options)
+            )
+        assert "\n" not in str(caught.value)
+        started = "source" if kind is ConfigError else f"sftp://127.0.0.1:{ssh_server.port}"
+        assert str(caught.value).startswith(started)
+
+
+def test_a_host_whose_key_is_another_than_ssh_knows(
+    ssh_server: Ssh, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_text("1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    known = tmp_path / ".ssh" / "known_hosts"
+    url, strict = ssh_server.url(f"{tmp_path}/x"), {"host_key_policy": "reject"}
+    for name in ("host", "stranger", "other"):  # the last is of another kind
+        key = (keys / f"{name}.pub").read_text()
+        known.write_text(f"[127.0.0.1]:{ssh_server.port} {key}")
+        for options in (ssh_server.options | strict, ssh_server.options):
+            if name == "host":
+                assert only(opened(url, options)).size == 1
+                continue
+            with pytest.raises(
+                AccessError, match=r"another key than known_hosts.*ssh-keygen -R"
+            ):
+                listed(opened(url, options))
+
+
+def test_nobody_there_and_nothing_there(ssh_server: Ssh, tmp_path: Path) -> None:
+    options = ssh_server.options
+    url = ssh_server.url(f"{tmp_path}/**", free_port())
+    with pytest.raises(TransientStoreError, match=r"connection refused by .*given up after"):
+        listed(opened(url, options, timeout_seconds=0.5))
+    with pytest.raises(ObjectMissingError, match="nowhere does not exist") as caught:
+        listed(opened(ssh_server.url(f"{tmp_path}/nowhere/*"), options))
+    assert caught.value.exit_code == 2
+    with pytest.raises(ObjectMissingError, match=r"end source\.url with /"):
+        listed(opened(ssh_server.url(tmp_path), options))
+    with pytest.raises(ConfigError, match="sftp://HOST/PATH"):
+        opened("sftp:///x", options)
+
+
+def test_addresses_of_one_user_and_host_share_connections() -> None:
+    pytest.importorskip("paramiko")
+    urls = ["sftp://h/a", "sftp://h/b/*", "ssh://h/c", "sftp://me@h/a", "sftp://h:2/a"]
+    store = open_store(SourceConfig.model_validate({"url": urls}))
+    assert [id(b) for b in store._backends].count(id(store._backends[0])) == 2
+    assert len({id(b) for b in store._backends}) == 4
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_no_connection_outlives_its_store(
+    ssh_server: Ssh, link: Relay, tmp_path: Path, closes: bool
+) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+
+    async def use() -> None:
+        store = opened(ssh_server.url(f"{tmp_path}/*", link.port), ssh_server.options)
+        entries = await asyncio.to_thread(listed, store)
+        assert len(await asyncio.gather(*(read(store, entry) for entry in entries))) == 3
+        assert 1 <= link.connections <= 4
+        if closes:
+            await store.close()
+
+    asyncio.run(use())
+    gc.collect()
+    wait_until(lambda: link.connections == 0, "the end of all connections", 5)
