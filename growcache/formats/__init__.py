@@ -1,56 +1,36 @@
 """The table of object formats, and how the format of a source is opened.
 
-Each entry of `FORMATS` names a module and a function of it. The module is imported when a
-source needs it.
+`FORMATS` maps the name of a format to the module that has its ``open_…`` function. A module is
+imported when a source needs it, so a sampler imports only the formats that it reads.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, cast
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError
 from growcache.formats.base import ObjectFormat
-from growcache.formats.compressed import compression_option
-from growcache.formats.hdf5 import open_hdf5
-from growcache.formats.image import open_image
-from growcache.formats.join import NOT_JOINABLE, JoinedFormat
-from growcache.formats.jsonl import open_jsonl
-from growcache.formats.lmdb import open_lmdb
-from growcache.formats.npy import open_npy
-from growcache.formats.npz import open_npz
-from growcache.formats.parquet import open_parquet
-from growcache.formats.raw import open_bytes, open_raw
-from growcache.formats.tar import open_tar
-from growcache.formats.tfrecord import open_tfrecord
-from growcache.formats.user import open_user
-from growcache.formats.zarr import open_zarr
 
-FORMATS: dict[str, Callable[[Mapping[str, Any]], ObjectFormat]] = {
-    "bytes": open_bytes,
-    "hdf5": open_hdf5,
-    "image": open_image,
-    "jsonl": open_jsonl,
-    "lmdb": open_lmdb,
-    "npy": open_npy,
-    "npz": open_npz,
-    "parquet": open_parquet,
-    "raw": open_raw,
-    "tar": open_tar,
-    "tfrecord": open_tfrecord,
-    "zarr": open_zarr,
+FORMATS: dict[str, str] = {
+    "bytes": "raw",
+    "hdf5": "hdf5",
+    "image": "image",
+    "jsonl": "jsonl",
+    "lmdb": "lmdb",
+    "npy": "npy",
+    "npz": "npz",
+    "parquet": "parquet",
+    "raw": "raw",
+    "tar": "tar",
+    "tfrecord": "tfrecord",
+    "zarr": "zarr",
 }
-_WITH_DECODE_OPTION = (
-    "bytes",
-    "lmdb",
-    "tar",
-    "tfrecord",
-)  # whose option decode names code of the user's
-
-# Formats that take a word for how objects are compressed, of which their names may tell.
-COMPRESSIBLE = ("jsonl", "tar", "tfrecord")
+COMPRESSIBLE = ("jsonl", "tar", "tfrecord")  # have the option compression
+_DECODABLE = ("bytes", "lmdb", "tar", "tfrecord")  # have an option decode that names user code
 
 
 def open_format(
@@ -61,26 +41,33 @@ def open_format(
     Args:
         name: a key of `FORMATS`, or ``package.module:function`` of the user's own.
         options: those of the format.
-        urls: of the source.
+        urls: of the source; their endings may name a compression.
 
     Raises:
         ConfigError: no such format or option, or a value that cannot be meant.
     """
-    if name in FORMATS:
-        if name in COMPRESSIBLE:
-            options = {**options, "compression": compression_option(options, urls)}
-        return FORMATS[name](options)
     if is_user_format(name):
+        from growcache.formats.user import open_user
+
         return open_user(name, options)
+    if name not in FORMATS:
+        raise ConfigError(f"source.format: unknown format {name!r}; {_hint(name)}")
+    if name in COMPRESSIBLE:
+        from growcache.formats.compressed import compression_option
+
+        options = {**options, "compression": compression_option(options, urls)}
+    module = import_module(f"growcache.formats.{FORMATS[name]}")
+    return cast(ObjectFormat, getattr(module, f"open_{name}")(options))
+
+
+def _hint(name: str) -> str:
     close = sorted(difflib.get_close_matches(name, FORMATS, n=2))
-    hint = (
+    known = (
         f"did you mean {' or '.join(close)}?"
         if close
         else f"known are {', '.join(sorted(FORMATS))}"
     )
-    raise ConfigError(
-        f"source.format: unknown format {name!r}; {hint} (or package.module:function)"
-    )
+    return f"{known} (or package.module:function)"
 
 
 def open_source(source: SourceConfig) -> ObjectFormat:
@@ -91,6 +78,8 @@ def open_source(source: SourceConfig) -> ObjectFormat:
     """
     if not source.fields:
         return open_format(source.format, source.options, source.url)
+    from growcache.formats.join import JoinedFormat
+
     _refuse_alone(source)
     formats = {
         name: open_format(*source.format_of(name), (field.url,))
@@ -100,6 +89,8 @@ def open_source(source: SourceConfig) -> ObjectFormat:
 
 
 def _refuse_alone(source: SourceConfig) -> None:
+    from growcache.formats.join import NOT_JOINABLE
+
     for name in source.fields:
         form, _ = source.format_of(name)
         if form in NOT_JOINABLE:
@@ -135,5 +126,5 @@ def check_format(name: str, options: Mapping[str, Any], urls: Sequence[str] = ()
 
 def _runs_user_code(name: str, options: Mapping[str, Any]) -> bool:
     return is_user_format(name) or (
-        name in _WITH_DECODE_OPTION and ":" in str(options.get("decode") or "")
+        name in _DECODABLE and ":" in str(options.get("decode") or "")
     )

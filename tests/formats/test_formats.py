@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -328,3 +330,22 @@ def test_options_that_cannot_be_meant(name: str, options: dict[str, Any], words:
 def test_an_object_shorter_than_its_offset() -> None:
     with pytest.raises(FormatError, match="offset of 100"):
         visited(open_format("raw", {"dtype": "u1", "offset": 100}), Held(b"short"))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_sampler_imports_only_the_format_that_it_reads(name: str) -> None:
+    options = {"zarr": {"axis": 0}, "raw": {"dtype": "u1", "shape": [4]}}.get(name, {})
+    code = f"""
+import sys
+from growcache.formats import check_format
+check_format({name!r}, {options!r})
+print(*sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
+    loaded = set(done.stdout.split())
+    read = {FORMATS[name], *({"npz": ["npy"], "tar": ["npy", "image"]}.get(name, []))}
+    modules = {f"growcache.formats.{module}" for module in (*FORMATS.values(), "join", "user")}
+    assert loaded & modules == {f"growcache.formats.{module}" for module in read}
+    libraries = {"h5py", "pyarrow", "PIL", "numcodecs", "google.protobuf", "zstandard"}
+    assert not loaded & libraries
