@@ -12,18 +12,14 @@ from typing import Generic, TypeVar
 
 
 class StoppedError(Exception):
-    """What runs ahead was asked to end; no user sees it."""
+    """Work that ran ahead was asked to end; it never reaches a user."""
 
 
 T = TypeVar("T")
 
 
 class Future(Generic[T]):
-    """One call that another thread makes, or who gets there first; see `DaemonThread.ahead`.
-
-    Args:
-        function: called once.
-    """
+    """One call of a `DaemonThread`, or of the thread that gets to it first."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function: Callable[[], T] | None = function
@@ -34,7 +30,7 @@ class Future(Generic[T]):
         self._running.acquire()
 
     def run(self) -> None:
-        """Make the call, unless it was begun, and keep nothing of it but its result."""
+        """Make the call, unless another thread has, and keep only its result."""
         if not self._begun.acquire(blocking=False):
             return
         function, self._function = self._function, None
@@ -48,14 +44,14 @@ class Future(Generic[T]):
             self._running.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long; return whether `result` can be had at once."""
+        """Wait; return whether `result` returns at once."""
         if not self._running.acquire(timeout=seconds):
             return False
         self._running.release()
         return True
 
     def result(self) -> T:
-        """Return what the call returned, or raise what it raised; waits for it."""
+        """Return the call's result or raise its error; waits for it."""
         with self._running:
             if self._error is not None:
                 raise self._error
@@ -63,14 +59,10 @@ class Future(Generic[T]):
 
 
 class DaemonThread:
-    """A thread for calls that are made ahead, one after the other, until `close`.
+    """A thread that makes calls ahead, one after the other, until `close`.
 
-    It stays, for to start a thread takes as long as that takes to have the interpreter's lock:
-    beside a busy loop two switch intervals. It is a daemon, so it never delays an exit, and
+    It persists, because starting a thread beside a busy loop takes two switch intervals. It
     starts with the first call.
-
-    Args:
-        name: of the thread, for stack dumps.
     """
 
     def __init__(self, name: str) -> None:
@@ -79,7 +71,7 @@ class DaemonThread:
         self._thread: threading.Thread | None = None
 
     def ahead(self, function: Callable[[], T]) -> Future[T]:
-        """Have a function called as soon as the calls before are over."""
+        """Queue a call."""
         if self._thread is None:
             thread = threading.Thread(
                 target=_run_calls,
@@ -94,11 +86,7 @@ class DaemonThread:
         return ahead
 
     def close(self, *, wait: bool = True) -> None:
-        """Have the thread end behind the calls that were asked for.
-
-        Args:
-            wait: until it has ended.
-        """
+        """End the thread behind the queued calls."""
         self._calls.put(None)
         if wait and self._thread is not None:
             self._thread.join()

@@ -46,36 +46,26 @@ RowShards: TypeAlias = tuple[Sequence[int], ShardPlaces]
 
 @dataclass(slots=True)
 class Block:
-    """Some batches of an epoch.
+    """Consecutive batches of an epoch, with the position and the skipped rows of each.
 
-    Attributes:
-        epoch: that it belongs to.
-        rows: of all its batches.
-        parts: what the batches are cut of, in the order of the fields.
-        drawn: the shard of each row.
-        counts: how many rows are of which shard.
-        nbytes: of the arrays that the batches are cut of.
-        marks: where the loader stands after each batch.
-        lost: planned rows that could not be read, behind the batch before and up to each.
-        form: of the batches.
-        batches: what is delivered, once a `BatchCutter` has cut it. Who delivers one keeps none
-            of it, for its memory is wanted again as soon as the user lets go of it.
+    `batches` is set by a `BatchCutter`. Its user keeps no batch, because their memory is
+    recycled once the training loop drops them.
     """
 
     epoch: int
-    rows: int
-    parts: list[BlockPart]
-    drawn: list[RowShards]
-    counts: dict[int, int]
+    rows: int  # of all its batches
+    parts: list[BlockPart]  # what the batches are cut of, in the order of the fields
+    drawn: list[RowShards]  # the shard of each row
+    counts: dict[int, int]  # rows per shard
     nbytes: int
-    marks: PassPositions
-    lost: list[int]
+    marks: PassPositions  # the position behind each batch
+    lost: list[int]  # planned rows that could not be read, before each batch
     form: TransformForm
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 
 def count_per_shard(drawn: Iterable[RowShards], rows: int = sys.maxsize) -> dict[int, int]:
-    """Return how many of the first so many rows are of which shard."""
+    """Count the first `rows` rows per shard."""
     found: dict[int, int] = {}
     for numbers, places in drawn:
         # To sort the numbers of all rows would take five times as long.
@@ -95,7 +85,7 @@ def _decided_schema(form: TransformForm | None) -> Schema | None:
 def _executor(
     options: LoaderOptions, framework: Framework, arena: SharedSender | None
 ) -> tuple[Executor | None, Allocate, Allocate]:
-    """Return who transforms, if processes do; what they read lies in, and what they fill."""
+    """Return the process executor, if any, and the allocators of its input and output buffers."""
     count, function = options.num_workers, options.transform
     if function is None or not count:
         return None, framework.allocate, framework.allocate
@@ -117,7 +107,6 @@ def _executor(
 def _allocate_locked(
     allocate: Allocate, carrier: Transfer, nbytes: int, kept: list[Bytes] | None
 ) -> Bytes:
-    """Return memory that batches are quickly sent from, if they come to it again and again."""
     base = allocate(nbytes, kept)
     if kept is not None:
         carrier.lock(base)
@@ -125,22 +114,7 @@ def _allocate_locked(
 
 
 class BlockAssembler:
-    """Makes blocks out of pieces; used by one thread.
-
-    Args:
-        options: of the loader.
-        snapshot: the first one, for the schema and the size of samples.
-        framework: lends copies.
-        form: what the first samples of a loader decided that this one goes on for.
-        arena: whose memory the framework lends, if it is shared.
-
-    Attributes:
-        most_rows: of a block.
-        losses: tells what was lost.
-
-    Raises:
-        ConfigError: the schema has no such field.
-    """
+    """Makes blocks out of pieces; used by one thread."""
 
     def __init__(
         self,
@@ -193,30 +167,22 @@ class BlockAssembler:
 
     @property
     def rows(self) -> int:
-        """MappedRows of the current block."""
         return self._ramp.rows
 
     @property
     def room(self) -> int:
-        """MappedRows that the current block still takes."""
         return self.rows - self._gatherer.filled
 
     def begin_small(self) -> None:
-        """Have the current block, and the next ones, be small."""
         # The results for the first block decide about the fields, and should be many.
         if self._transform is None or self._transform.schema is not None:
             self._ramp.begin(self._gatherer.filled)
 
     def add(self, pieces: list[Piece], walked: list[Piece]) -> bool:
-        """Append rows of one pass; its snapshot may be closed afterwards.
+        """Append rows of one pass; return whether all could be read.
 
-        Args:
-            pieces: the rows of this rank.
-            walked: the rows of all ranks that share the cache.
-
-        Returns:
-            Whether all could be read. If not, nothing was appended, and the shards that are damaged
-            say so.
+        `pieces` are this rank's rows, `walked` those of all ranks that share the cache.
+        Otherwise nothing was appended, and the damaged shards are marked.
         """
         before = self._gatherer.filled
         parts = [window.part(start, stop) for window, start, stop in pieces]
@@ -257,7 +223,6 @@ class BlockAssembler:
             ]
 
     def finish(self, epoch: int) -> Block:
-        """Return the block, and begin another."""
         rows = self._gatherer.filled
         columns: Mapping[str, Column] = self._gatherer.finish()
         drawn, places, origins = self._drawn, self._places, self._origins
@@ -298,7 +263,6 @@ class BlockAssembler:
         return TransformForm(None if schema is None else schema.to_json())
 
     def discard(self) -> None:
-        """Begin another block instead of this one."""
         self._gatherer.finish()
         self.losses.discard()
         self._begin()
@@ -309,12 +273,11 @@ class BlockAssembler:
         self._places, self._origins, self._pieces = [], [], []
 
     def cancel(self) -> None:
-        """Have the transform end, from any thread: `finish` raises StoppedError."""
+        """Make `finish` raise StoppedError, from any thread."""
         if self._transform is not None:
             self._transform.cancel()
 
     def close(self) -> None:
-        """End who calls the transform, and leave the buffers to who comes next."""
         self._gatherer.close()
         self._styler.close()
         if self._transform is not None:
@@ -322,13 +285,6 @@ class BlockAssembler:
 
 
 class BatchCutter:
-    """Makes of blocks what is delivered.
-
-    Args:
-        options: of the loader.
-        framework: says what a batch holds.
-    """
-
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._size = options.batch_size * framework.at_once
         self._function = options.batch_transform
@@ -336,21 +292,13 @@ class BatchCutter:
         self._carrier = framework.carrier
 
     def cut(self, block: Block) -> Block:
-        """Make the block's batches, each only when it is asked for."""
+        """Make the block's batches, each when it is asked for."""
         block.batches = self._batches(block.parts, block.rows)
         block.parts = []
         return block
 
     def cut_now(self, block: Block, wanted: Callable[[], bool]) -> bool:
-        """Make the block's batches; in a thread that makes nothing else.
-
-        Args:
-            block: to be cut.
-            wanted: asked before each batch, for the user's function may take long.
-
-        Returns:
-            Whether it was wanted to its end.
-        """
+        """Make the block's batches at once; return False if the epoch was left meanwhile."""
         if self._carrier is not None:
             self._carrier.enter()
         batches = self.cut(block).batches
@@ -396,7 +344,7 @@ def _drain(batches: deque[Any]) -> Iterator[Any]:
 
 
 def _row_name(pieces: list[Piece], row: int) -> str:
-    """Return which object a row of these pieces came from, and what of it; empty if unknown."""
+    """Return the object that a row came from; empty if unknown."""
     for window, start, stop in pieces:
         if row < stop - start:
             places, rows = window.located(start + row, start + row + 1)
@@ -411,7 +359,7 @@ def _row_name(pieces: list[Piece], row: int) -> str:
 
 
 def _valid_rows(piece: Piece) -> Booleans:
-    """Return bool [n]: which rows are what was planned there, and no padding."""
+    """Return bool [n]: False for padding and for rows that stand in for others."""
     window, start, stop = piece
     if window.valid is None:
         return np.ones(stop - start, np.bool_)

@@ -24,14 +24,13 @@ _latest_fork = object()  # another one at the begin and at the end of each fork
 
 
 def fork_mark() -> object:
-    """Return what `since` takes."""
     return _latest_fork
 
 
 def forked_since(then: object) -> bool:
-    """Whether a fork has begun since then, or had not ended.
+    """Return whether a fork has happened since the mark.
 
-    Ask it after everything that its answer is to hold for: a fork may begin at any time.
+    Call it after everything that the answer covers, because a fork may happen at any time.
     """
     return bool(_forking) or then is not _latest_fork  # in this order: one may end meanwhile
 
@@ -76,12 +75,10 @@ MAX_OVERSIZE = 4  # times what is asked for: what has more is kept for what need
 
 
 def allocate_private(nbytes: int, kept: list[BufferBytes] | None) -> BufferBytes:
-    """Return memory of this process alone: the `Allocate` of everyday."""
     return np.empty(nbytes + PAGE, np.uint8)
 
 
 def allocate_pages(nbytes: int) -> BufferBytes:
-    """Return memory of this process alone, in pages that nothing else lies in."""
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, np.uint8)
 
@@ -106,17 +103,11 @@ def kept_buffers(nbytes: int, most: int) -> int:
 class BufferPool:
     """Page-aligned buffers, owned by one thread.
 
-    Each is as large as what it was made for, so that one batch that is far larger than the
-    others makes one large buffer: shared and page-locked memory is all there, touched or not.
+    Each has the size that it was made for, so one large batch makes one large buffer: shared
+    and page-locked memory is resident whether touched or not.
 
-    After a fork all are made anew. The child would see in its batches what is filled into
-    shared memory later; private memory would be copied, page by page, as it is written to.
-
-    Args:
-        nbytes: what `take` gives if it is not told.
-        keep: how many are kept for reuse; of large ones fewer, see `kept_buffers`.
-        allocate: makes them.
-        bases: of an earlier pool, see `leave`.
+    After a fork all are made anew, because the child would see what is written to shared memory
+    later.
     """
 
     def __init__(
@@ -133,7 +124,7 @@ class BufferPool:
         self._begun = fork_mark()
 
     def take(self, nbytes: int | None = None) -> BufferBytes:
-        """Return uint8 [nbytes] that nobody else sees, aligned; its content is undefined."""
+        """Return uint8 [nbytes], unused and aligned; its content is undefined."""
         if nbytes is None:
             nbytes = self._nbytes
         if nbytes < RECYCLE_BYTES:
@@ -141,7 +132,7 @@ class BufferPool:
         return _aligned_view(self._free(nbytes), nbytes, PAGE)
 
     def leave(self) -> list[BufferBytes]:
-        """Return the buffers for another pool, those in use among them; this one has none then."""
+        """Hand over all buffers, those in use included."""
         bases, self._bases = self._bases, []
         return bases
 
@@ -188,11 +179,7 @@ CACHED_BYTES = 150_000_000
 
 
 class BufferCache:
-    """What ended loaders left, by name, for so many seconds; used by any thread.
-
-    Args:
-        seconds: after which what nobody has taken goes.
-    """
+    """Buffers of closed loaders by name, kept for a few seconds; used by any thread."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -202,12 +189,10 @@ class BufferCache:
         self._closed = False
 
     def take(self, name: str) -> list[BufferBytes]:
-        """Return what was left under a name; some of it may still be in use."""
         with self._lock:
             return self._bases.pop(name, [])
 
     def leave(self, name: str, bases: list[BufferBytes]) -> None:
-        """Leave buffers under a name."""
         with self._lock:
             if self._closed or not bases:
                 return
@@ -221,7 +206,6 @@ class BufferCache:
                 self._bases.clear()
 
     def close(self) -> None:
-        """Let go of everything, now and later."""
         with self._lock:
             self._closed = True
             self._bases.clear()
@@ -238,7 +222,6 @@ class BufferCache:
 
 
 def _first_within_limit(bases: list[BufferBytes]) -> list[BufferBytes]:
-    """Return the first of them, up to a limit."""
     kept, nbytes = [], 0
     for base in bases:
         nbytes += len(base)

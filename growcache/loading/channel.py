@@ -38,14 +38,7 @@ SHORT_STEP_SECONDS = 0.002
 
 @dataclass(frozen=True, slots=True)
 class PassBegun:
-    """A snapshot was taken for what follows.
-
-    Attributes:
-        number: of the pass.
-        plan: of it; the loop, which waits for this item, needs it for a checkpoint only.
-        facts: for the report.
-        lease: the name of the lease that holds the snapshot.
-    """
+    """A snapshot was taken for the blocks that follow; `lease` is the name of its lease."""
 
     number: int
     plan: LazyPickle[PassPlan]
@@ -55,12 +48,7 @@ class PassBegun:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """All blocks of an epoch have come.
-
-    Attributes:
-        epoch: that is over.
-        lost: planned rows behind its last batch that could not be read.
-    """
+    """All blocks of an epoch were made; `lost` rows behind the last batch could not be read."""
 
     epoch: int
     lost: int = 0
@@ -68,24 +56,19 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The producer ended with this error."""
-
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """The producer was asked to halt: nothing follows, and another may go on from here.
-
-    It keeps its leases until it is closed.
-    """
+    """The producer makes no more blocks, but keeps its leases until it is closed."""
 
     state: Position
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessDied:
-    """The process that the producer ran in is gone, and nobody asked it to go."""
+    """The producer's process ended without being asked to."""
 
     why: str
 
@@ -95,31 +78,13 @@ LAST_ITEMS = Failure | Halted | ProcessDied  # nothing follows these
 
 
 class HaltedError(Exception):
-    """The producer was asked to halt; no user sees it."""
+    pass
 
 
 class Channel:
-    """What a producer knows of its consumer.
+    """What a producer knows about its consumer.
 
-    Args:
-        wanted: the epoch that the consumer has begun.
-        put: takes what the producer made to the consumer.
-
-    Attributes:
-        put: see there; a block needs a token.
-        tokens: True: a right to put a block. False: look at what was delivered.
-        stop: set when the producer shall end, together with ``wake``.
-        wake: ends its waits for samples.
-        news: set when a pass is over, for a producer that waits for the next one to begin.
-        halt: set when it shall make no more blocks, but keep its leases.
-        wanted: the epoch that the consumer has begun; what belongs to earlier ones is not
-            made any more.
-        delivered: where the consumer stands.
-        by_block: whether that is told with each block only, when it begins.
-        waited: whether the consumer had to wait for the latest block that it received.
-        waits: whether it waits for what comes next, where that is known.
-        step_seconds: of the consumer, the latest one, where that is known.
-        making: (seconds, CPU seconds) that blocks took, without any wait for others.
+    A token True allows one block; False asks to release what was delivered.
     """
 
     def __init__(self, wanted: int, put: Callable[[Item], None]) -> None:
@@ -141,42 +106,37 @@ class Channel:
         self.allow(MIN_BLOCKS_AHEAD)
 
     def allow(self, blocks: int) -> None:
-        """Let so many more blocks wait for the consumer."""
         for _ in range(blocks):
             self.tokens.put(True)
 
     def more(self, delivered: PassPosition, *, waited: bool) -> None:
-        """Say, for the consumer, that a block was received, and how far the loop was then.
+        """Acknowledge a block and record the consumer's position.
 
-        That its pass is over is said at once, so the two may come in either order.
+        The end of a pass is sent at once, so the two may arrive in either order.
         """
         self.delivered, self.waited = max(self.delivered, delivered), waited
         self.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
-        """Say, for the consumer, that a pass is over, and its lease wanted no more."""
         self.delivered = PassPosition(pass_number + 1, 0)
         self.tokens.put(False)
         self.news.set()
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch, for the consumer."""
         with self._begun:
             self.wanted = epoch
             self._begun.notify_all()
 
     def wants(self, epoch: int) -> bool:
-        """Whether the consumer still wants what is made for an epoch."""
         return epoch >= self.wanted and not self.stop.is_set()
 
     def wait_begun(self, epoch: int) -> None:
-        """Return when the consumer has begun the epoch, or the link is closed."""
         with self._begun:
             self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
         self._give_way()
 
     def pause(self, epoch: int, seconds: float) -> bool:
-        """Wait so long, or until the consumer is through with an epoch; return whether to end."""
+        """Wait until the epoch is over, or for the given time; return whether to stop."""
         with self._begun:
             self._begun.wait_for(
                 lambda: self.wanted > epoch or self.stop.is_set(), timeout=seconds
@@ -184,7 +144,6 @@ class Channel:
         return self.stop.is_set()
 
     def token(self) -> bool:
-        """Return the next of the tokens, once there is one, and the consumer in its step."""
         try:
             return self.tokens.get_nowait()
         except queue.Empty:
@@ -193,19 +152,14 @@ class Channel:
         return token
 
     def _give_way(self) -> None:
-        """Wait until the consumer that woke this thread has its batch, and is in its step.
+        """Wait until the consumer that woke this thread has its batch and is in its step.
 
-        It is on its way there at this moment, and lets go of the GIL where it drops the batch
-        before. A thread that goes to work now takes the GIL, or the core, away from it: for
-        milliseconds, where there are as many busy threads as cores.
+        It releases the GIL where it drops the batch before. A thread that starts to work at
+        that moment takes the GIL or the core away from it for milliseconds.
         """
         self.stop.wait(self.head_start())
 
     def head_start(self) -> float:
-        """Return for how many seconds the consumer that woke a thread is not in its step yet.
-
-        One in another process loses nothing by what is done here.
-        """
         return 0.0 if self.by_block else head_start_seconds(self.step_seconds)
 
     def hurries(self) -> bool:
@@ -213,7 +167,6 @@ class Channel:
         return self.waits or (self.waited and self.step_seconds < SHORT_STEP_SECONDS)
 
     def when_closed(self, call: Callable[[], None]) -> None:
-        """Have what the producer waits for ended as well, by who closes the link."""
         with self._begun:
             if not self.stop.is_set():
                 self._closing.append(call)
@@ -221,7 +174,6 @@ class Channel:
         call()
 
     def close(self) -> None:
-        """Have the producer end; it frees its leases on the way out."""
         with self._begun:
             self.stop.set()
             closing, self._closing = self._closing, []
@@ -238,14 +190,9 @@ EPOCH_IS_OVER = "this epoch is over: the loader was closed, or iterated anew mea
 
 
 class Stage(Protocol):
-    """A producer as the consumer sees it; used by the consumer's thread, but for `close`.
+    """A producer as the consumer sees it; used by the consumer's thread, except `close`.
 
-    Attributes:
-        kind: where it runs.
-        delivered: where the consumer stands.
-        waited: whether it had to wait for the latest block.
-        broken: whether nothing more comes, or something was lost: an interrupt may come when
-            it was received, and nothing was done about it.
+    `broken` is True once nothing more comes, or an interrupt may have lost an item.
     """
 
     kind: StageKind
@@ -253,54 +200,42 @@ class Stage(Protocol):
     waited: bool
 
     @property
-    def broken(self) -> bool:
-        """See there."""
+    def broken(self) -> bool: ...
 
     @property
-    def halted(self) -> Position | None:
-        """Where it halted, known before all that it made was received; None: it goes on."""
+    def halted(self) -> Position | None: ...
 
     @property
-    def making(self) -> tuple[float, float]:
-        """(seconds, CPU seconds) that blocks took here, without any wait for others."""
+    def making(self) -> tuple[float, float]: ...
 
-    def begin(self, epoch: int) -> None:
-        """Begin an epoch; what belongs to earlier ones is not wanted any more."""
+    def begin(self, epoch: int) -> None: ...
 
-    def receive(self, seconds: float | None = None) -> Item | None:
-        """Return what comes next; waits for it, or so long: then None."""
+    def receive(self, seconds: float | None = None) -> Item | None: ...
 
-    def more(self) -> None:
-        """Say that a block was received, so that another may be put."""
+    def more(self) -> None: ...
 
-    def done(self) -> None:
-        """Say that all was done about what was received, and more is to follow."""
+    def done(self) -> None: ...
 
-    def end_pass(self, pass_number: int) -> None:
-        """Say that a pass is over, and its lease wanted no more."""
+    def end_pass(self, pass_number: int) -> None: ...
 
-    def halt(self) -> None:
-        """Have it make no more blocks, but keep its leases until it is closed."""
+    def halt(self) -> None: ...
 
-    def close(self) -> None:
-        """End it, from any thread; it frees its leases on the way out."""
+    def close(self) -> None: ...
 
 
 class AckQueue(queue.SimpleQueue[Item]):
-    """What one thread makes and another takes, which may lose of it what an interrupt meets.
-
-    Attributes:
-        made: items that were put.
-        done: items about which all was done.
-        halted: where their producer halted, if it did.
-    """
+    """A queue that counts its items, so that an item lost to an interrupt is noticed."""
 
     def __init__(self) -> None:
         self.made = self.done = 0
         self.halted: Position | None = None
 
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
-        """Put an item; counted first, for who looks in between should miss too many."""
+        """Count and put an item.
+
+        Incremented before the put, so that a concurrent reader over-counts lost items rather
+        than under-counts.
+        """
         self.made += 1
         if isinstance(item, Halted):
             self.halted = item.state
@@ -308,17 +243,10 @@ class AckQueue(queue.SimpleQueue[Item]):
 
     @property
     def misses(self) -> bool:
-        """Whether there are items that were taken, and not all was done about them."""
         return self.made > self.done + self.qsize()
 
 
 class QueuedStage:
-    """What a thread of this process puts, and the consumer receives.
-
-    Args:
-        wanted: the epoch that begins now.
-    """
-
     def __init__(self, wanted: int) -> None:
         self._items = AckQueue()
         self._link = Channel(wanted, self._items.put)
@@ -329,11 +257,9 @@ class QueuedStage:
 
     @property
     def broken(self) -> bool:
-        """Whether an item was lost, or the last one came."""
         return self._items.misses
 
     def done(self) -> None:
-        """Say that all was done about what was received."""
         self._items.done += 1
 
     def _begin_thread(self, run: Callable[[], None]) -> None:
@@ -341,14 +267,12 @@ class QueuedStage:
         self._thread.start()
 
     def close(self) -> None:
-        """End it; twice is harmless."""
         if self._pid != os.getpid():  # a forked child has no such thread, and maybe its locks
             return
         self._link.close()
         self._end_thread()
 
     def _end_thread(self) -> None:
-        """Wake the consumer, and wait for the thread, which was told to end."""
         self._items.put(Failure(RuntimeError(EPOCH_IS_OVER)))
         # The collector may run this in the very thread that it is to end, or in one of those
         # that the thread waits for.
@@ -358,7 +282,6 @@ class QueuedStage:
 
     @property
     def delivered(self) -> PassPosition:
-        """Where the consumer stands."""
         return self._link.delivered
 
     @delivered.setter
@@ -368,7 +291,6 @@ class QueuedStage:
         self._link.delivered = mark
 
     def receive(self, seconds: float | None = None) -> Item | None:
-        """Return what comes next, None where it takes longer."""
         self._link.waits = self._items.empty()
         self.waited |= self._link.waits
         began = time.monotonic()
@@ -382,6 +304,5 @@ class QueuedStage:
         return item
 
     def more(self) -> None:
-        """Say that a block was received."""
         self._link.waited, self.waited = self.waited, False
         self._link.tokens.put(True)

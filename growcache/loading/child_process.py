@@ -45,12 +45,9 @@ _Packet = TypeVar("_Packet")
 
 
 class Message(NamedTuple):
-    """One message.
+    """A pickled value, bytes, and descriptors.
 
-    Attributes:
-        head: any value that can be pickled.
-        body: bytes; empty for most.
-        descriptors: the receiver closes those it got; the sender keeps its own.
+    The receiver closes those it got; the sender keeps its own.
     """
 
     head: Any
@@ -59,23 +56,20 @@ class Message(NamedTuple):
 
 
 class PeerFailedError(EOFError):
-    """The other side ended, and said why."""
+    pass
 
 
 class _PeerFailed(NamedTuple):
-    """What a side sends last where it ends by an error.
-
-    Attributes:
-        why: the error, in words.
-    """
+    """The last message of a side that ends by an error."""
 
     why: str
 
 
 def _receive_past_reset(receive: Callable[[], _Packet]) -> _Packet:
-    """Return what comes next, also of one who ended and left something unread.
+    """Receive, also from a peer that ended and left something unread.
 
-    The kernel tells of that once, as a reset connection, in front of what was sent before.
+    The kernel reports that once, as a reset connection, before it delivers what was sent
+    earlier.
     """
     try:
         return receive()
@@ -84,14 +78,13 @@ def _receive_past_reset(receive: Callable[[], _Packet]) -> _Packet:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return what the two ends of a wire stand on."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class MessageSocket:
     """One end; any thread may send, one receives.
 
-    A forked child closes its copy, or the other side would not see this one end.
+    A forked child closes its copy, because the peer would not see this end close otherwise.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -100,11 +93,7 @@ class MessageSocket:
         _message_sockets.add(self)
 
     def send(self, frame: Message) -> None:
-        """Send a message, whole.
-
-        Raises:
-            OSError: the other side is gone.
-        """
+        """Send a message, whole; OSError if the peer is gone."""
         head = pickle.dumps(frame.head, protocol=5)
         lengths = LENGTHS.pack(len(head), len(frame.body), len(frame.descriptors))
         message = memoryview(b"".join((lengths, head, frame.body)))
@@ -118,7 +107,7 @@ class MessageSocket:
                 self._socket.send(message[start : start + PACKET_BYTES])
 
     def tell(self, error: BaseException) -> None:
-        """Say what ends this process, if that can be said at once; nothing may follow."""
+        """Send the error that ends this process, if that is possible at once."""
         if not self._turn.acquire(timeout=TELL_SECONDS):
             return  # a message is under way that nobody receives
         head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
@@ -132,10 +121,8 @@ class MessageSocket:
     def receive(self) -> Message:
         """Return the next message; waits for it.
 
-        Raises:
-            EOFError: the other side is gone, or this one was shut; a `PeerFailedError` where it
-                said why.
-            CacheError: this process may not open as many files as came with it.
+        Raises EOFError if the peer is gone or this end was shut, `PeerFailedError` if the peer
+        said why.
         """
         try:
             message, descriptors = self._message()
@@ -169,7 +156,6 @@ class MessageSocket:
         return self._rest(first), descriptors.tolist()
 
     def _rest(self, first: bytes) -> memoryview:
-        """Return the whole of a message that may have more packets."""
         message = memoryview(bytearray(LENGTHS.size + sum(LENGTHS.unpack_from(first)[:2])))
         message[: len(first)] = first
         have = len(first)
@@ -181,7 +167,7 @@ class MessageSocket:
         return message
 
     def has_come(self, seconds: float | None) -> bool:
-        """Wait for so long at most, or until `receive` has something, if only the end: True."""
+        """Wait until `receive` returns at once, or for the given time."""
         descriptor = self.fileno()
         if descriptor < 0:
             return True
@@ -190,21 +176,19 @@ class MessageSocket:
         return bool(waiting.poll(None if seconds is None else 1000 * seconds))
 
     def fileno(self) -> int:
-        """Return the descriptor, for `select`."""
         return self._socket.fileno()
 
     def shut(self) -> None:
-        """End the connection; who waits in `receive`, on either side, is woken."""
+        """End the connection, which wakes `receive` on both sides."""
         with suppress(OSError):  # the other side was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end's descriptor; nobody may use it any more."""
         self._socket.close()
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return an error in one line: what it is, and the innermost line of code."""
+    """Return an error in one line, with the innermost line of code."""
     said = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
     frames = traceback.extract_tb(error.__traceback__)
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames[-1:])
@@ -235,12 +219,7 @@ CHILD_ENVIRONMENT = {
 
 
 class ChildProcess:
-    """A process of growcache's own and the wire to it; `close` ends it, from any thread.
-
-    Args:
-        kind: as ``python -m growcache`` knows it.
-        at_exit: whether the interpreter closes it at its end.
-    """
+    """A process of growcache's own and the socket to it; `close` ends it, from any thread."""
 
     def __init__(self, kind: str = "gather", *, at_exit: bool = True) -> None:
         ours, theirs = socket_pair()
@@ -265,29 +244,21 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return not self._finalizer.alive
 
     def send(self, command: Any) -> None:
-        """Send a command; to a dead process it is lost, and what is received tells of that."""
+        """Send a command; to a dead process it is lost, which `receive` reports."""
         with suppress(OSError):
             self.wire.send(Message(command))
 
     def speaks(self) -> bool:
-        """Whether there is something to be received."""
         return self.wire.has_come(0)
 
     def why(self, end: EOFError) -> str:
-        """Return how it ended.
-
-        Args:
-            end: what was received last.
-        """
         told = f": {end}" if isinstance(end, PeerFailedError) else ""
         try:
             code = self._process.wait(JOIN_SECONDS)
@@ -298,21 +269,18 @@ class ChildProcess:
         return f"was killed by {signal.Signals(-code).name}"
 
     def close(self) -> None:
-        """End it, and wait for that; twice is harmless."""
         self._finalizer()
 
     def terminate(self) -> None:
-        """Have it end as by SIGTERM: it lets its leases go."""
+        """Send SIGTERM, on which the process releases its leases."""
         self._process.terminate()
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's."""
         self._process.returncode = 0  # nothing to wait for
         self._finalizer.detach()
 
@@ -343,9 +311,10 @@ os.register_at_fork(after_in_child=_forget_children_in_child)
 
 
 def _terminate_all() -> None:
-    """Have all children end as this process does, before it is gone.
+    """End all children before this process ends by SIGTERM.
 
-    A gather process that finds its trainer gone ends as a reader that died: it keeps its leases.
+    A gather process that finds its trainer gone ends like a reader that died: it keeps its
+    leases.
     """
     children = [child for child in _children if not child.closed]
     for child in children:
@@ -359,14 +328,10 @@ at_sigterm(_terminate_all)
 
 
 def listen(wire: MessageSocket, hear: Callable[[], None]) -> None:
-    """Call in a thread what waits for what the parent says, until it returns.
+    """Receive the parent's commands in a thread, until `hear` returns.
 
-    The end of the connection ends this process at once, and so does any error: whoever waits
-    here for orders would wait for ever, and the parent for this process. It is told why.
-
-    Args:
-        wire: to the parent.
-        hear: raises EOFError where the parent is gone.
+    The end of the connection or an error ends this process at once, because it and its parent
+    would wait for each other otherwise.
     """
     threading.Thread(
         target=_run_listener, args=(wire, hear), name="growcache-listen", daemon=True
@@ -393,7 +358,7 @@ CHILD_MODULES = {
 
 
 def main() -> None:
-    """Serve who started this process, until the connection ends."""
+    """Serve the parent until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
     wire = MessageSocket(socket.socket(fileno=int(sys.argv[2])))
     try:
@@ -405,4 +370,4 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:
-    """End, in good order."""
+    """End in good order."""

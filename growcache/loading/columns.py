@@ -25,57 +25,43 @@ ShardPlaces: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class ShardColumns(Protocol):
-    """What a mapped shard shows: each of its fields is in one of both."""
+    """A mapped shard.
+
+    Each of its fields is either one of equal rows, uint8 [samples, nbytes], or ragged.
+    """
 
     @property
-    def fields(self) -> Mapping[str, Bytes]:
-        """The columns of equal rows: uint8 [samples, nbytes]."""
+    def fields(self) -> Mapping[str, Bytes]: ...
 
     @property
-    def ragged(self) -> Mapping[str, RaggedColumn]:
-        """All others."""
+    def ragged(self) -> Mapping[str, RaggedColumn]: ...
 
     @property
-    def sentinels(self) -> Sequence[FileEnd]:
-        """Bytes that tell whether it was cut short."""
+    def sentinels(self) -> Sequence[FileEnd]: ...
 
     @property
-    def damaged(self) -> bool:
-        """Whether bytes of it were missing when they were touched."""
+    def damaged(self) -> bool: ...
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    """Memory that reaches over several arrays.
+    """Memory from the first byte of several arrays to the last."""
 
-    Attributes:
-        memory: uint8 [k]; only what lies in one of the arrays may be touched.
-        address: of its first byte.
-    """
-
-    memory: Bytes
+    memory: Bytes  # uint8 [k]; only bytes of one of the arrays may be touched
     address: int
 
 
 @dataclass(frozen=True, slots=True)
 class FixedAddresses:
-    """A column of equal rows.
-
-    Attributes:
-        span: that reaches over them.
-        starts: int64 [shards], where the first row of each shard is in the span.
-        strides: int64 [shards], from one row to the next.
-    """
+    """A column of equal rows: the offset of each shard's column in the span, and its row size."""
 
     span: MemorySpan
-    starts: Integers
-    strides: Integers
+    starts: Integers  # int64 [shards], the first row of each in the span
+    strides: Integers  # int64 [shards], bytes from row to row
 
     def values(self, places: Integers, rows: Integers) -> ValueAddresses:
-        """Return where the values of these rows lie."""
         begins = self.strides[places]
         begins *= rows
         begins += self.starts[places]
@@ -84,24 +70,16 @@ class FixedAddresses:
 
 @dataclass(frozen=True, slots=True)
 class RaggedAddresses:
-    """A column of values that are each of their own size.
-
-    Attributes:
-        span: that reaches over them.
-        firsts: int64 [shards], how many values are in the shards before.
-        starts: int64 [values], where each begins in the span.
-        lengths: int64 [values], in bytes.
-        dims: int64 [values, k], the sizes of its ragged dimensions.
-    """
+    """A column of values of different sizes."""
 
     span: MemorySpan
-    firsts: Integers
-    starts: Integers
-    lengths: Integers
-    dims: Integers
+    firsts: Integers  # int64 [shards], values in the shards before
+    starts: Integers  # int64 [values], bytes
+    lengths: Integers  # int64 [values], bytes
+    dims: Integers  # int64 [values, k], the ragged dimensions
 
     def values(self, places: Integers, rows: Integers) -> ValueAddresses:
-        """Return where the values of these rows lie, how long they are, and their shapes."""
+        """Return starts, lengths and shapes of these rows."""
         found = self.firsts[places] + rows
         return ValueAddresses(self.starts[found], self.lengths[found], self.dims[found])
 
@@ -110,20 +88,13 @@ ColumnAddresses: TypeAlias = FixedAddresses | RaggedAddresses
 
 
 class ValueAddresses(NamedTuple):
-    """Where the values of some rows begin in the span of their field.
+    """Where the values of some rows begin in the span of their field: int64 [n]."""
 
-    Attributes:
-        begins: int64 [n], in bytes.
-        lengths: int64 [n], in bytes; None: as the schema says.
-        dims: int64 [n, k], the sizes of the ragged dimensions; None: there are none.
-    """
-
-    begins: Integers
-    lengths: Integers | None = None
-    dims: Integers | None = None
+    begins: Integers  # int64 [n], bytes
+    lengths: Integers | None = None  # int64 [n], bytes; None: fixed by the schema
+    dims: Integers | None = None  # int64 [n, k], the ragged dimensions; None without
 
     def chosen(self, which: slice | Integers) -> ValueAddresses:
-        """Return those of some of the rows."""
         return ValueAddresses._make(
             None if column is None else column[which] for column in self
         )
@@ -131,49 +102,35 @@ class ValueAddresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """MappedRows of shards, in the order in which they are wanted.
+    """Rows of shards, in the order of delivery.
 
-    They are looked up for a whole window at once, in the thread that opens it: the thread
-    that copies would let go of the GIL in each of these operations, and wait to have it back.
-
-    Attributes:
-        shards: that they are in.
-        places: unsigned [n], the place of each row's shard among them.
-        values: of each field, where they lie.
+    They are looked up for a whole window, in the thread that opens it, because the thread that
+    copies would release the GIL in each of these operations and wait to get it back.
     """
 
     shards: MappedShards
-    places: ShardPlaces
-    values: Mapping[str, ValueAddresses]
+    places: ShardPlaces  # unsigned [n], index of each row's shard
+    values: Mapping[str, ValueAddresses]  # by field
 
     def __len__(self) -> int:
         return len(self.places)
 
     def chosen(self, which: slice | Integers) -> MappedRows:
-        """Return some of the rows; those of a slice share memory."""
         values = {name: values.chosen(which) for name, values in self.values.items()}
         return MappedRows(self.shards, self.places[which], values)
 
     def damaged(self) -> bool:
-        """Whether some of them may be zeros: their files were cut short since they were mapped."""
+        """Return whether some may be zeros, because their file was cut short."""
         places = self.shards.damaged()
         return bool(places) and bool(np.isin(self.places, places).any())
 
     def memory(self, name: str) -> Bytes:
-        """Return what the values of a field lie in: uint8 [k].
-
-        Raises:
-            CacheError: the shards were closed.
-        """
+        """Return uint8 [k], in which the values of a field are."""
         return self.shards.column(name).span.memory
 
 
 class MappedShards:
-    """Some mapped shards, and where their columns lie; they stay mapped until `close`.
-
-    Args:
-        shards: by place; None for one that cannot be read, which has no rows.
-    """
+    """Some mapped shards and their columns; they stay mapped until `close`."""
 
     def __init__(self, shards: Sequence[ShardColumns | None]) -> None:
         self._shards = tuple(shards)
@@ -186,15 +143,9 @@ class MappedShards:
         return len(self._shards)
 
     def beside(self, shard: ShardColumns) -> MappedShards:
-        """Return the same shards with one more behind them."""
         return MappedShards((*self._shards, shard))
 
     def column(self, name: str) -> ColumnAddresses:
-        """Return where a field's values lie; found out once.
-
-        Raises:
-            CacheError: the shards were closed.
-        """
         if self._closed:
             raise CacheError("rows of a window that was closed were asked for; iterate anew")
         if name not in self._columns:
@@ -202,27 +153,15 @@ class MappedShards:
         return self._columns[name]
 
     def rows(self, names: Iterable[str], places: Integers, rows: Integers) -> MappedRows:
-        """Return where the values of some rows lie.
-
-        Args:
-            names: of the fields that are wanted.
-            places: int64 [n], for each row its shard.
-            rows: int64 [n], the row in that shard.
-
-        Raises:
-            IndexError: a row that is not there.
-            CacheError: the shards were closed.
-        """
         self._check(places, rows)
         values = {name: self.column(name).values(places, rows) for name in names}
         return MappedRows(self, places.astype(np.min_scalar_type(len(self))), values)
 
     def whole(self) -> bool:
-        """Whether all that was copied out of the shards was there; asked after each copy."""
+        """Return whether all bytes copied so far were there; asked after each copy."""
         return self._sentinels.hold() and not mapped.any_map_damaged()
 
     def damaged(self) -> list[int]:
-        """Return the places of shards whose files were cut short since they were mapped."""
         shards = enumerate(self._shards)
         return [place for place, shard in shards if shard is not None and shard.damaged]
 
@@ -236,7 +175,6 @@ class MappedShards:
             )
 
     def close(self) -> None:
-        """Let go of the maps; no rows can be found any more."""
         self._closed = True
         self._shards = ()
         self._columns = {}
@@ -276,11 +214,7 @@ def _ragged_addresses(columns: Sequence[RaggedColumn | None]) -> RaggedAddresses
 
 
 class _Sentinels:
-    """The sentinels of some shards, looked at in one operation.
-
-    Args:
-        shards: that are mapped as long as these are looked at.
-    """
+    """The last bytes of some shards, checked in one operation."""
 
     def __init__(self, shards: Sequence[ShardColumns]) -> None:
         found = [sentinel for shard in shards for sentinel in shard.sentinels]
@@ -291,12 +225,11 @@ class _Sentinels:
         self._values = np.array([sentinel.value for sentinel in found], np.uint8)
 
     def hold(self) -> bool:
-        """Whether all of them hold."""
         return bool((self._memory[self._places] == self._values).all())
 
 
 class _AddressRange:
-    """What an array over a range of addresses stands on; it keeps what lies there."""
+    """The base of an array over a range of addresses; it keeps the mapped arrays alive."""
 
     def __init__(self, first: int, last: int, kept: Sequence[Bytes]) -> None:
         self._kept = kept
@@ -309,11 +242,7 @@ class _AddressRange:
 
 
 def span_of(arrays: Sequence[Bytes]) -> MemorySpan:
-    """Return the memory from the first byte of these arrays to the last.
-
-    Args:
-        arrays: uint8, of one dimension or two; the last one without gaps.
-    """
+    """Return the memory from the first byte of these arrays to the last."""
     arrays = [array for array in arrays if array.size]
     if not arrays:
         return MemorySpan(np.empty(0, np.uint8), 0)

@@ -37,14 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """The consumer's side: each `epoch` is one epoch of batches.
+    """The consumer's side of a stage; each `epoch` is one epoch of batches.
 
-    What makes them starts with the first epoch and ends with `close`, garbage collection or
-    the interpreter.
-
-    Args:
-        options: of the loader.
-        framework: what the front door lends.
+    The stage starts with the first epoch and ends with `close`, garbage collection or the
+    interpreter.
     """
 
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
@@ -72,17 +68,13 @@ class Consumer:
         self._revived = False  # since a block was received
 
     def begin(self) -> None:
-        """Have the batches of the next epoch made before they are asked for."""
         self._running()
 
     def epoch(self, pause_seconds: float | None = None) -> Iterator[Any]:
-        """Yield the batches of the next epoch.
+        """Yield the batches of the next epoch, and None after each `pause_seconds` without one.
 
-        What is left of an epoch that was broken off is not made up for: it is gone, and an
-        older iterator raises RuntimeError where it is asked again.
-
-        Args:
-            pause_seconds: yield None where no batch has come for so long.
+        The rest of an epoch that was broken off is dropped; its iterator raises RuntimeError
+        when it is asked again.
         """
         source = self._running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
@@ -119,7 +111,6 @@ class Consumer:
 
     @property
     def report(self) -> Report:
-        """What was delivered so far, the batch that the loop has now included."""
         source = self._source
         if self._running_block is not None:
             self._tell(self._running_block)
@@ -129,24 +120,20 @@ class Consumer:
 
     @property
     def state(self) -> Position:
-        """Where the consumer stands."""
         return self._bookmark.state
 
     @property
     def step(self) -> int:
-        """Batches that were delivered of the epoch in which the consumer stands."""
         return self._bookmark.step
 
     def note_state(self) -> None:
-        """Note that the state was given: who has it may come back for the rest of the pass."""
         self._counters.note_state()
 
     def load(self, state: Position, missing: MissingShards) -> None:
-        """Go on from there with the next epoch; one that is under way is over.
+        """Continue from a position with the next epoch.
 
-        Raises:
-            ConfigError: the cache is another one.
-            CacheError: shards are gone, and ``missing`` forbids that.
+        Raises ConfigError for another cache, CacheError if shards are gone and `missing`
+        forbids that.
         """
         self._refuse(state, missing)
         self.close()
@@ -156,7 +143,6 @@ class Consumer:
         self._bookmark = PositionTracker(self._options, state)
 
     def _refuse(self, state: Position, missing: MissingShards) -> None:
-        """Refuse what is sure to fail now, rather than in the next epoch."""
         try:
             view = read_index(self._options.root, retired=True)
         except CacheMissingError:
@@ -167,7 +153,6 @@ class Consumer:
             refuse_missing(view, rest, self._options)
 
     def close(self) -> None:
-        """End what makes batches, and free the leases; the next epoch starts anew."""
         self._turn = object()
         self._let_go()
 
@@ -193,11 +178,6 @@ class Consumer:
         return self._source
 
     def _replace_broken(self) -> None:
-        """Have another source go on behind what was delivered, for of this one something was lost.
-
-        Raises:
-            CacheError: other ranks go on with what this one has lost.
-        """
         self.close()
         if self._options.ranks.share:
             raise CacheError(
@@ -239,11 +219,6 @@ class Consumer:
         return source
 
     def _revive(self, died: ProcessDied, number: int) -> None:
-        """Replace a process that died, once for each block that comes.
-
-        Raises:
-            CacheError: it died once more, or other ranks follow it.
-        """
         self._let_go()
         if self._options.gather == "auto":
             self._chooser.give_up()
@@ -263,17 +238,13 @@ class Consumer:
         self._begin_at(self._behind_delivered(), number)
 
     def _behind_delivered(self) -> Position:
-        """Return where another producer goes on; a pass of which nothing came begins anew."""
+        """Return where another stage continues; a pass without a delivered batch begins anew."""
         state, begun = self.state, self._counted_pass
         if state.mark is None and begun is not None and begun != self._delivered_pass:
             return replace(state, next_pass=begun)
         return state
 
     def _receive(self, turn: object, number: int, pause_seconds: float | None) -> Item | None:
-        """Return the next item of this epoch; what is left of earlier ones is dropped.
-
-        None where that takes longer than the pause.
-        """
         while True:
             source = self._source
             if turn is not self._turn or source is None or self._pid != os.getpid():
@@ -324,7 +295,6 @@ class Consumer:
         return source
 
     def _go_on(self, state: Position, wanted: int) -> None:
-        """Go on elsewhere; what comes is what would have come here."""
         following = self._chooser.crossed() or self._starter.thread(
             state, self._missing, wanted
         )
@@ -376,7 +346,6 @@ class Consumer:
                 self._running_block = None
 
     def _tell(self, running: _DeliveredBlock) -> None:
-        """Count what was delivered of a block and is not counted yet."""
         self._tally.deliver(running.uncounted(), running.counted)
         if self._delivered_pass is not None:
             self._tally.enter(self._delivered_pass)
@@ -395,22 +364,10 @@ def _end_stage(counters: ReaderCounters, source: Stage) -> None:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Return an error of another thread or process; what is meant to be read has no frames of it."""
     return error.with_traceback(None) if isinstance(error, GrowcacheError) else error
 
 
 class _DeliveredBlock:
-    """A block whose batches are being delivered.
-
-    Args:
-        block: that it is.
-        counted: what the tally knows its epoch by.
-
-    Attributes:
-        counted: likewise.
-        delivered: its rows that the loop has.
-    """
-
     def __init__(self, block: Block, counted: int) -> None:
         self.counted = counted
         self.delivered = 0
@@ -418,7 +375,7 @@ class _DeliveredBlock:
         self._told: dict[int, int] = {}  # by shard, of what was counted
 
     def uncounted(self) -> dict[int, int]:
-        """Return how many rows of which shard were delivered since this was asked last."""
+        """Return rows per shard delivered since the last call."""
         whole = self.delivered == self._rows
         now = self._counts if whole else count_per_shard(self._drawn, self.delivered)
         before, self._told = self._told, now

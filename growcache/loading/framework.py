@@ -35,25 +35,13 @@ MAX_IOVEC_ROWS = 500
 
 
 def copy_rows(memory: _Bytes, starts: _Integers, lengths: _Integers, out: _Bytes) -> bool:
-    """Copy rows of one piece of memory into ``out``, one behind the other.
+    """Copy rows of one memory into ``out`` back to back; return whether the system could.
 
-    By the call that reads the memory of other processes, Linux' ``process_vm_readv``. It is a
-    tenth to a sixth slower than ``memcpy``.
+    Uses Linux' ``process_vm_readv``, a tenth to a sixth slower than ``memcpy``. A row that
+    cannot be read (file cut short, failing disk) raises CorruptShardError; any other read of it
+    would end the process with SIGBUS.
 
-    Args:
-        memory: uint8 [k]; only the rows are touched.
-        starts: int64 [n], where they begin.
-        lengths: int64 [n], in bytes.
-        out: uint8 [all lengths], contiguous.
-
-    Returns:
-        whether it was done; not every system has such a call, or allows it.
-
-    Raises:
-        IndexError: a row that is not within the memory.
-        ValueError: ``out`` is not as long as all rows.
-        CorruptShardError: a row cannot be read, for its file is shorter than its map, or the
-            disk fails. Read in another way it would end the process (SIGBUS).
+    memory: uint8 [k], starts and lengths: int64 [n], out: uint8 [sum of lengths].
     """
     if _process_vm_readv is None:
         return False
@@ -71,7 +59,7 @@ def copy_rows(memory: _Bytes, starts: _Integers, lengths: _Integers, out: _Bytes
 
 
 def _iovec(memory: _Bytes, starts: _Integers, lengths: _Integers) -> _Integers:
-    """Return the address and length of each row: int64 [n, 2], the kernel's ``iovec``."""
+    """Return address and length of each row: int64 [n, 2], the kernel's ``iovec``."""
     rows = np.empty((len(starts), 2), np.int64)
     rows[:, 0], rows[:, 1] = starts, lengths
     first, last = int(starts.min()), int((starts + lengths).max())
@@ -82,7 +70,6 @@ def _iovec(memory: _Bytes, starts: _Integers, lengths: _Integers) -> _Integers:
 
 
 def _readv_all(read: _ReadvCall, rows: _Integers, target: int, wanted: int) -> bool:
-    """Copy rows that one call takes, in another one what it leaves over."""
     while wanted:
         into = (ctypes.c_size_t * 2)(target, wanted)
         copied = read(os.getpid(), into, 1, rows.ctypes.data, len(rows), 0)
@@ -102,7 +89,7 @@ def _readv_all(read: _ReadvCall, rows: _Integers, target: int, wanted: int) -> b
 
 
 def _remaining_iovec(rows: _Integers, copied: int) -> _Integers:
-    """Return what is left of rows; a call copies 2 GB at most, or up to what it cannot read."""
+    """Return the rows that are left; a call copies at most 2 GB, or up to an unreadable page."""
     ends = np.cumsum(rows[:, 1])
     first = int(np.searchsorted(ends, copied, side="right"))
     rest = rows[first:].copy()
@@ -156,20 +143,14 @@ BLOCK_BYTES = 72_000_000
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows that begin anywhere into ``out``, in few operations: the `Take` of NumPy alone.
+    """Copy rows that begin anywhere into ``out``: NumPy's `Take`.
 
-    `numpy.take` would copy once, but only out of rows without gaps and in one array. So short
-    rows are copied twice, as items of their length, and long ones by the system.
-    To do it in pieces that the CPU's cache holds would be a sixth faster, but would let go of
-    the GIL for each of them, and wait to have it back beside a busy loop.
+    `numpy.take` needs rows without gaps in one array, so short rows are copied twice, as items
+    of their length. Pieces of the CPU's cache size would be a sixth faster, but would release
+    the GIL for each and wait to get it back.
 
-    Args:
-        memory: uint8 [k]; only the rows are touched.
-        starts: int64 [n], where they begin.
-        out: uint8 [n, nbytes], contiguous and not empty.
-
-    Raises:
-        IndexError: a row that is not within the memory.
+    memory: uint8 [k], starts: int64 [n], out: uint8 [n, nbytes]. Raises IndexError for a row
+    outside of the memory.
     """
     nbytes = out.shape[1]
     if nbytes >= LONG_ROW_BYTES:
@@ -183,11 +164,6 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
 
 
 def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
-    """Copy rows of different lengths: the `TakeSlices` of NumPy alone.
-
-    Raises:
-        IndexError: a row that is not within the memory.
-    """
     long = len(out) >= LONG_ROW_BYTES * len(lengths)
     if long and copy_rows(memory, starts, lengths, out):
         return
@@ -195,11 +171,6 @@ def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) 
 
 
 def slices(memory: Bytes, starts: Integers, lengths: Integers) -> list[Bytes]:
-    """Return the rows where they are.
-
-    Raises:
-        IndexError: a row that is not within the memory.
-    """
     stops = starts + lengths
     if starts.min() < 0 or stops.max() > len(memory):
         raise IndexError(f"rows from {starts.min()} to {stops.max()} of {len(memory)} bytes")
@@ -208,7 +179,6 @@ def slices(memory: Bytes, starts: Integers, lengths: Integers) -> list[Bytes]:
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
-    """Copy the parts one behind the other: the `Join` of NumPy alone."""
     np.concatenate(parts, out=out)
 
 
@@ -221,79 +191,58 @@ def _no_ranks() -> tuple[int, int] | None:
 
 
 class Transfer(Protocol):
-    """Brings batches to another memory than that of the process, beside the loop."""
+    """Brings batches to the memory of a device, concurrently with the loop."""
 
     def begin(self) -> None:
-        """Get ready for an epoch; called by the loop's thread."""
+        """Prepare for an epoch; called by the loop's thread."""
 
     def enter(self) -> None:
-        """Get the calling thread ready, which makes batches; more than once is harmless.
+        """Prepare the calling thread, which makes batches; repeated calls are harmless.
 
-        What it computes on a device from now on is done before the next batch is there.
+        Its work on the device is done before the next batch arrives.
         """
 
     def lock(self, buffer: Bytes) -> None:
-        """Make memory that batches come to again and again one that they are quickly sent from."""
+        """Page-lock memory that is recycled for batches."""
 
-    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
-        """Return memory for batches: an `Allocate`."""
+    def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes: ...
 
     def send(self, batch: Any, origin: object = None) -> Any:
-        """Begin to bring a batch there; called by threads that make batches.
+        """Begin to copy a batch; called by threads that make batches.
 
-        What the batch refers to stays as it is until it has arrived, and so does what the
-        origin refers to, which it was made of: the user's function may have begun copies.
+        What the batch and its origin refer to must not change until the batch has arrived.
         """
 
     def receive(self, sent: Any) -> Any:
-        """Return the batch there, for the thread that calls; that is the loop's."""
+        """Return the batch on the device, for the calling thread, which is the loop's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework as far as the loader knows it; NumPy's by default.
-
-    Attributes:
-        take: copies rows of one length.
-        take_slices: copies rows of different lengths.
-        join: copies what lies in several arrays.
-        deliver: ``deliver(field, array)``: what a batch holds instead of an array.
-        prepare: called first in the thread that copies.
-        ranks: (rank, world size) of this process as the framework has it; None: it has none.
-        allocate: makes the memory of batches.
-        leftovers: what such memory is taken from first, and left in; None: it goes.
-        carrier: brings batches to where they are wanted; None: they stay in memory.
-        block_bytes: about how much is gathered at once, if batches are not larger.
-        at_once: how many batches it is handed in one piece, which it cuts itself.
-        frees_lock: whether its copies of long rows let go of the GIL, and so may be shared by
-            threads; each calls ``prepare`` first.
-    """
+    """What a front door lends to the loader; NumPy's by default."""
 
     take: Take = take_rows
     take_slices: TakeSlices = take_slices
     join: Join = join_parts
-    deliver: Callable[[str, Any], Any] = _deliver_unchanged
-    prepare: Callable[[], None] | None = None
-    ranks: Callable[[], tuple[int, int] | None] = _no_ranks
+    deliver: Callable[[str, Any], Any] = (
+        _deliver_unchanged  # (field, array) -> what a batch holds
+    )
+    prepare: Callable[[], None] | None = None  # called first in each thread that copies
+    ranks: Callable[[], tuple[int, int] | None] = (
+        _no_ranks  # -> (rank, world size), None: unknown
+    )
     allocate: Allocate = allocate_private
     leftovers: BufferCache | None = None
     carrier: Transfer | None = None
     block_bytes: int = BLOCK_BYTES
-    at_once: int = 1
-    frees_lock: bool = False
+    at_once: int = 1  # batches handed over in one piece, which the door cuts
+    frees_lock: bool = False  # long copies release the GIL, so threads may share them
 
     def pool(self, name: str, nbytes: int = 0) -> BufferPool:
-        """Return a pool of buffers for what has that name.
-
-        Args:
-            name: tells it from the other pools of a loader.
-            nbytes: as for `BufferPool`.
-        """
         bases = () if self.leftovers is None else self.leftovers.take(name)
         return BufferPool(nbytes, allocate=self.allocate, bases=bases)
 
     def leave(self, name: str, pool: BufferPool) -> None:
-        """Leave the buffers of a pool of that name, which is not wanted any more."""
         if self.leftovers is not None:
             self.leftovers.leave(name, pool.leave())
 
@@ -309,17 +258,10 @@ RaggedHalf: TypeAlias = tuple[Integers, Integers, Bytes]  # starts, lengths, out
 
 
 class ParallelCopies:
-    """A framework's copies of rows, of which another thread makes half; used by one thread.
+    """A framework's copies of rows, half of which another thread makes.
 
-    FixedHalf of them is the other thread's only once it begins: who is through with the first half
-    makes the second one, too, where the other thread has not come to it by then.
-
-    Args:
-        framework: whose copies they are.
-        waits: whether the loop waits for what is copied.
-
-    Attributes:
-        waited_seconds: for the other thread's halves.
+    The other half belongs to the other thread once it begins: the first thread makes it too if
+    it is done before.
     """
 
     def __init__(self, framework: Framework, waits: Callable[[], bool]) -> None:
@@ -329,13 +271,11 @@ class ParallelCopies:
         self.waited_seconds = 0.0
 
     def lent(self) -> Framework:
-        """Return the framework, whose copies are these where that can help."""
         if not self._own.frees_lock or len(os.sched_getaffinity(0)) < 2:
             return self._own
         return replace(self._own, take=self._take, take_slices=self._take_slices)
 
     def close(self) -> None:
-        """End the other thread."""
         if self._hand is not None:
             self._hand.close()
 
@@ -394,7 +334,6 @@ class ParallelCopies:
 
 
 def _fixed_halves(starts: Integers, out: Bytes) -> tuple[FixedHalf, FixedHalf]:
-    """Cut rows of one length in the middle, and a single one in its own."""
     rows, nbytes = out.shape
     if rows == 1:
         cut = nbytes // 2
@@ -406,7 +345,7 @@ def _fixed_halves(starts: Integers, out: Bytes) -> tuple[FixedHalf, FixedHalf]:
 def _ragged_halves(
     starts: Integers, lengths: Integers, out: Bytes
 ) -> tuple[RaggedHalf, RaggedHalf]:
-    """Cut rows of different lengths where one ends near the middle, and a single one in its own."""
+    """Cut rows where one ends near the middle, and a single row in its own middle."""
     ends = np.cumsum(lengths)
     middle = len(out) // 2
     if len(starts) == 1:

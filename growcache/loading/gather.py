@@ -38,20 +38,14 @@ SMALL_ITEMS = 256
 
 
 def offsets_of(lengths: Integers) -> Integers:
-    """Return where values of these lengths begin, and where the last one ends: [n + 1]."""
+    """Return where values of these lengths begin, and the end of the last: [n + 1]."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends
 
 
 class ValueRanges(NamedTuple):
-    """Values in one piece of memory.
-
-    Attributes:
-        memory: uint8 [k].
-        starts: int64 [n], the first byte of each value.
-        lengths: int64 [n], in bytes.
-    """
+    """Values in one memory: uint8 [k], starts and lengths int64 [n]."""
 
     memory: Bytes
     starts: Integers
@@ -59,14 +53,7 @@ class ValueRanges(NamedTuple):
 
 
 def copy_values(run: ValueRanges, item_bytes: int, out: Bytes, take_slices: TakeSlices) -> None:
-    """Copy values into ``out``, one behind the other.
-
-    Args:
-        run: of the values.
-        item_bytes: divides every length.
-        out: uint8 [all lengths].
-        take_slices: copies those that are long.
-    """
+    """Copy values into ``out``, back to back."""
     if len(out) > SMALL_ITEMS * item_bytes * len(run.lengths):
         take_slices(*run, out)
     else:
@@ -74,13 +61,7 @@ def copy_values(run: ValueRanges, item_bytes: int, out: Bytes, take_slices: Take
 
 
 def copy_items(run: ValueRanges, item_bytes: int, out: Bytes) -> None:
-    """Copy values item by item, without a step of Python each.
-
-    Args:
-        run: of the values, wherever they lie: they need not be aligned.
-        item_bytes: divides every length.
-        out: uint8 [all lengths].
-    """
+    """Copy short values without a step of Python for each."""
     if not len(out):
         return
     unit = math.gcd(item_bytes, 8)
@@ -93,14 +74,7 @@ def copy_items(run: ValueRanges, item_bytes: int, out: Bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """The values of a ragged field, one behind the other.
-
-    Attributes:
-        field: that they are of.
-        values: uint8 [total bytes].
-        ends: int64 [n + 1]: value i is ``values[ends[i]:ends[i + 1]]``.
-        dims: int64 [n, k]: the sizes of each value's ragged dimensions.
-    """
+    """The values of a ragged field, back to back, with their lengths and shapes."""
 
     field: Field
     values: Bytes
@@ -120,33 +94,24 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
         return self.values.nbytes
 
     def part(self, start: int, stop: int) -> Ragged:
-        """Return the values from ``start`` to ``stop``, sharing memory."""
         ends = self.ends[start : stop + 1]
         values = self.values[ends[0] : ends[-1]]
         return Ragged(self.field, values, ends - ends[0], self.dims[start:stop])
 
     @property
     def grows_along_rows(self) -> bool:
-        """Whether the first dimension alone is ragged, so that values are rows of one array."""
         return self.field.ragged_dims == (0,)
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The fixed dimensions after the first one."""
         return tuple(size for size in self.field.dims[1:] if size is not None)
 
 
 class RaggedStyler:
-    """Makes of ragged values what a batch holds; used by one thread.
-
-    Args:
-        style: ``offsets``, ``pad`` or ``list``.
-        framework: lends copies and memory.
-    """
+    """Turns ragged values into what a batch holds; used by one thread."""
 
     def __init__(self, style: RaggedStyle, framework: Framework) -> None:
         self._style = style
@@ -155,14 +120,13 @@ class RaggedStyler:
         self._pools: dict[str, BufferPool] = {}
 
     def batch(self, values: Ragged) -> dict[str, Any]:
-        """Return arrays, or a list, by name: the field's own and what says where values lie."""
+        """Return arrays, or a list, by name."""
         name = values.field.name
         if values.field.dtype == STR or self._style == "list":
             return {name: [values[i] for i in range(len(values))]}
         return self._padded(values) if self._style == "pad" else _with_offsets(values)
 
     def close(self) -> None:
-        """Leave the buffers to who comes next."""
         for name, pool in self._pools.items():
             self._framework.leave(_padded_pool_name(name), pool)
 
@@ -185,7 +149,6 @@ class RaggedStyler:
 
 
 def _padded_pool_name(name: str) -> str:
-    """Return the name of the pool of what is padded; the field's own has that of the field."""
     return f"{name}, padded"
 
 
@@ -203,7 +166,7 @@ def _with_offsets(values: Ragged) -> dict[str, Array]:
 
 
 def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
-    """Copy every value to the begin of a row, and zeros behind it."""
+    """Copy each value to the start of a row, followed by zeros."""
     width, lengths = out.shape[1], np.diff(values.ends)
     if len(values.values) > SMALL_ITEMS * values.field.item.itemsize * len(values):
         run = ValueRanges(values.values, values.ends[:-1], lengths)
@@ -220,13 +183,6 @@ def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
 
 
 def join_ragged(values: Sequence[Ragged], pool: BufferPool, join: Join) -> Ragged:
-    """Return all values as one; where there are several this copies them.
-
-    Args:
-        values: of one field.
-        pool: that the memory comes from.
-        join: copies parts.
-    """
     first = values[0]
     if len(values) == 1:
         return first
@@ -238,13 +194,6 @@ def join_ragged(values: Sequence[Ragged], pool: BufferPool, join: Join) -> Ragge
 
 
 def ragged_of_values(field: Field, values: Sequence[Value], pool: BufferPool) -> Ragged:
-    """Return values that the user's code made; they are copied.
-
-    Args:
-        field: that every value fits.
-        values: arrays in C order, bytes or str, in the field's dtype.
-        pool: that the memory comes from.
-    """
     parts = [_bytes_of(value) for value in values]
     ends = offsets_of(np.fromiter(map(len, parts), np.int64, len(parts)))
     out = pool.take(int(ends[-1]))
@@ -306,16 +255,9 @@ def batches_per_block(
 
 
 class BlockSizeRamp:
-    """How many rows the next block holds: few where the consumer waits, and then ever more.
+    """The number of rows of the next block: few while the consumer waits, then more and more.
 
-    Nothing of a block is delivered before all of it is there. So who waits for the first batch
-    of an epoch gets a small block, and who then copies quicker than that is consumed comes to
-    the large ones after some.
-
-    Args:
-        batch_size: rows of a batch.
-        least: batches of the smallest block.
-        most: of a full one.
+    A block is delivered as a whole, so a small one brings the first batch of an epoch sooner.
     """
 
     def __init__(self, batch_size: int, least: int, most: int) -> None:
@@ -326,29 +268,17 @@ class BlockSizeRamp:
 
     @property
     def rows(self) -> int:
-        """Of the block."""
         return self._batches * self._batch_size
 
     def begin(self, filled: int) -> None:
-        """Have the block be as small as it can be, where so many of its rows are there."""
         self._batches = min(self._batches, filled // self._batch_size + self._least)
 
     def climb(self) -> None:
-        """Have the next block be larger, if there are such."""
         self._batches = min(self._most, RAMP_FACTOR * self._batches)
 
 
 class Gatherer:
-    """Fills recycled buffers with rows, block after block; used by one thread at a time.
-
-    Args:
-        schema: of what is gathered; the shards may hold more fields.
-        rows: the most that one block holds.
-        framework: lends its copies.
-
-    Attributes:
-        filled: rows of the current block.
-    """
+    """Fills recycled buffers with rows, block after block; used by one thread at a time."""
 
     def __init__(self, schema: Schema, rows: int, framework: Framework) -> None:
         self.filled = 0
@@ -360,17 +290,12 @@ class Gatherer:
         ]
 
     def add(self, rows: MappedRows) -> None:
-        """Append rows to the block; their shards may be closed afterwards.
-
-        Raises:
-            CacheError: the shards were closed before.
-        """
         for column in self._columns:
             column.add(rows, self.filled)
         self.filled += len(rows)
 
     def rewind(self, filled: int) -> None:
-        """Take rows back: only the first so many of the block stay."""
+        """Drop all but the first rows of the block."""
         self.filled = filled
         for column in self._columns:
             column.rewind(filled)
@@ -381,14 +306,11 @@ class Gatherer:
         return {column.field.name: column.finish(rows) for column in self._columns}
 
     def close(self) -> None:
-        """Leave the buffers to who comes next."""
         for column in self._columns:
             column.close()
 
 
 class _FixedColumn:
-    """The column of a field whose values have one size."""
-
     def __init__(self, field: Field, rows: int, framework: Framework) -> None:
         self.field = field
         self._nbytes = field.nbytes
@@ -419,8 +341,6 @@ class _FixedColumn:
 
 
 class _RaggedColumnBuffer:
-    """The column of a ragged field."""
-
     def __init__(self, field: Field, framework: Framework) -> None:
         self.field = field
         self._item_bytes = field.item.itemsize

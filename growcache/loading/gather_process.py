@@ -49,17 +49,10 @@ from growcache.threads import StoppedError
 
 @dataclass(frozen=True, slots=True)
 class GatherSetup:
-    """What a gather process is to make.
+    """The first command to a gather process.
 
-    Attributes:
-        options: of the loader, without the user's functions.
-        start: where it begins.
-        missing: what to do about shards of the start that are not there any more.
-        note: what it says to other ranks; None where there are none.
-        wanted: the epoch that the consumer has begun.
-        argv: of the trainer, whose command its leases name.
-        level: from which on its log records are sent.
-        failed: why the service that the trainer started has ended, if it did.
+    `argv` is the trainer's, whose command the leases name; `failed` is why the service of the
+    trainer has ended, if it has.
     """
 
     options: LoaderOptions
@@ -74,20 +67,14 @@ class GatherSetup:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """The consumer begins an epoch."""
-
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockReceived:
-    """The consumer received a block.
+    """The acknowledgement of a block.
 
-    Attributes:
-        delivered: where it stands.
-        waited: whether it had to wait for it.
-        free: buffers that nobody refers to any more.
-        spoiled: likewise, but they may not be filled again.
+    Buffers `free` may be filled again; `spoiled` ones may not.
     """
 
     delivered: PassPosition
@@ -98,23 +85,17 @@ class BlockReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndPass:
-    """A pass is over, and its lease wanted no more."""
-
     pass_number: int
 
 
 @dataclass(frozen=True, slots=True)
 class HaltCommand:
-    """Make no more blocks, but keep the leases."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceChanged:
-    """The service that the trainer started on the cache has ended, or one was started anew.
-
-    Attributes:
-        reason: why it ended; None: there is a new one.
-    """
+    """The trainer's service on the cache has ended, for this reason, or restarted (None)."""
 
     reason: str | None
 
@@ -132,27 +113,18 @@ Command: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessReady:
-    """The process has started, and waits for its order."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecordSent:
-    """A record of the process's log."""
-
     name: str
     level: int
     message: str
 
 
 class ProcessStage:
-    """A producer in a gather process.
-
-    Args:
-        child: that has no order yet.
-        order: what it is to make.
-        finish: what is done with a block that was received; None: nothing.
-        lock: called with each piece of shared memory that blocks come in again and again.
-    """
+    """A producer in a gather process."""
 
     kind: StageKind = "process"
     halted: Position | None = None  # nobody needs to know early
@@ -178,11 +150,9 @@ class ProcessStage:
             self.service_changed(self._root, reason)
 
     def begin(self, epoch: int) -> None:
-        """BeginEpoch an epoch."""
         self._child.send(BeginEpoch(epoch))
 
     def receive(self, seconds: float | None = None) -> Item | None:
-        """Return what comes next, None where nothing comes for so long."""
         while True:
             if not self._child.wire.has_come(0):
                 self.waited = True
@@ -208,29 +178,23 @@ class ProcessStage:
         return item
 
     def done(self) -> None:
-        """Say that all was done about what was received."""
         self.broken = False
 
     def more(self) -> None:
-        """Say that a block was received."""
         waited, self.waited = self.waited, False
         self._child.send(BlockReceived(self.delivered, waited, *self._borrowed.take_back()))
 
     def end_pass(self, pass_number: int) -> None:
-        """Say that a pass is over."""
         self._child.send(EndPass(pass_number))
 
     def halt(self) -> None:
-        """Have it make no more blocks."""
         self._child.send(HaltCommand())
 
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Tell the process what it cannot know; a forked child tells nothing."""
         if root == self._root and not self._child.closed:
             self._child.send(ServiceChanged(reason))
 
     def close(self) -> None:
-        """End it; twice is harmless."""
         self._child.close()
 
 
@@ -245,13 +209,7 @@ def portable_options(options: LoaderOptions) -> LoaderOptions:
 
 
 class RelayedStage(QueuedStage):
-    """A producer in a gather process, whose blocks a thread cuts ahead of the consumer.
-
-    Args:
-        source: that the blocks come from.
-        wanted: the epoch that begins now.
-        cutter: makes batches of blocks.
-    """
+    """A producer in a gather process, with a thread that cuts its blocks."""
 
     kind: StageKind = "process"
     halted: Position | None = None  # nobody needs to know early
@@ -265,16 +223,13 @@ class RelayedStage(QueuedStage):
         self._begin_thread(self._run)
 
     def begin(self, epoch: int) -> None:
-        """BeginEpoch an epoch."""
         self._link.begin(epoch)
         self._source.begin(epoch)
 
     def end_pass(self, pass_number: int) -> None:
-        """Say that a pass is over."""
         self._source.end_pass(pass_number)
 
     def halt(self) -> None:
-        """Have it make no more blocks."""
         self._source.halt()
 
     def _run(self) -> None:
@@ -295,7 +250,6 @@ class RelayedStage(QueuedStage):
                 link.put(item)
 
     def _pass_on(self, block: Block) -> None:
-        """Cut a block and put it, once there is room."""
         link = self._link
         self._cutter.cut_now(block, functools.partial(link.wants, block.epoch))
         link.token()
@@ -311,7 +265,7 @@ LOCKED_ROW_BYTES = 8192
 
 
 def main(wire: MessageSocket) -> None:
-    """Serve the trainer until it says stop, or is gone."""
+    """Serve the trainer until it sends stop, or is gone."""
     try:
         wire.send(plain_message(ProcessReady()))
     except OSError:
@@ -343,14 +297,11 @@ def _run_producer(wire: MessageSocket, order: GatherSetup) -> None:
 
 
 def take_rows_locked(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows, as `growcache.loading.framework.take_rows` does, long ones one by one.
+    """Copy rows like `growcache.loading.framework.take_rows`, long ones one by one.
 
-    That is the quickest there is, and holds the interpreter's lock, which nobody else wants
-    here. Of torch's copies it makes 1.1 times the speed with rows of 256 KiB, and three
-    quarters with rows of 3 KiB; but torch takes two seconds to import, and 150 MB.
-
-    Raises:
-        IndexError: a row that is not within the memory.
+    That is fastest, and holds the interpreter's lock, which no other thread needs here. With
+    rows of 256 KiB it has 1.1 times the speed of torch's copies, with 3 KiB three quarters; but
+    the import of torch takes two seconds and 150 MB.
     """
     nbytes = out.shape[1]
     if nbytes < LOCKED_ROW_BYTES:
@@ -364,13 +315,10 @@ def take_rows_locked(memory: Bytes, starts: Integers, out: Bytes) -> None:
 
 
 def take_slices_locked(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
-    """Copy rows of different lengths one by one, too."""
     np.concatenate(framework.slices(memory, starts, lengths), out=out)
 
 
 class _ProcessOutput:
-    """Where the producer puts what it makes."""
-
     def __init__(self, wire: MessageSocket, arena: SharedSender, wanted: int) -> None:
         self._wire = wire
         self._arena = arena
@@ -414,7 +362,7 @@ def _receive_commands(
 
 
 class _LogForwarder(logging.Handler):
-    """Has the trainer log what is logged here."""
+    """Sends log records to the trainer."""
 
     def __init__(self, wire: MessageSocket) -> None:
         super().__init__()

@@ -23,13 +23,7 @@ from growcache.loading.waiting import wait_for_samples
 
 
 def refuse_torch_worker() -> None:
-    """Do nothing, unless this is a worker process of torch's `DataLoader`.
-
-    Asked without an import: who is a worker has the module.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Raise ConfigError in a worker process of torch's `DataLoader`."""
     module = sys.modules.get("torch.utils.data")
     worker = None if module is None else module.get_worker_info()
     if worker is not None:
@@ -172,7 +166,7 @@ class Loader:
         self._engine = self._made()
 
     def _carrier_to(self, device: Any) -> Transfer | None:
-        """Return what brings batches there; a framework that has devices says more."""
+        """Return the transfer to a device; overridden by frameworks that have devices."""
         if device is not None:
             raise ConfigError(
                 f"device: arrays are in memory, found {device!r}; growcache.torch.EpochLoader "
@@ -216,10 +210,7 @@ class Loader:
             del chosen
 
     def _settle(self) -> None:
-        """Ask once more who this process is, for as long as it knows of no ranks.
-
-        Trainers start the processes of a job, or join them, after the loader was made.
-        """
+        """Look for ranks again while none are known: trainers may join processes late."""
         if self._options.ranks.told:
             return
         ranks = self._ranks()
@@ -259,7 +250,7 @@ class Loader:
         return dealt.steps
 
     def dealt(self) -> RankShare | None:
-        """Return how an epoch goes to the ranks; None where epochs grow.
+        """Return this rank's share of an epoch; None where epochs grow.
 
         For ``fixed`` this waits for the whole cache.
         """

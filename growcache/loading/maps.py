@@ -46,9 +46,9 @@ SECOND_NS = 1_000_000_000
 
 
 def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
-    """Return what files have as long as nobody touches them; None where that is not sure.
+    """Return what stays the same while files are untouched; None where that is not certain.
 
-    It is not of files that changed a moment ago, nor where times are whole seconds.
+    It is not certain right after a change, nor where times are whole seconds.
     """
     now, found = time.time_ns(), []
     for path in paths:
@@ -91,13 +91,9 @@ def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) ->
 
 
 def is_resident(number: int, share: float) -> bool:
-    """Return whether a shard is among those that stay.
+    """Return whether a shard is among those that stay in memory.
 
-    Every reader says the same of a shard, and who stays at some share does at a larger one.
-
-    Args:
-        number: of the shard.
-        share: of the shards that stay.
+    All readers agree, and a shard that stays at one share stays at any larger one.
     """
     return (number * _GOLDEN_STEP) % _HASH_RANGE < share * _HASH_RANGE
 
@@ -116,16 +112,11 @@ _pools_lock = threading.Lock()
 
 
 def shard_key(row: ShardRow) -> ShardKey:
-    """Return what identifies a shard's content."""
     return row.number, row.digest
 
 
 class MapPool:
-    """Maps of the shards that at least one snapshot of this process holds.
-
-    Args:
-        layout: of the cache.
-    """
+    """Maps of the shards that at least one snapshot of this process holds."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
@@ -159,13 +150,12 @@ class MapPool:
             return pool
 
     def hold(self, keys: Iterable[ShardKey]) -> None:
-        """Keep the maps of these shards, those that are there and those to come."""
         with fork_lock(), self._lock:
             self._holds.update(keys)
             self._known = {key: s for key, s in self._known.items() if key in self._holds}
 
     def release(self, keys: Iterable[ShardKey]) -> None:
-        """Undo one `hold`; maps that nobody holds are closed."""
+        """Undo one `hold`; maps that no snapshot holds are closed."""
         with fork_lock(), self._lock:
             for key in keys:
                 self._holds[key] -= 1
@@ -182,17 +172,9 @@ class MapPool:
     def open(
         self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"
     ) -> MappedShard:
-        """Return the map of a shard that the caller holds, its content checked and in memory.
+        """Return the map of a held shard, checked and in memory.
 
-        Args:
-            row: of the index.
-            schema: of its samples.
-            cache_format: of the cache.
-            verify: ``first`` checks what this process has not seen yet, ``always`` also
-                what it has.
-
-        Raises:
-            CorruptShardError: now or at an earlier look; this is logged once.
+        Raises CorruptShardError if its content is not what was written.
         """
         key = shard_key(row)
         if key in self._bad:
@@ -222,7 +204,6 @@ class MapPool:
             return self._maps.setdefault(key, mapped)
 
     def condemn(self, row: ShardRow, cache_format: str) -> None:
-        """Have a shard that the caller holds count as corrupt: its map is damaged."""
         self._condemn(shard_key(row), self._cut_short(row, cache_format))
 
     def _condemn(self, key: ShardKey, error: CorruptShardError) -> None:
@@ -250,7 +231,7 @@ class MapPool:
         return mapped
 
     def _is_long(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> bool:
-        """Whether the files have their length still, so that what was read of them was there."""
+        """Return whether the files have their length still."""
         files = shard_files(self._layout, row.number, cache_format) if row.samples else ()
         try:
             return sum(path.stat().st_size for path in files) == mapped.nbytes
@@ -274,7 +255,6 @@ class MapPool:
                 self._known[shard_key(row)] = stamp
 
     def _bring(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
-        """Have a shard that was seen before in memory: it may have gone cold since."""
         key, now = shard_key(row), time.monotonic()
         if now - self._seen.get(key, -math.inf) < RECENT_SECONDS:
             return
@@ -285,13 +265,12 @@ class MapPool:
         self._seen[key] = now
 
     def _asks(self) -> bool:
-        """Whether the kernel must be asked to read ahead, for it reads less by itself."""
+        """Return whether the kernel must be asked to read ahead."""
         if self._asking is None:
             self._asking = read_ahead_bytes(self._layout.shards) < FAR_READ_AHEAD_BYTES
         return self._asking
 
     def available_bytes(self) -> int:
-        """Return the memory that could be had, as of lately: to ask takes milliseconds."""
         when, nbytes = self._available
         if (now := time.monotonic()) - when >= RECENT_SECONDS:
             nbytes = available_memory_bytes()
@@ -299,18 +278,12 @@ class MapPool:
         return nbytes
 
     def enter(self, keys: Iterable[ShardKey]) -> None:
-        """Say that a window is about to read these shards: from here on their pages stay."""
+        """Keep the pages of these shards in memory until `leave`."""
         with self._leaving, fork_lock(), self._lock:
             self._users.update(keys)
 
     def leave(self, keys: Iterable[ShardKey], cache_format: str, share: float) -> None:
-        """Undo one `enter`; what no window reads any more may leave memory.
-
-        Args:
-            keys: of shards that the caller holds.
-            cache_format: of the cache.
-            share: of the shards that stay, see `resident_share`.
-        """
+        """Undo one `enter`; pages that no window reads may leave memory."""
         with fork_lock(), self._lock:
             self._users.subtract(keys)
             unused = [key for key in keys if self._users[key] <= 0]

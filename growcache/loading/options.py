@@ -46,22 +46,13 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def truth_value(name: str, value: Any) -> bool:
-    """Return a truth value.
-
-    Raises:
-        ConfigError: it is none: ``"no"`` would count as true.
-    """
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} must be True or False, found {value!r}")
     return bool(value)
 
 
 def check_cache_path(path: str | os.PathLike[str]) -> None:
-    """Refuse what cannot become a cache, however long a loader waits for it.
-
-    Raises:
-        ConfigError: an address, or a file.
-    """
+    """Raise ConfigError for a path that cannot become a cache."""
     if "://" in str(path):
         raise ConfigError(
             f"path expected as the local directory of a cache, found {path!r}; where objects "
@@ -83,11 +74,6 @@ ORDER_OPTIONS = (
 
 
 def field_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the names of fields that an argument gives.
-
-    Raises:
-        ConfigError: a single string, or nothing.
-    """
     if names is None:
         return None
     if isinstance(names, str) or not names:
@@ -96,7 +82,6 @@ def field_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | Non
 
 
 def unknown_field(name: str, names: Sequence[str]) -> str:
-    """Return what to say of a field that is not there."""
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no field {name!r}; there are {', '.join(names)}{hint}"
@@ -104,7 +89,7 @@ def unknown_field(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """What an epoch is made of; see `growcache.loading.loader.Loader` for each of them."""
+    """The checked arguments of a loader; see `growcache.loading.loader.Loader` for each."""
 
     path: str | os.PathLike[str]
     batch_size: int
@@ -155,7 +140,7 @@ class LoaderOptions:
         self._refuse_lengths()
 
     def _settle_values(self) -> None:
-        """Make plain values of numbers and truth values, for a state is kept as JSON."""
+        """Convert to plain numbers and truth values, because a state is saved as JSON."""
         values: dict[str, Any] = {"seed": whole_number("seed", self.seed)}
         values["num_workers"] = whole_number("num_workers", self.num_workers)
         for name in ("batch_size", "min_samples"):
@@ -169,7 +154,6 @@ class LoaderOptions:
             object.__setattr__(self, name, value)
 
     def _refuse_places(self) -> None:
-        """Refuse what cannot be done where it shall be done."""
         if self.gather not in GATHER_KINDS:
             raise ConfigError(
                 f"gather must be one of {', '.join(GATHER_KINDS)}, found {self.gather!r}"
@@ -181,7 +165,6 @@ class LoaderOptions:
             )
 
     def _refuse_lengths(self) -> None:
-        """Refuse epochs that cannot be of one length on all ranks, or have no step."""
         alone = self.ranks.world_size == self.ranks.local_world_size
         if not alone and self.samples_per_epoch is None:
             instead = "set samples_per_epoch, so that all make the same number of steps"
@@ -212,11 +195,7 @@ class LoaderOptions:
         return Path(self.path).absolute()
 
     def chosen(self, schema: Schema) -> Schema:
-        """Return the part of the cache's schema that is delivered.
-
-        Raises:
-            ConfigError: ``fields`` names one that is not there.
-        """
+        """Return the part of the cache's schema that is delivered."""
         if self.fields is None:
             return schema
         for name in self.fields:
@@ -226,53 +205,44 @@ class LoaderOptions:
 
     @property
     def shuffles(self) -> bool:
-        """Whether an epoch has an order of its own."""
         return self.shuffle and not self.fixed
 
     @property
     def keeps_last(self) -> bool:
-        """Whether an epoch ends with a batch that may be smaller."""
         return self.fixed or not self.drop_last
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Batches of an epoch of ``samples_per_epoch``; None where epochs grow."""
         return None if self.samples_per_epoch is None else self.steps(self.samples_per_epoch)
 
     @property
     def step_samples(self) -> int:
-        """Samples of one step over all ranks."""
         return self.batch_size * self.ranks.world_size
 
     @property
     def least_samples(self) -> int:
-        """Samples without which there is no step at all in a pass."""
+        """Samples below which a pass has no step at all."""
         dropped = self.samples_per_epoch is None and not self.keeps_last
         return self.step_samples if dropped else 1
 
     @property
     def marks_valid(self) -> bool:
-        """Whether batches tell which of their rows are padding."""
         return self.ranks.told and self.keeps_last
 
     @property
     def alike(self) -> dict[str, Any]:
-        """What must be alike on all ranks of a job, by the names of the arguments."""
+        """Arguments that must be equal on all ranks of a job."""
         return {name: getattr(self, name) for name in ORDER_OPTIONS}
 
     @property
     def world_size(self) -> int:
-        """Processes of the job, each of which delivers a part of every step."""
         return self.ranks.world_size
 
     def usable(self, samples: int) -> int:
-        """Return how many of so many samples make batches of a single rank."""
         return samples if self.keeps_last else samples - samples % self.batch_size
 
     def deal(self, samples: int) -> RankShare:
-        """Return how an epoch of so many samples, over all ranks, goes to the ranks."""
         return rank_share(samples, self.batch_size, self.ranks, keeps_last=self.keeps_last)
 
     def steps(self, samples: int) -> int:
-        """Return how many batches of each rank so many samples make."""
         return self.deal(samples).steps

@@ -48,14 +48,7 @@ FEW_LOOKS, RECENT_LOOKS = 5, 10  # that tell the present pace
 def is_due(
     left_rows: int, rows_per_second: float, prepare_seconds: float | None, pass_rows: int
 ) -> bool:
-    """Return whether it is time to prepare the next pass.
-
-    Args:
-        left_rows: of this pass, that the consumer has not had yet.
-        rows_per_second: that it takes, at the fastest.
-        prepare_seconds: that a preparation takes; None where that is not known.
-        pass_rows: all of this pass.
-    """
+    """Return whether it is time to prepare the next pass."""
     if prepare_seconds is None:
         return True
     slack = min(SLACK_SHARE * pass_rows, MOST_SLACK_SECONDS * rows_per_second)
@@ -65,14 +58,7 @@ def is_due(
 
 @dataclass(slots=True)
 class SnapshotTiming:
-    """What earlier passes taught; used by one thread at a time.
-
-    Attributes:
-        prepared: seconds that the latest preparations took, without waits for samples.
-        paces: rows per second of the consumer, at its fastest in the latest passes.
-        passed: the same, from the beginning of one wait to the next, for the two latest ones:
-            the slower one counts, for a pass may have been left early.
-    """
+    """Durations of earlier preparations and the consumer's pace; used by one thread at a time."""
 
     prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -81,17 +67,9 @@ class SnapshotTiming:
 
     @property
     def prepare_seconds(self) -> float | None:
-        """What a preparation may take; None before the first."""
         return max(self.prepared, default=None)
 
     def learn(self, seconds: float, rows: int, prepared: float) -> None:
-        """Note how a preparation went.
-
-        Args:
-            seconds: from its beginning to its end, in which
-            rows: were consumed; and
-            prepared: what of the seconds was no wait for samples.
-        """
         self.prepared.append(prepared)
         if rows > 0 and seconds > 0:
             self.paces.append(rows / seconds)
@@ -103,15 +81,7 @@ class SnapshotTiming:
         pause: Callable[[float], bool],
         clock: Callable[[], float],
     ) -> None:
-        """Return when the next pass is to be prepared.
-
-        Args:
-            pass_rows: of this pass.
-            left: rows of this pass that the consumer has not had yet; none of them where it
-                wants no more.
-            pause: waits so many seconds; True ends all waiting.
-            clock: seconds.
-        """
+        """Return when the next pass is to be prepared."""
         now, rows, seen = clock(), left(), 0.0
         self._note_pass(now, pass_rows, rows)
         known = max([min(self.passed), *self.paces])
@@ -130,7 +100,7 @@ class SnapshotTiming:
             self.paces.append(seen)
 
     def _note_pass(self, now: float, pass_rows: int, left: int) -> None:
-        """Note what was consumed since the wait before: a short pass is over between two looks."""
+        """Record what was consumed since the last wait: a short pass ends between two checks."""
         began, before = self._began
         consumed = before + pass_rows - left
         self.passed.append(consumed / (now - began) if now > began else 0.0)
@@ -142,27 +112,9 @@ EXPECTED_ERRORS = (StoppedError, GrowcacheError, OSError)
 
 
 class Passes:
-    """Rows in the order of the plans; used by one thread.
+    """Rows in the order of the plans, pass after pass; used by one thread.
 
-    Args:
-        options: of the loader.
-        first_pass: the number of the first pass.
-        ranks: the others that walk the same passes.
-        resume: gives the rest of a pass that was begun elsewhere, to begin with instead;
-            None to stop.
-        stop: set when the walk shall end, together with ``wake``.
-        wake: ends waits for samples early.
-        news: set when the consumer stands behind another pass.
-        on_pass: called when a pass begins.
-
-    Attributes:
-        lost: planned rows before where it stands that could not be read.
-        ready: waits until the next snapshot may be taken; earlier it would only be older.
-        pause: waits so many seconds, or until the consumer wants the next pass; True ends it all.
-        passed_over: whether the rows that are taken now are not read.
-        position: where the consumer stands, or further on.
-        heard: where it stands, or not so far.
-        head_start_seconds: how many seconds it has, once it has ended a pass.
+    Waits raise StoppedError once `stop` is set.
     """
 
     def __init__(
@@ -214,14 +166,10 @@ class Passes:
             self._open_ahead(lambda: self._opener.resume(resume))
 
     def next_pass(self, *, hurry: bool = True) -> PassPlan:
-        """End the pass, wherever it stands, and enter the next one; return its plan.
+        """End the pass and enter the next one; return its plan.
 
-        Args:
-            hurry: whether the consumer may need rows of the next pass to have the last of
-                this one: a block takes both.
-
-        Raises:
-            StoppedError: the walk was asked to end.
+        hurry: whether the consumer may need rows of the next pass to get the last of this one,
+        because a block takes both.
         """
         # A pass that is left before its last window is of an epoch that nobody goes on with.
         self._hurry = hurry or self._next_pass is None
@@ -242,7 +190,7 @@ class Passes:
         return begun.plan
 
     def _wait_for_turn(self) -> None:
-        """Wait for the next pass, which may be an hour; one that is over meanwhile is let go."""
+        """Wait for the next pass, and release a delivered one meanwhile."""
         while not self._has_turn():
             self._news.wait()
             self._news.clear()
@@ -251,11 +199,7 @@ class Passes:
                 self.let_go()
 
     def take(self, rows: int) -> list[Piece]:
-        """Return the next so many rows; fewer only where the pass ends.
-
-        Raises:
-            StoppedError: the walk was asked to end.
-        """
+        """Return the next rows; fewer only where the pass ends."""
         if not self._again:
             self._close_through()  # what was taken before has been copied
         window = self._window
@@ -271,7 +215,6 @@ class Passes:
         return pieces
 
     def _taken_again(self, rows: int) -> list[Piece]:
-        """Return the next so many of the rows that `take_again` was told of, or all."""
         pieces: list[Piece] = []
         while rows and self._again:
             window, start, stop = self._again.popleft()
@@ -285,11 +228,7 @@ class Passes:
         return pieces
 
     def take_again(self, pieces: list[Piece]) -> None:
-        """Have rows taken once more, without those of shards that are damaged.
-
-        Args:
-            pieces: as `take` returned them last, of which nothing was kept.
-        """
+        """Take the `pieces` of the last `take` again, without those of damaged shards."""
         rest, dropped = self._again, 0
         self._again = deque()
         for window, start, stop in _merge_pieces([*pieces, *rest]):
@@ -303,7 +242,6 @@ class Passes:
                 self._window, self._cursor = whole, end
 
     def _has_rows(self) -> bool:
-        """Whether the pass goes on; enters the window in which it does."""
         while True:
             if self._stop.is_set():
                 raise StoppedError
@@ -316,7 +254,7 @@ class Passes:
             self._enter(self._next_window.result())
 
     def read(self, pieces: list[Piece]) -> None:
-        """Count these rows' shards as used: their bytes have been copied."""
+        """Count a use of these rows' shards: their bytes have been copied."""
         for window, start, stop in pieces:
             if len(window.begun) < len(window.numbers):
                 places = window.part(start, stop).places
@@ -326,7 +264,6 @@ class Passes:
                 window.snapshot.mark_begun(new)
 
     def let_go(self) -> None:
-        """Let go of what the consumer has."""
         mark = self.heard()
         while self._undelivered and _window_end(self._undelivered[0][0]) <= mark[:2]:
             window, snapshot = self._undelivered.popleft()
@@ -340,7 +277,6 @@ class Passes:
             self._closing.release()
 
     def close(self) -> None:
-        """Free the leases."""
         with ExitStack() as steps:  # the last one first; each, whatever becomes of the others
             for hand in self._hands.values():
                 steps.callback(hand.close)
@@ -376,7 +312,6 @@ class Passes:
             self._begin_pass_ahead(begun.number + 1, 1)
 
     def _leave_pass(self) -> None:
-        """End the pass; its lease stays until all was delivered, or the next one is taken."""
         try:
             self._leave_windows()
         finally:
@@ -395,7 +330,7 @@ class Passes:
         self._close_through()
 
     def _close_through(self) -> None:
-        """Close windows in a thread, for to forget the pages of shards takes a while."""
+        """Close windows in a thread, because dropping the pages of shards takes a while."""
         through, self._through = self._through, []
         if not through:
             return
@@ -436,7 +371,7 @@ class Passes:
         self._open_ahead(prepare)
 
     def _left_rows(self) -> Callable[[], int]:
-        """Return what tells the rows of the running pass that the consumer still has before it."""
+        """Return a function that counts the rows of the running pass still to be consumed."""
         running, passed_over = self._pass, _never
         # Ranks wait for one another besides, and a fixed cache has nothing new.
         if running is None or self._options.fixed or self._options.ranks.share:
@@ -466,7 +401,6 @@ class Passes:
         self._next_pass = self._hands["snapshot"].ahead(prepare)
 
     def _hold(self) -> None:
-        """Have the pass ended as soon as its rows are through."""
         self._holding = True
         self._take_turn()
 
@@ -478,10 +412,9 @@ class Passes:
         self._news.set()
 
     def _own(self) -> dict[str, list[int]]:
-        """Return what will be used yet of the pass that is walked, by its lease.
+        """Return the shards of the running pass that will still be used, by lease.
 
-        The next pass is asked for in the last window, and before the rows that were taken
-        are copied; or in an earlier window, to leave this one.
+        The next pass is requested in the last window, before the rows taken last are copied.
         """
         running, taken = self._pass, list(self._taken)
         if running is None or self._next_window is not None or self.passed_over():
@@ -495,7 +428,6 @@ def _close_all(windows: list[OpenWindow]) -> None:
 
 
 def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces with one for each window."""
     merged: list[Piece] = []
     for piece in pieces:
         if merged and merged[-1].window is piece.window:
@@ -505,13 +437,7 @@ def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
 
 
 def _end_in(whole: OpenWindow, window: OpenWindow, stop: int) -> int:
-    """Return how many rows of a window are left of its first ones, where others were dropped.
-
-    Args:
-        whole: the window without them.
-        window: as it was.
-        stop: how many rows of it are looked at.
-    """
+    """Return how many of the first `stop` rows of a window are left in `whole`."""
     if len(whole) == len(window):
         return stop
     assert whole.offsets is not None
@@ -520,12 +446,10 @@ def _end_in(whole: OpenWindow, window: OpenWindow, stop: int) -> int:
 
 
 def _window_end(window: Window) -> tuple[int, int]:
-    """Return the place behind a window, as marks have it."""
     return window.pass_number, window.first + len(window)
 
 
-def _no_wait() -> None:
-    """Wait for nothing."""
+def _no_wait() -> None: ...
 
 
 def _never() -> bool:

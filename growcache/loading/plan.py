@@ -36,33 +36,23 @@ SampleOrder = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Shards that are shuffled together.
-
-    Attributes:
-        seed: of the loader.
-        pass_number: which pass over the snapshot this is part of.
-        index: of the window in its pass.
-        first: position in the pass of the window's first sample.
-        numbers: its shards, in the order in which they were drawn.
-        counts: samples of each of them.
-        shuffle: whether the samples are permuted.
-    """
+    """Shards that are shuffled together, and their place in a pass."""
 
     seed: int
     pass_number: int
     index: int
-    first: int
-    numbers: tuple[int, ...]
-    counts: tuple[int, ...]
+    first: int  # position in the pass of its first sample
+    numbers: tuple[int, ...]  # shards, in the order of their visit
+    counts: tuple[int, ...]  # samples of each
     shuffle: bool = True
 
     def __len__(self) -> int:
         return sum(self.counts)
 
     def order(self) -> SampleOrder:
-        """Return which sample comes when, numbered shard after shard: [n], see `located`.
+        """Return the order of the samples, numbered shard after shard: [n], see `located`.
 
-        Four bytes per sample, for a window of small ones holds many.
+        Four bytes per sample, because a window of small ones holds many.
         """
         order = _smallest_dtype(np.arange(len(self)))
         if self.shuffle:
@@ -70,23 +60,17 @@ class Window:
         return order
 
     def starts(self) -> SampleOrder:
-        """Return the number of the first sample of each shard, and behind the last: [k + 1]."""
+        """Return the first sample of each shard, and the end of the last: [k + 1]."""
         return _smallest_dtype(np.cumsum((0, *self.counts)))
 
 
 def locate_samples(order: SampleOrder, starts: SampleOrder) -> tuple[_Integers, _Integers]:
-    """Return where samples lie: int64 [n], the place of the shard; int64 [n], the row there.
-
-    Args:
-        order: [n], samples numbered shard after shard.
-        starts: [k + 1], as `Window.starts`.
-    """
+    """Return for each sample the index of its shard and its row there: int64 [n] each."""
     places = np.searchsorted(starts, order, side="right") - 1
     return places, (order - starts[places]).astype(np.int64)
 
 
 def _smallest_dtype(numbers: _Integers) -> SampleOrder:
-    """Return ascending numbers in half the memory, where they fit."""
     last = numbers[-1] if len(numbers) else 0
     return numbers.astype(np.int32) if last <= np.iinfo(np.int32).max else numbers
 
@@ -155,7 +139,6 @@ def cut_windows(
     target_samples: int,
     shuffle: bool = True,
 ) -> tuple[Window, ...]:
-    """Return the windows of shards that are in the order of their visit; see `plan_pass`."""
     windows, first = [], 0
     for index, (start, stop) in enumerate(_window_edges([n for _, n in order], target_samples)):
         numbers, counts = zip(*order[start:stop], strict=True)
@@ -165,7 +148,7 @@ def cut_windows(
 
 
 def _window_edges(counts: Sequence[int], target_samples: int) -> list[tuple[int, int]]:
-    """Cut a row of shards where the running sum comes nearest to equal shares."""
+    """Cut where the running sum comes nearest to equal shares."""
     total, most = sum(counts), max(1, len(counts) // MIN_WINDOW_SHARDS)
     windows = min(most, max(1, round(total / target_samples)))
     ends = np.cumsum(counts, dtype=np.float64)
@@ -197,12 +180,8 @@ SUFFICIENT_VARIABLES = frozenset({"MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPAC
 class Ranks:
     """This process among those of its job.
 
-    Attributes:
-        rank: of this process, and
-        world_size: how many there are.
-        local_rank: the same among those on this machine, which share its cache, and
-        local_world_size: how many these are.
-        told: whether anybody said so; else it is one process that knows of no ranks.
+    told: whether an argument or the environment named the ranks; launch: equal on all ranks of
+    one start.
     """
 
     rank: int = 0
@@ -213,12 +192,10 @@ class Ranks:
 
     @property
     def share(self) -> bool:
-        """Whether other ranks read the same cache."""
         return self.local_world_size > 1
 
     @property
     def leads(self) -> bool:
-        """Whether this rank takes the snapshots."""
         return self.local_rank == 0
 
 
@@ -231,19 +208,7 @@ def find_ranks(
     distributed: tuple[int, int] | None,
     environment: Mapping[str, str],
 ) -> Ranks:
-    """Return who this process is.
-
-    Args:
-        rank: as the user said, and
-        world_size: likewise; both or neither.
-        distributed: (rank, world size) as the framework has it; None where it has none.
-        environment: asked for ``RANK`` and ``WORLD_SIZE`` then. ``LOCAL_RANK`` and
-            ``LOCAL_WORLD_SIZE`` say which ranks are on this machine, as torchrun sets
-            them; without them all are.
-
-    Raises:
-        ConfigError: a rank that cannot be.
-    """
+    """Return the ranks from the arguments, the framework or the environment, in this order."""
     if (rank is None) != (world_size is None):
         raise ConfigError(
             f"rank and world_size go together, found rank {rank!r} and world_size "
@@ -314,33 +279,21 @@ def launch_id(environment: Mapping[str, str], parent: int) -> str:
 class RankShare:
     """How the rows of one epoch go to the ranks.
 
-    Rows are numbered from the beginning of the epoch, over all ranks of this machine. The
-    last step may be smaller: its batches are of equal size on all ranks, and who has too
-    few rows for that repeats the last one.
-
-    Attributes:
-        rows: that the ranks of this machine walk through together.
-        steps: batches of every rank.
-        batch: rows of a batch.
-        rank: among those that share the cache.
-        ranks: how many these are.
-        whole_rows: of ``rows``, those of whole steps.
-        last: (first, behind the last) row of this rank in the smaller last step.
-        padding: repeated rows of this rank in it.
+    Rows are numbered over all ranks of this machine. The last step may be smaller: its batches
+    have equal size on all ranks, and a rank with too few rows repeats the last one.
     """
 
-    rows: int
-    steps: int
-    batch: int
+    rows: int  # of all ranks of this machine
+    steps: int  # batches of each rank
+    batch: int  # rows
     rank: int
-    ranks: int
-    whole_rows: int
-    last: tuple[int, int]
-    padding: int
+    ranks: int  # that share the cache
+    whole_rows: int  # rows of whole steps
+    last: tuple[int, int]  # (first, end) of this rank's rows in the smaller last step
+    padding: int  # repeated rows of this rank in it
 
     @property
     def step_rows(self) -> int:
-        """Rows of one step, over all ranks of this machine."""
         return self.batch * self.ranks
 
     @property
@@ -350,7 +303,7 @@ class RankShare:
         return self.whole_rows // self.ranks + high - low + self.padding
 
     def mine(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return which of the rows from ``first`` to ``stop`` this rank delivers, as ranges."""
+        """Return this rank's share of the rows from ``first`` to ``stop``, as ranges."""
         step = self.step_rows
         begins = range(first - first % step, min(stop, self.whole_rows), step)
         starts = [begin + self.rank * self.batch for begin in begins]
@@ -393,13 +346,9 @@ def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool)
 
 
 def substitute_rows(good: npt.NDArray[np.bool_]) -> Integers:
-    """Return for each row which one is delivered in its place: itself, where it is good.
+    """Return for each row the one that is delivered in its place: itself, where it is good.
 
-    What stands in for the others is a function of which they are, not of who asks. But it
-    need not be: each rank delivers as many rows as were dealt to it, whatever it found.
-
-    Args:
-        good: bool [n], at least one of them true.
+    The substitutes are a function of the rows that are not good.
     """
     chosen = np.arange(len(good), dtype=np.int64)
     chosen[~good] = np.resize(np.flatnonzero(good), int((~good).sum()))

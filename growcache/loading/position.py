@@ -23,14 +23,10 @@ T = TypeVar("T")
 
 
 class LazyPickle(Generic[T]):
-    """A value that the other process may never want; to unpickle this costs a copy of bytes.
+    """A value that the other process may never need; unpickling this costs a copy of bytes.
 
-    What ten thousand shards are described by takes ten milliseconds to make, and more than
-    that where the collector looks at all objects in between; the training loop would wait.
-    Used by one thread.
-
-    Args:
-        value: that can be pickled.
+    The description of ten thousand shards takes ten milliseconds to make, for which the loop
+    would wait. Used by one thread.
     """
 
     __slots__ = ("_data", "_value")
@@ -40,7 +36,6 @@ class LazyPickle(Generic[T]):
         self._data = b""
 
     def get(self) -> T:
-        """Return the value."""
         if not self._value:
             self._value, self._data = [pickle.loads(self._data)], b""
         return self._value[0]
@@ -60,13 +55,9 @@ DIGEST_CHARACTERS = 32
 
 
 class PlannedShard(NamedTuple):
-    """A shard as the plan of a pass has it.
+    """A shard in the plan of a pass.
 
-    Attributes:
-        number: of the shard.
-        samples: that the plan counts with. A shard that stands in for one that is gone may
-            have others.
-        digest: of its file.
+    A shard that stands in for another is planned with the samples of that one.
     """
 
     number: int
@@ -76,20 +67,13 @@ class PlannedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What the order of a pass depends on, beside the arguments of the loader.
-
-    Attributes:
-        number: of the pass.
-        shards: in the order of their visit.
-        window_samples: that a window was to hold.
-    """
+    """What the order of a pass depends on, besides the arguments of the loader."""
 
     number: int
     shards: tuple[PlannedShard, ...]
     window_samples: int
 
     def windows(self, options: LoaderOptions) -> tuple[Window, ...]:
-        """Return the plan."""
         return cut_windows(
             [(shard.number, shard.samples) for shard in self.shards],
             seed=options.seed,
@@ -118,31 +102,19 @@ def _unpickle_plan(
 
 
 class PassPosition(NamedTuple):
-    """A place in a pass: what lies before it was delivered.
+    """A place in a pass: the rows before it were delivered.
 
-    Attributes:
-        pass_number: of the pass.
-        position: rows of its plan before this place.
-        corrupt: shards of its window that could not be read, so their rows are not delivered.
+    corrupt: shards of its window that could not be read, so their rows are not delivered.
     """
 
     pass_number: int
-    position: int
+    position: int  # rows of the plan before it
     corrupt: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PassPositions:
-    """Places in passes, one behind the other.
-
-    By column, for a loop waits for the message that brings those of a block from another
-    process: as so many tuples they take eight times as long.
-
-    Attributes:
-        passes: number of the pass of each.
-        positions: of each.
-        corrupt: of each.
-    """
+    """Places in passes, by column, because as tuples they take eight times as long to unpickle."""
 
     passes: list[int]
     positions: list[int]
@@ -150,7 +122,6 @@ class PassPositions:
 
     @classmethod
     def of(cls, marks: Iterable[PassPosition]) -> Self:
-        """Return these marks."""
         made = cls([], [], [])
         for mark in marks:
             made.passes.append(mark.pass_number)
@@ -166,11 +137,7 @@ class PassPositions:
 
 
 class TransformForm(NamedTuple):
-    """How a loader makes batches of rows, as its first samples decided.
-
-    Attributes:
-        transformed: schema of what the transform returns, as JSON; None without one.
-    """
+    """The schema of a transform's results, as JSON, which the first samples decided."""
 
     transformed: list[list[Any]] | None = None
 
@@ -179,29 +146,21 @@ class TransformForm(NamedTuple):
 class Position:
     """Where a loader stands between two batches.
 
-    Attributes:
-        epoch: in which the mark is; without a mark the one that comes next.
-        step: batches of it that were delivered.
-        next_epoch: the one that the next iteration delivers, or the rest of it; later than
-            ``epoch`` where that was broken off, its rest is passed over.
-        next_pass: number of the first pass with a new snapshot: behind that of the mark.
-        fingerprint: of the cache; None before a sample was seen.
-        form: None before a batch was made.
-        mark: None where the next epoch begins with a new snapshot.
-        plan: of the pass with the mark.
+    next_epoch is later than epoch where that was broken off; mark is None where the next epoch
+    begins with a new snapshot.
     """
 
-    epoch: int = 0
-    step: int = 0
-    next_epoch: int = 0
-    next_pass: int = 0
-    fingerprint: str | None = None
+    epoch: int = 0  # of the mark; without one the epoch that comes next
+    step: int = 0  # batches delivered of it
+    next_epoch: int = 0  # delivered by the next iteration
+    next_pass: int = 0  # the first with a new snapshot
+    fingerprint: str | None = None  # of the cache; None before a sample was seen
     form: TransformForm | None = None
     mark: PassPosition | None = None
     plan: PassPlan | None = None
 
     def to_dict(self, options: LoaderOptions) -> dict[str, Any]:
-        """Return plain values that JSON can hold, with the arguments that decide the order."""
+        """Return values that JSON can hold, with the arguments that decide the order."""
         return {
             "version": VERSION,
             "fingerprint": self.fingerprint,
@@ -216,10 +175,9 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: object, options: LoaderOptions) -> Self:
-        """Return the state that `to_dict` described.
+        """Return the position that `to_dict` described.
 
-        Raises:
-            ConfigError: it is none, or that of a loader with other arguments.
+        Raises ConfigError for anything else, and for a loader with other arguments.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ConfigError(
@@ -302,14 +260,9 @@ def _pass_from_dict(values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition]:
 
 @dataclass(frozen=True, slots=True)
 class RemainingPass:
-    """What is left of a pass that was left in the middle.
+    """The rest of a pass that was left in the middle.
 
-    Attributes:
-        plan: of the whole pass.
-        windows: of the whole pass.
-        mark: where it goes on.
-        whole_window: whether what goes on needs all of its window: where ranks have others
-            stand in for rows that cannot be read, these may be rows that were delivered.
+    whole_window: whether rows that were delivered may stand in for others that cannot be read.
     """
 
     plan: PassPlan
@@ -319,14 +272,14 @@ class RemainingPass:
 
     @property
     def first(self) -> int | None:
-        """Index of the window in which it goes on; None where nothing is left."""
+        """Index of the window in which it continues; None where nothing is left."""
         for window in self.windows:
             if self.mark.position < window.first + len(window):
                 return window.index
         return None
 
     def begun(self) -> set[int]:
-        """Return the shards it needs of which some rows were delivered."""
+        """Return the needed shards of which some rows were delivered."""
         before, _ = self._split()
         return before & self.needed()
 
@@ -341,7 +294,6 @@ class RemainingPass:
         return (now | later) - set(self.mark.corrupt)
 
     def _split(self) -> tuple[set[int], set[int]]:
-        """Return the shards of the window's rows before and after the mark."""
         if self.first is None:
             return set(), set()
         window = self.windows[self.first]
@@ -355,7 +307,7 @@ def _shards_of(window: Window, order: SampleOrder) -> set[int]:
 
 
 def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | None:
-    """Return what is left of the state's pass; None where no batch comes of it."""
+    """Return the rest of the position's pass; None where no batch comes of it."""
     if state.plan is None or state.mark is None:
         return None
     left = len(state.plan) - state.mark.position
@@ -372,14 +324,8 @@ def with_substitutes(
 ) -> PassPlan:
     """Return the plan with other shards in the places of those that are gone.
 
-    Each place goes to the other shard with the nearest number of samples that is enough,
-    or to the largest that is left; the plan goes on counting with what it had. Where there
-    are too few others, the places keep their shards, which are not there.
-
-    Args:
-        plan: of the pass.
-        others: shards that are there, and not in the plan.
-        gone: numbers of those to replace.
+    Each place goes to the other shard with the nearest sufficient number of samples, or to the
+    largest left; the plan keeps its counts. Without enough others the places keep their shards.
     """
     left = sorted(others, key=_by_samples)
     chosen: dict[int, PlannedShard] = {}
@@ -397,12 +343,7 @@ def _by_samples(shard: PlannedShard) -> tuple[int, int]:
 
 
 class PositionTracker:
-    """Follows what is handed out, batch by batch.
-
-    Args:
-        options: of the loader.
-        start: where it begins.
-    """
+    """Follows what is delivered, batch by batch."""
 
     def __init__(self, options: LoaderOptions, start: Position) -> None:
         self._whole_passes = options.samples_per_epoch is None
@@ -414,7 +355,6 @@ class PositionTracker:
 
     @property
     def state(self) -> Position:
-        """Where the consumer stands now."""
         mark = self._mark
         return Position(
             epoch=self._epoch,
@@ -429,11 +369,10 @@ class PositionTracker:
 
     @property
     def step(self) -> int:
-        """Batches of its epoch that were handed out; unlike the state no plan is made for it."""
+        """Batches delivered of its epoch; unlike the state this needs no plan."""
         return self._step
 
     def begin_epoch(self, number: int) -> None:
-        """Note that the consumer asked for this epoch, and wants no earlier one any more."""
         self._next_epoch = number
         if self._whole_passes and number != self._epoch:
             self._leave(number)
@@ -441,14 +380,12 @@ class PositionTracker:
     def begin_pass(
         self, number: int, plan: LazyPickle[PassPlan], fingerprint: str | None
     ) -> None:
-        """Note that a snapshot was taken."""
         self._plans[number] = plan
         self._fingerprint = fingerprint
         if self._mark is None:
             self._next_pass = number + 1
 
     def deliver(self, epoch: int, mark: PassPosition, form: TransformForm) -> None:
-        """Note that the next batch is handed out."""
         self._step = self._step + 1 if epoch == self._epoch else 1
         self._epoch, self._form = epoch, form
         if self._mark is None or mark.pass_number != self._mark.pass_number:
@@ -456,7 +393,6 @@ class PositionTracker:
         self._mark = mark
 
     def end_epoch(self, number: int) -> None:
-        """Note that the epoch is over."""
         self._next_epoch = number + 1
         if self._whole_passes:
             self._leave(number + 1)

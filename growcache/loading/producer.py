@@ -55,23 +55,11 @@ Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
 
 
 def finish_nothing(block: Block, wanted: Callable[[], bool]) -> bool:
-    """Do nothing with a block."""
     return True
 
 
 class Producer:
-    """Makes the epochs of a loader, one after the other, until its link is closed.
-
-    Args:
-        options: of the loader.
-        link: to the consumer.
-        framework: lends copies.
-        start: where it begins.
-        missing: what to do about shards of the start that are not there any more.
-        ranks: the others that walk the same passes.
-        finish: what is done with a block before it waits for the consumer.
-        arena: whose memory the framework lends, if it is shared.
-    """
+    """Makes the epochs of a loader, one after the other, until its channel is closed."""
 
     def __init__(
         self,
@@ -99,7 +87,6 @@ class Producer:
         self._ahead = 0  # blocks that may wait; known with the first one
 
     def run(self) -> None:
-        """Produce; any error goes to the consumer."""
         link = self._link
         with ExitStack() as opened:  # each is closed, whatever becomes of the others
             try:
@@ -146,7 +133,7 @@ class Producer:
         return Passes(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
 
     def _position(self) -> PassPosition:
-        """Return where the consumer stands, or how far it may be where it is seldom heard of."""
+        """Return the consumer's position, or its upper bound if reported once a block."""
         at, assembler = self._link.delivered, self._assembler
         if not self._link.by_block or assembler is None:
             return at
@@ -174,7 +161,6 @@ class Producer:
             self._whole_pass(epoch, walk, done)
 
     def _with_ranks(self, epoch: int, walk: Passes, steps: int) -> None:
-        """Produce this rank's part of an epoch of which so many steps were delivered."""
         options = self._options
         if options.samples_per_epoch is not None:
             self._dealt(epoch, walk, options.deal(options.samples_per_epoch), steps)
@@ -185,11 +171,11 @@ class Producer:
     def _dealt(
         self, epoch: int, walk: Passes, deal: RankShare, steps: int, *, whole_pass: bool = False
     ) -> None:
-        """Produce what is dealt to this rank, over as many passes as it takes.
+        """Produce this rank's share, over as many passes as it takes.
 
-        An epoch that the consumer has left is walked to its end all the same, without
-        copying, so that what later epochs hold does not depend on how far this one ran.
-        Where each epoch is a pass it does not, and is left as well.
+        An epoch that the consumer has left is walked to its end without copying, so that later
+        epochs do not depend on where it was left. Where each epoch is a pass, it is left as
+        well.
         """
         done, empty_passes = min(steps * deal.step_rows, deal.rows), 0
         begun = done  # where the block did
@@ -240,10 +226,10 @@ class Producer:
             raise self._unreadable()
 
     def _fixed_length(self, epoch: int, walk: Passes, left: int) -> None:
-        """Produce so many samples, over as many passes as it takes.
+        """Produce `left` samples, over as many passes as it takes.
 
-        An epoch that the consumer has left is walked to its end all the same, without
-        copying, so that what later epochs hold does not depend on how far this one ran.
+        An epoch that the consumer has left is walked to its end without copying, so that later
+        epochs do not depend on where it was left.
         """
         empty_passes = 0
         self._hurry()
@@ -266,7 +252,7 @@ class Producer:
                 self._put(epoch, walk)
 
     def _hurry(self) -> None:
-        """Have the block that is made now be a small one, if the consumer will wait for it."""
+        """Make the current block small if the consumer will wait for it."""
         link = self._link
         if self._assembler is not None and (link.waited or link.waits):
             self._assembler.begin_small()
@@ -274,11 +260,7 @@ class Producer:
     def _add(
         self, walk: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
     ) -> bool:
-        """Put this rank's rows into the block, and count what all ranks read.
-
-        Returns:
-            Whether they could be read; if not, nothing was put or counted.
-        """
+        """Put this rank's rows into the block and count all ranks' rows; False if unreadable."""
         assert self._assembler is not None
         with self._timed():
             added = self._assembler.add(mine + padding, pieces)
@@ -287,7 +269,7 @@ class Producer:
         return added
 
     def _lost_behind(self, walk: Passes) -> int:
-        """Return how many rows were lost behind the last block, or were passed over with others."""
+        """Return how many rows were lost behind the last block."""
         return self._assembler.losses.until(walk.lost) if self._assembler else 0
 
     def _put(self, epoch: int, walk: Passes) -> None:
@@ -342,7 +324,6 @@ class Producer:
 
 
 def _first_rows(pieces: list[Piece], rows: int) -> list[Piece]:
-    """Return the first so many rows of the pieces."""
     kept = []
     for window, start, stop in pieces:
         if n := min(rows, stop - start):
@@ -352,7 +333,7 @@ def _first_rows(pieces: list[Piece], rows: int) -> list[Piece]:
 
 
 def _rank_pieces(pieces: list[Piece], first: int, deal: RankShare) -> list[Piece]:
-    """Return of these rows those of this rank; ``first`` is the place of the first."""
+    """Return this rank's share of the rows; ``first`` is the number of the first."""
     mine, begin = [], first
     for window, low, high in pieces:
         end = begin + high - low
@@ -365,7 +346,7 @@ def _rank_pieces(pieces: list[Piece], first: int, deal: RankShare) -> list[Piece
 
 
 def _padding_pieces(piece: Piece, deal: RankShare) -> list[Piece]:
-    """Return the last row, as often as this rank needs it to fill its last batch."""
+    """Return the last row, repeated until this rank's last batch is full."""
     if not deal.padding:
         return []
     last = np.full(deal.padding, piece.stop - 1)

@@ -46,28 +46,22 @@ _walks: defaultdict[tuple[str, str, int], Iterator[int]] = defaultdict(itertools
 
 
 class RankGroup(Protocol):
-    """The ranks that share a cache, as the walk of one of them knows them."""
+    """The ranks that share a cache, as one of them sees them."""
 
     def offers(self, pass_number: int) -> bool:
-        """Whether another rank offers the snapshot of a pass, whatever the cache holds now."""
+        """Return whether another rank offers the snapshot of a pass."""
 
     def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
-        """Return the snapshot of a pass; None where ``watch`` stopped it.
-
-        Args:
-            pass_number: of the pass.
-            watch: ends waits.
-            view: the index, as it was read just now.
-        """
+        """Return the snapshot of a pass; None if ``watch`` stopped the wait."""
 
     def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
-        """Return when the pass may be entered; its snapshot is final."""
+        """Return when the pass may be entered, because its snapshot is final."""
 
 
 def next_rank_note(options: LoaderOptions) -> RankNote | None:
-    """Return what this rank says to the others of the walk that begins now; None: it is alone.
+    """Return what this rank announces to the others; None where it is alone.
 
-    To be called in the thread that iterates: the walks of all ranks are counted alike.
+    Called in the thread that iterates, so that all ranks count alike.
     """
     if not options.ranks.share:
         return None
@@ -82,16 +76,15 @@ def next_rank_note(options: LoaderOptions) -> RankNote | None:
 
 
 def rank_group(options: LoaderOptions, note: RankNote | None) -> RankGroup:
-    """Return who walks the cache together with this loader, in the walk of `next_rank_note`."""
     if note is None:
         return _Alone(options)
     return (_Leader if options.ranks.leads else _Follower)(options, note)
 
 
 def resume_note(options: LoaderOptions, pass_number: int) -> RankNote | None:
-    """Return what the lease of a resumed pass says: only that of rank 0 counts its uses.
+    """Return the note in the lease of a resumed pass: only rank 0 counts its uses.
 
-    Every rank has the same state, and so the list of its pass; nobody copies it.
+    Every rank has the same state and so the same list; no rank copies it.
     """
     ranks = options.ranks
     if ranks.leads:
@@ -114,7 +107,7 @@ class _Alone:
 
 
 class _Leader:
-    """Rank 0: it takes the snapshots, and enters none before all have it."""
+    """Rank 0: it takes the snapshots, and enters one once all ranks have it."""
 
     def __init__(self, options: LoaderOptions, note: RankNote) -> None:
         self._options = options
@@ -181,12 +174,9 @@ class _Leader:
         self._followers([name])
 
     def _refuse_dead(self, ranks: set[int]) -> None:
-        """Refuse to go on without ranks whose processes are gone.
+        """Raise CacheError if the process of another rank is gone.
 
-        One that only closed its loader, or lives where nobody here can look, may have had enough.
-
-        Raises:
-            CacheError: one of them has ended.
+        One that closed its loader, or runs where its process cannot be seen, is not refused.
         """
         for rank in sorted(ranks):
             host, pid = self._met[rank]
@@ -197,12 +187,7 @@ class _Leader:
                 )
 
     def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
-        """Return the ranks that hold leases on a list of these of mine.
-
-        Args:
-            names: of my leases.
-            over: count those that came and went, too: by an error, before anybody looked.
-        """
+        """Return the ranks that hold leases on the list of one of these leases."""
         found = {
             lease.ranks.rank: (lease.host, lease.pid)
             for lease in read_leases(self._options.root)
@@ -235,7 +220,7 @@ class _Follower:
     def _take(
         self, pass_number: int, watch: WaitControl, present: list[Lease]
     ) -> Snapshot | None:
-        """Return the snapshot; ``present`` takes what is leased while rank 0 waits for samples."""
+        """Return the snapshot; ``present`` takes a lease while rank 0 waits for samples."""
         looks = 0
 
         def settled() -> LeaseView | None:
@@ -275,7 +260,7 @@ class _Follower:
         pass
 
     def _leader(self) -> list[LeaseView]:
-        """Return the leases of rank 0 in this walk, the newest first."""
+        """Return the leases of rank 0, the newest first."""
         mine, found = self._note, []
         for lease in read_leases(self._options.root):
             note = lease.ranks
@@ -288,11 +273,6 @@ class _Follower:
         return sorted(found, key=lambda lease: -lease.created)
 
     def _copied(self, lease: LeaseView, watch: WaitControl) -> Snapshot | None:
-        """Return a snapshot of the same list; None where it was stopped.
-
-        Raises:
-            CacheError: rank 0 let go of it before it was leased.
-        """
         assert lease.ranks is not None
         _refuse_unlike(self._note, lease.ranks)
         options = self._options
@@ -315,10 +295,10 @@ class _Follower:
         return snapshot
 
     def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
-        """Whether nothing can have gone before it was leased here.
+        """Return whether no shard can have gone before it was leased here.
 
-        Rank 0 may be over already, by an error: it saw this lease. What is live still then
-        was never given up.
+        Rank 0 may have ended by an error after it saw this lease. What is live then was never
+        released.
         """
         if lease.name in {view.name for view in self._leader()}:
             return True
@@ -349,7 +329,7 @@ def _take_snapshot(
 
 
 def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) -> Lease | None:
-    """Return a lease on nothing: it says that this rank is still there."""
+    """Return a lease on no shard, which shows that this rank is alive."""
     return wait_for_room(
         lambda: Lease.create(
             options.root, options.job, (), ranks=note, counters=LeaseCounters(counts=True)
@@ -360,7 +340,7 @@ def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) 
 
 
 def _of_pass(leases: Iterable[LeaseView], pass_number: int) -> LeaseView | None:
-    """Return the first lease whose list is final, and of that pass."""
+    """Return the first lease of that pass with a final list."""
     for lease in leases:
         if lease.settled and lease.ranks and lease.ranks.pass_number == pass_number:
             return lease
@@ -394,18 +374,7 @@ def _wait_for_ranks(
     *,
     patient: Callable[[], bool],
 ) -> T | None:
-    """Return what ``look`` finds, as soon as it does; None where ``watch`` stopped it.
-
-    Args:
-        options: of the loader.
-        look: asked again whenever a lease changed; None: not yet.
-        watch: ends the wait.
-        event: what is waited for, in words.
-        patient: whether to wait without end, because a death would be noticed.
-
-    Raises:
-        CacheError: nobody came.
-    """
+    """Return what ``look`` finds; None if ``watch`` stopped the wait."""
     if (found := look()) is not None:
         return found
     began, told, pause = time.monotonic(), False, Backoff(watch.wake)

@@ -100,19 +100,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """What the report needs to know of the snapshot of a pass.
-
-    By column, for it may have ten thousand shards, and the training loop takes this over
-    between two batches.
-
-    Attributes:
-        numbers: int64 [shards], of the shards of the snapshot.
-        samples: int64 [shards], of each.
-        drawn_at: float64 [shards], wall time.
-        left_out: int64 [others], shards that are cached besides, for a later snapshot.
-        view: the index when it was taken, without the shards.
-        waited_seconds: until the cache held enough.
-    """
+    """What the report needs of a snapshot, by column, because it may have ten thousand shards."""
 
     numbers: Integers
     samples: Integers
@@ -123,7 +111,6 @@ class PassFacts:
 
     @classmethod
     def of(cls, snapshot: Snapshot, waited_seconds: float) -> PassFacts:
-        """Return the facts of a snapshot."""
         rows = snapshot.shards
         others = [row.number for row in snapshot.view.shards if not snapshot.has(row.number)]
         return cls(
@@ -138,20 +125,13 @@ class PassFacts:
 
 @dataclass(slots=True)
 class UseSums:
-    """Sums over the uses u of all samples, for some shards.
-
-    Attributes:
-        once: of u.
-        squares: of u².
-        most: the greatest u.
-    """
+    """Sums over the uses u of all samples, for some shards."""
 
     once: float = 0.0
     squares: float = 0.0
     most: float = 0.0
 
     def add(self, delivered: Iterable[int], sizes: Iterable[int]) -> None:
-        """Add shards: how many samples of each were delivered, and how many it has."""
         size = np.maximum(np.array(list(sizes), np.int64), 1)
         counts = np.array(list(delivered), np.int64)
         uses, more = np.divmod(counts, size)  # of these many samples one use more
@@ -161,10 +141,9 @@ class UseSums:
 
 
 class DeliveryCounts:
-    """Counts deliveries as the consumer receives them; used by its thread alone.
+    """Counts deliveries; used by the consumer's thread.
 
-    Of shards that are gone it keeps sums, for those are more every day. One that comes back,
-    drawn again for a checkpoint, is another one.
+    Evicted shards are kept as sums only. One that is refetched counts as a new one.
     """
 
     def __init__(self, root: Path) -> None:
@@ -186,7 +165,7 @@ class DeliveryCounts:
         self.begin_epoch()
 
     def begin_epoch(self) -> int:
-        """Start the counts that are per epoch; return what `deliver` knows it by."""
+        """Start the counts of an epoch; return the epoch's number for `deliver`."""
         self._epoch += 1
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -195,11 +174,10 @@ class DeliveryCounts:
         return self._epoch
 
     def end_epoch(self) -> None:
-        """Stop the clock of the epoch."""
         self._ended = time.monotonic()
 
     def begin_pass(self, number: int, facts: PassFacts, *, again: bool = False) -> None:
-        """Note the new snapshot of a pass, or ``again`` one of a pass that goes on elsewhere.
+        """Record the snapshot of a pass, or ``again`` one of a continued pass.
 
         No array operation that computes, see `deliver`.
         """
@@ -219,20 +197,16 @@ class DeliveryCounts:
             self._turn = (0, 0, self._cached)
 
     def skip(self, lost: int) -> None:
-        """Count planned samples that could not be read."""
         self._skipped += lost
 
     def waited(self, seconds: float) -> None:
-        """Count time in which the consumer had no batch."""
         self._waited += seconds
 
     def deliver(self, counts: Mapping[int, int], epoch: int) -> None:
-        """Count so many samples of each shard as delivered, in an epoch that may be over.
+        """Count delivered samples per shard, also in an epoch that is over.
 
-        An iterator that is left may be told its end when a newer one has begun.
-
-        No array operation here: they release the GIL, and to get it back beside the busy
-        threads of the loader can take the training loop a switch interval (5 ms).
+        No array operation here: it releases the GIL, and getting that back can take the loop a
+        switch interval (5 ms).
         """
         for number, count in counts.items():
             before, size = self._delivered.get(number, 0), self._sizes.get(number, 0)
@@ -247,7 +221,7 @@ class DeliveryCounts:
         self._turn_over()
 
     def enter(self, pass_number: int) -> None:
-        """Note that nothing comes of earlier passes any more: what only they held is gone."""
+        """Drop the shards that only earlier passes held."""
         before = len(self._held)
         while self._held and self._held[0][0] < pass_number:
             self._held.popleft()
@@ -277,7 +251,6 @@ class DeliveryCounts:
             )
 
     def report(self) -> Report:
-        """Return the counts as of now."""
         if self._facts is None:
             return Report(wait_seconds=self._waited)
         uses = replace(self._gone)
@@ -314,10 +287,7 @@ class DeliveryCounts:
         return "cache" if self._waited_cache > self._waited / 2 else "loading"
 
     def _count_objects(self) -> int:
-        """Count the objects seen; a shard that went before the first report is missed.
-
-        Kept are eight bytes of each, for there may be millions.
-        """
+        """Count the objects seen, in eight bytes each, because there may be millions."""
         seen = [self._objects]
         for number in self._delivered.keys() - self._objects_of:
             try:
@@ -334,9 +304,9 @@ class DeliveryCounts:
 
 
 def _visit_hint(view: IndexView) -> str:
-    """Return what to say of `sampling.samples_per_object`; nothing where it would not help.
+    """Return a hint about `sampling.samples_per_object`, where it would help.
 
-    It does where requests are the limit: each brings a few small samples of a larger object.
+    It helps where requests are the limit: each brings a few small samples of a larger object.
     """
     if view.identity is None:
         return ""
@@ -357,7 +327,7 @@ def _ratio(delivered: int, distinct: int) -> float:
 
 
 def _sample_ages(facts: PassFacts) -> tuple[float, float]:
-    """Return the mean age of the samples in a snapshot, and the greatest."""
+    """Return the mean and the greatest age of the samples in a snapshot."""
     ages = np.maximum(0.0, time.time() - facts.drawn_at)
     samples = int(facts.samples.sum())
     mean = float((ages * facts.samples).sum()) / samples if samples else 0.0
@@ -365,11 +335,7 @@ def _sample_ages(facts: PassFacts) -> tuple[float, float]:
 
 
 class ReaderCounters:
-    """What one loop received; used by its thread, but for `flush` and `close`.
-
-    Args:
-        layout: of the cache.
-    """
+    """What one loop received; used by its thread, except `flush` and `close`."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
@@ -381,7 +347,6 @@ class ReaderCounters:
         self._turn = threading.RLock()
 
     def begin_epoch(self, number: int) -> None:
-        """Note in which epoch the loop stands."""
         self._counters.epoch = number
 
     def begin_pass(self, number: int, lease: str) -> None:
@@ -403,7 +368,6 @@ class ReaderCounters:
         _write_from_thread(self)
 
     def receive(self, samples: int) -> None:
-        """Count a batch."""
         counters = self._counters  # no call where none is needed: this is done for each batch
         counters.delivered += samples
         counters.batches += 1
@@ -412,18 +376,15 @@ class ReaderCounters:
             _unwritten.set()
 
     def wait(self, seconds: float) -> None:
-        """Count a time without a batch."""
         self._counters.wait(seconds)
         self._written = False
 
     def note_state(self) -> None:
-        """Note that the loader gave its state, so that it may come back for the rest."""
         if not self._counters.gave_state:
             self._counters.gave_state, self._written = True, False
             self.flush()
 
     def flush(self) -> None:
-        """Write what was counted."""
         if self._pid != os.getpid():  # the lease is the parent's
             return
         with self._turn:
@@ -438,7 +399,6 @@ class ReaderCounters:
                     self._written = False
 
     def close(self) -> None:
-        """Write what was counted, and let the lease go; twice is harmless."""
         self.flush()
         with self._turn:
             self._let_go()
@@ -456,7 +416,6 @@ _writer: threading.Thread | None = None
 
 
 def _write_from_thread(counters: ReaderCounters) -> None:
-    """Have the thread write these from now on."""
     global _writer
     with _writer_lock:
         _written_by_thread.add(counters)
@@ -480,7 +439,7 @@ def _write_all() -> None:
 
 
 def _reset_in_child() -> None:
-    """Forget the thread, which only the parent has, and its locks, which it may have held."""
+    """Drop the thread, which only the parent has, and its locks."""
     global _unwritten, _gate, _writer
     _unwritten, _writer_lock, _writer = threading.Event(), threading.Lock(), None
     _written_by_thread.clear()

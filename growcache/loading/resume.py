@@ -37,15 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """One resumption.
-
-    Attributes:
-        options: of the loader.
-        fingerprint: of the cache that the state is of; None if that is not known.
-        missing: what to do about shards that are not there.
-        wake: set when ``stopped`` changes.
-        stopped: whether to give up.
-    """
+    """How to take the rest of a pass."""
 
     options: LoaderOptions
     fingerprint: str | None
@@ -57,11 +49,6 @@ class ResumeRequest:
 def refuse_other_cache(
     view: IndexView, fingerprint: str | None, options: LoaderOptions
 ) -> None:
-    """Refuse a state of another cache.
-
-    Raises:
-        ConfigError: the fingerprints differ.
-    """
     found = view.fingerprint
     if None not in (found, fingerprint) and found != fingerprint:
         raise ConfigError(
@@ -71,11 +58,6 @@ def refuse_other_cache(
 
 
 def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions) -> None:
-    """Refuse to go on without shards.
-
-    Raises:
-        CacheError: shards of the rest are not there.
-    """
     needed = _needed_digests(rest)
     if gone := needed.keys() - _held_shards(view, needed, options.root).keys():
         raise CacheError(
@@ -87,13 +69,10 @@ def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions)
 def resume_pass(
     attempt: ResumeRequest, rest: RemainingPass
 ) -> tuple[Snapshot, RemainingPass] | None:
-    """Return a snapshot of what the rest of a pass needs, and the rest as it can be delivered.
+    """Return a snapshot for the rest of a pass, and the rest; None if stopped.
 
-    It waits where shards have to be drawn again. None: ``attempt.stopped`` said so.
-
-    Raises:
-        CacheError: a shard is not there and shall, or can, not be drawn again.
-        ConfigError: the cache is another one.
+    It waits while shards are refetched. Raises CacheError if shards are gone and `missing`
+    forbids that.
     """
     view = _wait_for_schema(attempt)
     if view is None:
@@ -114,7 +93,7 @@ def resume_pass(
 
 
 def _wait_for_schema(attempt: ResumeRequest) -> IndexView | None:
-    """Return the index as soon as it says what samples are; no snapshot can be made before."""
+    """Return the index once it has the schema, without which there is no snapshot."""
     root, told = attempt.options.root, False
     with closing(index_views(root, attempt.wake, attempt.stopped)) as views:
         for view in views:
@@ -132,7 +111,7 @@ def _wait_for_schema(attempt: ResumeRequest) -> IndexView | None:
 def _lease_rest(
     attempt: ResumeRequest, rest: RemainingPass, view: IndexView
 ) -> Snapshot | None:
-    """Return the snapshot; None where a shard went before it was leased, or to stop."""
+    """Return the snapshot; None where a shard was evicted before it was leased, or if stopped."""
     options, digests = attempt.options, _needed_digests(rest)
     there = _held_shards(view, digests, options.root)
     # All of them: what is live now may be retired before the lease is there.
@@ -177,7 +156,7 @@ def _wait_for_refetch(
     digests: Mapping[int, str],
     rows: dict[int, ShardRow],
 ) -> IndexView | None:
-    """Wait until all shards were seen, and add them to ``rows``; None to stop."""
+    """Wait until all shards are live, and add them to ``rows``; None if stopped."""
     root, told = attempt.options.root, False
     with closing(index_views(root, attempt.wake, attempt.stopped)) as views:
         for view in views:
@@ -211,7 +190,6 @@ def _refuse_refused(root: Path, found: Mapping[int, RefetchOutcome], needed: int
 def _substitute_shards(
     view: IndexView, rest: RemainingPass, options: LoaderOptions
 ) -> RemainingPass:
-    """Return the rest with other shards in the places of those that are gone."""
     needed = rest.needed()
     gone = needed - _held_shards(view, _needed_digests(rest), options.root).keys()
     if not gone:
@@ -235,7 +213,6 @@ def _substitute_shards(
 
 
 def _needed_digests(rest: RemainingPass) -> dict[int, str]:
-    """Return the digests of the shards that the rest needs."""
     needed = rest.needed()
     return {s.number: s.digest for s in rest.plan.shards if s.number in needed}
 
@@ -243,13 +220,7 @@ def _needed_digests(rest: RemainingPass) -> dict[int, str]:
 def _held_shards(
     view: IndexView, digests: Mapping[int, str], root: Path
 ) -> dict[int, ShardRow]:
-    """Return the shards of these digests that are live, or on their way out and held.
-
-    Args:
-        view: of the index; shards on their way out are found only if it tells of them.
-        digests: by number.
-        root: of the cache.
-    """
+    """Return the shards of these digests that are live, or retired and held by a lease."""
     live = {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
     going = {r.number: r for r in view.retired if digests.get(r.number) == r.digest}
     if not going:
@@ -259,17 +230,15 @@ def _held_shards(
 
 
 def _leased_numbers(root: Path) -> set[int]:
-    """Return the shards whose files are there, and stay while a lease of the caller names them.
+    """Return the shards whose files stay while a lease of the caller names them.
 
-    They are those of settled leases. Who settles one has found each shard that it holds, since
-    the lease was visible, either live or held by a lease that was settled earlier; what came
-    between, it dropped. What was live then can only have been retired later, and whoever
-    retires reads the leases after that. So no evictor deletes the shard before the lease lets
-    it go; and who looks for leases after that finds the caller's, which was there already.
+    They are those of settled leases. A lease is settled once each of its shards was seen, after
+    the lease became visible, either live or in a lease settled earlier. A shard that was live
+    then was retired later, and an evictor reads the leases after it retires. So no evictor
+    deletes the shard before that lease ends, and one that looks afterwards finds the caller's.
 
-    Other leases prove nothing: theirs may name shards that were retired, and found to be held
-    by nobody, before they came. The files of those go while the index still has them as
-    retired.
+    Other leases prove nothing: they may name shards that were retired before they came, whose
+    files go while the index still lists them.
     """
     leases = [lease for lease in read_leases(root) if lease.open and lease.settled]
     return set().union(*(protected_shards(lease, resumable=False) for lease in leases))

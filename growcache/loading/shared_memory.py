@@ -30,13 +30,7 @@ from growcache.schema import Array
 
 
 class BufferRange(NamedTuple):
-    """Where bytes lie.
-
-    Attributes:
-        buffer: its number.
-        start: the first byte.
-        nbytes: how many.
-    """
+    """Bytes of a buffer."""
 
     buffer: int
     start: int
@@ -44,17 +38,11 @@ class BufferRange(NamedTuple):
 
 
 class NewBuffer(NamedTuple):
-    """A buffer whose descriptor comes with the message.
-
-    Attributes:
-        number: of the buffer.
-        nbytes: of it.
-        kept: whether it will be filled again.
-    """
+    """A buffer whose descriptor comes with the message."""
 
     number: int
     nbytes: int
-    kept: bool
+    kept: bool  # filled again
 
 
 def _references(bases: dict[int, BufferBytes], number: int) -> int:
@@ -66,16 +54,11 @@ _UNSHARED = _references({0: np.empty(1, np.uint8)}, 0)
 
 
 def plain_message(item: Any) -> Message:
-    """Return an item without arrays as `SharedReceiver` receives it; any thread may send it."""
     return Message(([], []), pickle.dumps(item, protocol=5))
 
 
 class SharedReceiver:
-    """The side that delivers; used by one thread at a time.
-
-    Args:
-        lock: called with each buffer that will be filled again.
-    """
+    """The side that delivers; used by one thread at a time."""
 
     def __init__(self, lock: Callable[[BufferBytes], None] | None = None) -> None:
         self._lock = lock
@@ -84,10 +67,9 @@ class SharedReceiver:
         self._lent: dict[int, object] = {}  # and the moment
 
     def receive(self, wire: MessageSocket) -> Any:
-        """Return the next item; its arrays lie in shared memory, and may be written to.
+        """Return the next item; its arrays are in shared memory and may be written to.
 
-        Raises:
-            EOFError: the other side is gone, or says `StopCommand`.
+        Raises EOFError where the socket ends.
         """
         while not (frame := wire.receive()).body:
             if isinstance(frame.head, StopCommand):
@@ -119,7 +101,7 @@ class SharedReceiver:
         return self._bases[place.buffer][place.start : place.start + place.nbytes]
 
     def _note(self, used: set[int]) -> None:
-        """Note what was lent now; what is used once is forgotten, and lives with its views."""
+        """Record what was lent; a buffer that is used once lives with its views."""
         once, now = self._once & used, fork_mark()
         self._once -= once
         for number in used - once:
@@ -128,9 +110,9 @@ class SharedReceiver:
             del self._bases[number]
 
     def take_back(self) -> tuple[list[int], list[int]]:
-        """Return what nobody here refers to any more: (free, spoiled) numbers, each once.
+        """Return the buffers that are referenced no more: (free, spoiled) numbers, each once.
 
-        What is spoiled may not be filled again, for a child that was forked may see it.
+        A spoiled buffer must not be filled again, because a forked child may see it.
         """
         unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
         free, spoiled = list[int](), list[int]()
@@ -144,32 +126,19 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(slots=True)
 class _SentBuffer:
-    """A buffer as its maker knows it.
-
-    Attributes:
-        number: of the buffer.
-        address: where it lies.
-        nbytes: of it.
-        recycled: whether it is filled again.
-        base: its array.
-        descriptor: until all for whom it is have mapped it.
-        readers: how many these are.
-        told: who wants to hear of its end.
-        known: who has mapped it.
-    """
+    """A buffer as its maker knows it."""
 
     number: int
     address: int
     nbytes: int
-    recycled: bool
+    recycled: bool  # filled again
     base: weakref.ref[BufferBytes]
-    descriptor: int | None
-    readers: int
-    told: set[MessageSocket] = field(default_factory=set)
-    known: set[MessageSocket] = field(default_factory=set)
+    descriptor: int | None  # until all readers have mapped it
+    readers: int  # processes that will map it
+    told: set[MessageSocket] = field(default_factory=set)  # receivers that report its end
+    known: set[MessageSocket] = field(default_factory=set)  # receivers that have mapped it
 
     def close(self) -> None:
-        """Close the descriptor; nobody else maps it."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -181,7 +150,7 @@ class _SentBuffer:
 
 
 class _SentBuffers:
-    """The buffers that live, by address; it holds none of them, nor anything that does."""
+    """The live buffers by address, without a reference to them."""
 
     def __init__(self) -> None:
         self._made: dict[int, _SentBuffer] = {}
@@ -206,12 +175,10 @@ class _SentBuffers:
         self.gone.append(made)
 
     def all(self) -> list[_SentBuffer]:
-        """Return those that live."""
         with self._turn:
             return list(self._made.values())
 
     def find(self, memory: memoryview) -> tuple[_SentBuffer | None, BufferRange | None]:
-        """Return the buffer that a piece of memory lies in, and where."""
         if not memory.nbytes:
             return None, None
         address = _address_of(np.frombuffer(memory, np.uint8))
@@ -224,7 +191,7 @@ class _SentBuffers:
 
 
 class SharedSender:
-    """The side that fills; used by one thread, but for `returned`."""
+    """The side that fills; used by one thread, except `returned`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -237,11 +204,7 @@ class SharedSender:
     def allocate(
         self, nbytes: int, kept: list[BufferBytes] | None, *, readers: int = 1
     ) -> BufferBytes:
-        """Return a new buffer: an `Allocate`, for so many who will map it.
-
-        Raises:
-            CacheError: no memory, or too many maps.
-        """
+        """Return a new buffer: an `Allocate`, for `readers` processes that will map it."""
         size = -(-nbytes // PAGE) * PAGE
         descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -262,21 +225,12 @@ class SharedSender:
         return base
 
     def reaches(self, wire: MessageSocket, array: Array) -> bool:
-        """Whether an array lies in memory that the other side has mapped, or can map."""
+        """Return whether an array is in memory that the other side has mapped, or can map."""
         made, _ = self._register.find(_memory_of(array))
         return made is not None and (wire in made.known or made.descriptor is not None)
 
     def send(self, wire: MessageSocket, item: Any, *, lend: bool = True) -> None:
-        """Send an item; arrays in this memory stay where they are.
-
-        Args:
-            wire: to whom.
-            item: any value that can be pickled.
-            lend: whether its buffers are the other side's until it returns them.
-
-        Raises:
-            OSError: the other side is gone.
-        """
+        """Send an item; arrays in this memory stay where they are."""
         places: list[BufferRange] = []
         used: dict[int, _SentBuffer] = {}
 
@@ -308,10 +262,10 @@ class SharedSender:
                 self._gone.setdefault(wire, []).append(made.number)
 
     def forget(self, wire: MessageSocket) -> None:
-        """Note that the other side is gone; another one may take its place.
+        """Drop a receiver, which another one may replace.
 
-        That one can map no buffer whose descriptor is closed. Of those that go round others are
-        made, or it would be sent what lies in them for good.
+        The other one can map no buffer whose descriptor is closed, so recycled buffers are made
+        anew.
         """
         self._note_gone()
         self._gone.pop(wire, None)
@@ -322,15 +276,14 @@ class SharedSender:
             made.told.discard(wire)
 
     def _let_die(self, number: int, base: BufferBytes | None) -> None:
-        """Have a buffer filled no more; it lives and dies with its views."""
+        """Recycle a buffer no more; it lives with its views."""
         kept = self._kept[number]
         kept[:] = [other for other in kept if other is not base]
 
     def filled(self, wires: Sequence[MessageSocket], array: Array) -> None:
-        """Note that these have done their part of an array, and will not ask for it later.
+        """Record that these are done with an array and will not map it later.
 
-        What goes round is for whoever comes next; what is used once may keep no descriptor, for
-        its user may collect any number.
+        A buffer that is used once keeps no descriptor, because its user may collect any number.
         """
         made, _ = self._register.find(_memory_of(array))
         if made is None or made.recycled:
@@ -353,13 +306,6 @@ class SharedSender:
                 made.settle()
 
     def returned(self, free: Sequence[int], spoiled: Sequence[int]) -> None:
-        """Take buffers back.
-
-        Args:
-            free: numbers of those that may be filled again.
-            spoiled: numbers of those that may not, for a process that was forked meanwhile
-                may see them.
-        """
         for number in free:
             del self._lent[number]
         for number in spoiled:

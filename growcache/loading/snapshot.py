@@ -25,12 +25,7 @@ from growcache.schema import Origin, Sample, Schema
 
 
 def mean_sample_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
-    """Return the bytes of a sample; where they differ the mean, with what a format adds.
-
-    Args:
-        schema: of the samples.
-        shards: that hold them; without one, ragged samples count as nothing.
-    """
+    """Return the mean bytes of a sample, with what a format adds."""
     if not schema.is_ragged:
         return schema.nbytes
     samples = sum(row.samples for row in shards)
@@ -213,7 +208,6 @@ class Snapshot:
         return self._ends[-1] if self._ends else 0
 
     def has(self, number: int) -> bool:
-        """Return whether the shard of that number is in it."""
         return number in self._rows
 
     def __getitem__(self, i: int) -> Sample:
@@ -240,11 +234,7 @@ class Snapshot:
         return self.sidecar(row.number).origin(place)
 
     def sidecar(self, number: int) -> Sidecar:
-        """Return the shard's description of itself; kept until a window leaves the shard.
-
-        Raises:
-            CorruptShardError: missing or damaged.
-        """
+        """Return the shard's sidecar; kept until a window leaves the shard."""
         found = self._sidecars.get(number)  # which a window may drop meanwhile
         if found is None:
             path = self._layout.sidecar(number)
@@ -256,24 +246,20 @@ class Snapshot:
         return found
 
     def mapped(self, number: int) -> MappedShard:
-        """Return a shard of this snapshot in memory, its content checked.
+        """Return a shard of this snapshot in memory, checked.
 
-        Batches must copy from it: what is handed out may not view the map.
-
-        Raises:
-            CorruptShardError: its bytes are not what was written.
-            CacheError: the snapshot is closed.
+        Batches must copy from it, because the map is closed with the snapshot.
         """
         self._refuse_closed()
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
 
     def condemn(self, number: int) -> None:
-        """Have a shard count as corrupt from now on, for its map is damaged."""
+        """Count a shard as corrupt, because its map is damaged."""
         self._maps.condemn(self._rows[number], self.view.cache_format)
 
     def enter(self, numbers: Iterable[int]) -> None:
-        """Say that a window is about to read these shards, as far as they are here."""
+        """Keep the pages of these shards in memory until `leave`."""
         self._maps.enter(self._keys(numbers))
 
     def leave(self, numbers: Iterable[int]) -> None:
@@ -289,12 +275,7 @@ class Snapshot:
         return [shard_key(self._rows[number]) for number in numbers if number in self._rows]
 
     def map_anew(self, number: int) -> MappedShard:
-        """Return a map of the caller's own, unchecked, of a shard of this snapshot.
-
-        Raises:
-            CorruptShardError: its files are missing or not those of so many samples.
-            CacheError: the snapshot is closed.
-        """
+        """Return an unchecked map of the caller's own."""
         self._refuse_closed()
         samples, view = self._rows[number].samples, self.view
         return open_shard(self._layout, number, samples, self.schema, view.cache_format)
@@ -307,15 +288,14 @@ class Snapshot:
             )
 
     def file(self, number: int) -> Path:
-        """Return where a shard's samples lie: a file, or a directory of files."""
+        """Return the path of a shard: a file, or a directory of files."""
         return shard_path(self._layout, number, self.view.cache_format)
 
     def files(self, number: int) -> list[Path]:
-        """Return the paths of all files of a shard."""
         return shard_files(self._layout, number, self.view.cache_format)
 
     def counted(self, numbers: Iterable[int]) -> None:
-        """Say that an earlier snapshot counted the use of these shards."""
+        """Do not count uses of these shards, because an earlier snapshot did."""
         self._read.update(numbers)
 
     def mark_begun(self, numbers: Iterable[int]) -> None:
@@ -326,7 +306,7 @@ class Snapshot:
             self.lease.mark_begun(*new)
 
     def finish(self, numbers: Iterable[int]) -> None:
-        """Say that of these shards nothing more will be read."""
+        """Record that nothing more of these shards will be read."""
         if done := self._begun.intersection(numbers):
             self._begun -= done
             self.lease.mark_read(*done, mapped=True)

@@ -39,13 +39,6 @@ from growcache.loading.resume import MissingShards
 
 
 class ThreadStage(QueuedStage):
-    """A producer in a thread of this process.
-
-    Args:
-        wanted: the epoch that begins now.
-        make: makes the producer for a link.
-    """
-
     kind: StageKind = "thread"
 
     def __init__(self, wanted: int, make: Callable[[Channel], Producer]) -> None:
@@ -54,24 +47,19 @@ class ThreadStage(QueuedStage):
 
     @property
     def halted(self) -> Position | None:
-        """Where it halted; None: it goes on."""
         return self._items.halted
 
     @property
     def making(self) -> tuple[float, float]:
-        """(seconds, CPU seconds) that blocks took."""
         return self._link.making
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch."""
         self._link.begin(epoch)
 
     def end_pass(self, pass_number: int) -> None:
-        """Say that a pass is over."""
         self._link.end_pass(pass_number)
 
     def halt(self) -> None:
-        """Have it make no more blocks."""
         self._link.halt.set()
         self._link.tokens.put(True)  # a block that waits for one is made already
 
@@ -89,16 +77,7 @@ MIN_GAIN = 0.015  # of the loop's time; below it a process is not worth its memo
 
 @dataclass(frozen=True, slots=True)
 class LoopTimes:
-    """What was counted so far.
-
-    Attributes:
-        seconds: on the clock.
-        batches: that it received.
-        making_seconds: that the thread took for blocks, without waiting for the loop, for
-            samples or for files that are opened.
-        computed_seconds: of these, its CPU time.
-        loop_seconds: CPU time of the loop's thread.
-    """
+    """Clocks and counters of a loop and of the thread that makes its blocks."""
 
     seconds: float = 0.0
     batches: int = 0
@@ -107,7 +86,6 @@ class LoopTimes:
     loop_seconds: float = 0.0
 
     def since(self, before: LoopTimes) -> LoopTimes:
-        """Return what was counted since then."""
         return LoopTimes(
             self.seconds - before.seconds,
             self.batches - before.batches,
@@ -118,12 +96,10 @@ class LoopTimes:
 
     @property
     def whole(self) -> bool:
-        """Whether it is enough for a trial."""
         return self.seconds >= TRIAL_SECONDS and self.batches >= MIN_BATCHES
 
     @property
     def batch_seconds(self) -> float:
-        """Seconds of the loop per batch."""
         return self.seconds / self.batches
 
     @property
@@ -133,12 +109,11 @@ class LoopTimes:
 
     @property
     def stalled_share(self) -> float:
-        """The share of the thread's time for blocks that it did not compute."""
+        """The share of the thread's time for blocks in which it did not compute."""
         return self.stalled_seconds / self.making_seconds if self.making_seconds > 0 else 0.0
 
     @property
     def stalled_seconds(self) -> float:
-        """Seconds of the thread's time for blocks in which it did not compute."""
         return self.making_seconds - self.computed_seconds
 
 
@@ -189,12 +164,7 @@ def rest_seconds(tries: int) -> float | None:
 
 
 class StageFactory:
-    """Starts producers for one consumer.
-
-    Args:
-        options: of the loader.
-        framework: what the front door lends.
-    """
+    """Starts stages for one consumer."""
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._options = options
@@ -203,9 +173,9 @@ class StageFactory:
 
     @property
     def may_choose(self) -> bool:
-        """Whether a thread may be left for a process.
+        """Whether a process may replace the thread.
 
-        Other ranks follow the process that they know, a fixed set is pinned by the walk that
+        Other ranks follow the process that they know, a fixed set is pinned by the pass that
         found it, and a transform runs in threads of the trainer.
         """
         options = self._options
@@ -215,16 +185,6 @@ class StageFactory:
     def start(
         self, kind: StageKind, start: Position, missing: MissingShards, wanted: int
     ) -> Stage:
-        """Start one of a kind.
-
-        To be called in the thread that iterates: the walks of all ranks are counted alike.
-
-        Args:
-            kind: where it runs.
-            start: where it begins.
-            missing: what to do about shards of the start that are not there any more.
-            wanted: the epoch that the consumer begins.
-        """
         note = next_rank_note(self._options)
         if kind == "process":
             return self.process(ChildProcess(), start, missing, wanted, note)
@@ -233,7 +193,6 @@ class StageFactory:
     def thread(
         self, start: Position, missing: MissingShards, wanted: int, note: RankNote | None = None
     ) -> Stage:
-        """Start one in a thread."""
         options = self._options
 
         def make(link: Channel) -> Producer:
@@ -252,7 +211,6 @@ class StageFactory:
         wanted: int,
         note: RankNote | None = None,
     ) -> Stage:
-        """Start one in a gather process that waits for its order."""
         order = GatherSetup(
             options=portable_options(self._options),
             start=start,
@@ -279,8 +237,6 @@ _FIGURES = "%.3g ms per step, of which %.3g are lost; with the thread %.3g, and 
 
 
 class ChoicePhase(Enum):
-    """How far a crossing has come."""
-
     MEASURING = auto()  # beside the thread
     STARTING = auto()  # the process; the thread goes on
     HALTING = auto()  # the thread makes its last block
@@ -289,16 +245,7 @@ class ChoicePhase(Enum):
 
 
 class GatherChooser:
-    """Follows one loader; used by its consumer's thread.
-
-    Args:
-        gather: as the options say.
-        possible: whether there is a choice.
-
-    Attributes:
-        kind: of source to start with.
-        next: the source that goes on where the thread will have halted.
-    """
+    """Chooses between thread and process by measurement; used by the consumer's thread."""
 
     def __init__(self, gather: Gather, *, possible: bool) -> None:
         self.kind: StageKind = "process" if gather == "process" else "thread"
@@ -314,17 +261,9 @@ class GatherChooser:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing more to look at."""
         return self._phase is ChoicePhase.SETTLED
 
     def look(self, source: Stage, now: LoopTimes, cross: StartProcess) -> None:
-        """Take the next step of a crossing, if it is time for it.
-
-        Args:
-            source: that a block was just received from.
-            now: what was counted so far.
-            cross: makes the source that goes on.
-        """
         if (consumer := threading.get_ident()) != self._consumer:
             self._consumer, self._before = consumer, None
         match self._phase:
@@ -342,7 +281,6 @@ class GatherChooser:
                 self._judge(source, now)
 
     def _tried(self, now: LoopTimes) -> LoopTimes | None:
-        """Return a trial that ends now; None where it goes on."""
         if self._before is None:
             self._before = now
         tried = now.since(self._before)
@@ -401,7 +339,6 @@ class GatherChooser:
         return _FIGURES % (*process, *thread)
 
     def _rest(self, now: LoopTimes) -> None:
-        """Stay with the thread, until it is time for another try."""
         self._tries += 1
         seconds = rest_seconds(self._tries)
         if seconds is None:
@@ -415,10 +352,6 @@ class GatherChooser:
         self._by_thread.clear()
 
     def crossed(self) -> Stage | None:
-        """Return the source that goes on where the thread has halted.
-
-        None where it halts in a process, or had not said so when its last block came.
-        """
         source, self.next = self.next, None
         if source is None:
             self.close()
@@ -426,11 +359,9 @@ class GatherChooser:
         return source
 
     def give_up(self) -> None:
-        """Stay with the thread from now on: the process died, or could not be started."""
         self.kind, self._phase = "thread", ChoicePhase.SETTLED
 
     def close(self) -> None:
-        """End a process that nobody uses yet; what was not settled begins with the thread."""
         if self._child is not None:
             self._child.close()
             self._child = self.next = None

@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class StreamClosedError(Exception):
-    """The stream was closed while it waited; no user sees it."""
+    pass
 
 
 class VerifiedShards:
-    """Which shards this process found whole; maps are not kept, unlike in `MapPool`.
+    """Which shards this process has verified, without keeping maps.
 
-    A map would keep the space of a shard that is let go in the middle of a pass.
+    A map would keep the disk space of a shard that is evicted in the middle of a pass.
     """
 
     def __init__(self) -> None:
@@ -57,19 +57,12 @@ class VerifiedShards:
         self._bad: set[ShardKey] = set()
 
     def keep(self, rows: Iterable[ShardRow]) -> None:
-        """Forget all other shards."""
         keys = {shard_key(row) for row in rows}
         self._good = {key: nbytes for key, nbytes in self._good.items() if key in keys}
         self._bad &= keys
 
     def is_whole(self, snapshot: Snapshot, row: ShardRow, *, again: bool) -> bool:
-        """Return whether the shard's bytes are what was written; if not, that is logged once.
-
-        Args:
-            snapshot: that holds it.
-            row: of the index.
-            again: look even at what was found whole before.
-        """
+        """Return whether the shard's bytes are those written; a failure is logged once."""
         key = shard_key(row)
         if key in self._bad:
             return False
@@ -87,7 +80,6 @@ class VerifiedShards:
 
 
 def _shard_bytes(snapshot: Snapshot, row: ShardRow) -> int:
-    """Return the bytes of a shard's files; a file that is not there has none."""
     try:
         return sum(path.stat().st_size for path in snapshot.files(row.number))
     except FileNotFoundError:
@@ -109,14 +101,7 @@ def _verify_shard(snapshot: Snapshot, row: ShardRow) -> None:
 
 @dataclass(slots=True)
 class GivenShard:
-    """A shard that was given to the reader.
-
-    Attributes:
-        of: its pass.
-        row: of the index.
-        undelivered: samples that did not come out of the reader yet.
-        read: whether the reader has all of it in memory.
-    """
+    """A shard that was given to the reader."""
 
     of: StreamPass
     row: ShardRow
@@ -126,15 +111,7 @@ class GivenShard:
 
 @dataclass(slots=True)
 class StreamPass:
-    """One visit of every shard of a snapshot.
-
-    Attributes:
-        number: of the pass.
-        snapshot: with its lease.
-        rows: its shards in the order of the plan.
-        given: the tokens of the shards that the reader still works on.
-        all_given: whether the reader was given all of them.
-    """
+    """One visit of every shard of a snapshot."""
 
     number: int
     snapshot: Snapshot
@@ -144,7 +121,6 @@ class StreamPass:
 
     @property
     def lease(self) -> Lease:
-        """The lease of the snapshot; nobody maps its shards, so their states are set here."""
         return self.snapshot.lease
 
 
@@ -154,18 +130,7 @@ def open_stream_pass(
     min_samples: int,
     watch: WaitControl | None = None,
 ) -> StreamPass:
-    """Return a pass over what is cached, as soon as that is enough.
-
-    Args:
-        options: of the loader.
-        number: of the pass.
-        min_samples: to wait for.
-        watch: ends the wait.
-
-    Raises:
-        StreamClosedError: ``watch`` stopped it.
-        ConfigError: there will never be one batch.
-    """
+    """Return a pass over what is cached, once that is enough."""
     watch = watch or WaitControl(threading.Event(), lambda: False)
     while True:
         choice = wait_for_pass(options, min_samples, watch)
@@ -182,7 +147,6 @@ def open_stream_pass(
 def wait_for_pass(
     options: LoaderOptions, min_samples: int, watch: WaitControl | None = None
 ) -> SnapshotChoice:
-    """Wait until a pass can begin, see `open_stream_pass`; return what it is taken of."""
     watch, least = watch or WaitControl(threading.Event(), lambda: False), options.least_samples
     view = wait_for_samples(
         options.root,
@@ -220,13 +184,6 @@ class ShardStream:
     """The shards of one iteration, pass after pass, with at most two leases.
 
     `shards`, `read` and `delivered` are called by any of the reader's threads.
-
-    Args:
-        options: of the loader.
-        next_pass: gives the number of each pass.
-        checked: what is known about shards; shared by the iterations of one dataset.
-        endless: go on with another pass after the first.
-        tokens: gives shards their names, so that streams which share it have no name twice.
     """
 
     def __init__(
@@ -257,15 +214,9 @@ class ShardStream:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed
 
     def begin(self, min_samples: int) -> StreamPass:
-        """Return the first pass, as soon as there is enough for it.
-
-        Raises:
-            StreamClosedError: `close` was called meanwhile.
-        """
         begun = self._open(min_samples)
         with self._lock:
             self._enter(begun)
@@ -275,12 +226,9 @@ class ShardStream:
         return begun
 
     def shards(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (path, token, samples) of whole and leased shards, in planned order.
+        """Yield (path, token, samples) of verified, leased shards in planned order.
 
-        The token names the shard; `NOTHING_NOW` stands for "nothing now, ask again".
-
-        Raises:
-            CorruptShardError: not one shard of a pass is whole.
+        The token names the shard; `NOTHING_NOW` means "ask again".
         """
         while not self._closed:
             running = self._pass
@@ -310,7 +258,7 @@ class ShardStream:
             )
 
     def read(self, token: int) -> None:
-        """Say that the reader has all samples of a shard in memory, or delivered."""
+        """Record that the reader has all samples of a shard in memory."""
         with self._lock:
             shard = self._given.get(token)
             if shard is None:
@@ -319,11 +267,7 @@ class ShardStream:
         self._news.set()
 
     def delivered(self, tokens: Integers) -> None:
-        """Say of which shards a batch came.
-
-        Args:
-            tokens: int64 [n], one per sample.
-        """
+        """Count the samples of a batch."""
         values, counts = np.unique(tokens, return_counts=True)
         with self._lock:
             for token, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -338,7 +282,7 @@ class ShardStream:
                     self._let_go(shard.of)
 
     def _count_late(self, token: int, count: int) -> None:
-        """Count samples of a pass that was let go while its last ones were in memory."""
+        """Count samples of a released pass whose last ones were still in memory."""
         if token in self._late:
             self._pass.lease.count(count)
             self._late[token] -= count
@@ -346,7 +290,7 @@ class ShardStream:
                 del self._late[token]
 
     def close(self) -> None:
-        """Free the leases; of what was delivered in part, the use is counted."""
+        """Free the leases; a shard that was delivered in part counts as used."""
         if self._pid != os.getpid():  # a forked child has no leases, and none of the threads
             return
         self._closed = True
@@ -366,16 +310,14 @@ class ShardStream:
         return open_stream_pass(self._options, self._next_pass(), min_samples, watch)
 
     def _hold(self) -> None:
-        """Have the pass ended as soon as the reader has read its files."""
         self._holding = True
         self._news.set()
 
     def _own(self) -> dict[str, list[int]]:
-        """Return the shards that are, or will be, used, by lease."""
+        """Return the shards that will be used, by lease."""
         return {p.lease.name: [row.number for row in p.rows] for p in list(self._passes)}
 
     def _give(self, running: StreamPass, row: ShardRow) -> int | None:
-        """Return the token of a shard; None where it is damaged."""
         again = self._options.verify == "always"
         whole = self._checked.is_whole(running.snapshot, row, again=again)
         with self._lock:
@@ -388,7 +330,7 @@ class ShardStream:
             return token
 
     def _look_ahead(self) -> None:
-        """Have the next snapshot taken, unless there would be three leases then."""
+        """Take the next snapshot, unless that would be a third lease."""
         with self._lock:
             if self._ahead is not None or self._closed:
                 return
@@ -427,7 +369,7 @@ class ShardStream:
             yield "", NOTHING_NOW, 0
 
     def _end_held(self) -> None:
-        """End the pass where the next one waits for samples, which need its room."""
+        """End the pass where the next one waits for samples, which need its space."""
         with self._lock:
             if self._holding and all(shard.read for shard in self._given.values()):
                 for running in list(self._passes):
@@ -435,7 +377,6 @@ class ShardStream:
                     self._wake.set()
 
     def _is_reading(self) -> bool:
-        """Whether the reader is in the middle of a shard; to wait would hold that up as well."""
         with self._lock:
             return not all(shard.read for shard in self._given.values())
 
@@ -453,7 +394,6 @@ class ShardStream:
             shard.of.lease.mark_read(shard.row.number, mapped=False)
 
     def _let_go(self, running: StreamPass) -> None:
-        """Free the pass's lease where it protects nothing any more."""
         if running.all_given and not running.given:
             self._end(running, used=True)
 

@@ -41,13 +41,7 @@ ResultColumns: TypeAlias = Mapping[str, Array | list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TransformRows:
-    """What the function is called with, row by row.
-
-    Attributes:
-        columns: of n rows, by field.
-        places: (pass, position) of each row; they decide its generator.
-        origins: of each row, where the function takes them.
-    """
+    """The arguments of the calls, row by row."""
 
     columns: Mapping[str, Column]
     places: Sequence[tuple[int, int]]
@@ -57,7 +51,6 @@ class TransformRows:
         return len(self.places)
 
     def part(self, start: int, stop: int) -> TransformRows:
-        """Return some of the rows, sharing memory."""
         columns: dict[str, Column] = {
             name: column.part(start, stop) if isinstance(column, Ragged) else column[start:stop]
             for name, column in self.columns.items()
@@ -67,16 +60,7 @@ class TransformRows:
 
 
 class TransformCall:
-    """The function, with what it takes beside a sample.
-
-    Args:
-        function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
-        seed: of the loader.
-
-    Attributes:
-        running: by thread, the row that it is called with, and since when; who has no more rows
-            clears it.
-    """
+    """The user's function and the arguments that it takes besides a sample."""
 
     def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
         self.running: dict[int, tuple[int, float]] = {}
@@ -85,7 +69,6 @@ class TransformCall:
         self._seed = seed
 
     def __call__(self, rows: TransformRows, i: int) -> Mapping[str, Any]:
-        """Return what it makes of a row."""
         keywords = dict[str, Any]()
         if "rng" in self._takes:
             keywords["rng"] = generator_at(self._seed, "transform", *rows.places[i])
@@ -97,11 +80,7 @@ class TransformCall:
             return self._function(sample, **keywords)
 
     def plain(self, rows: TransformRows, i: int) -> dict[str, Any]:
-        """Return what it makes of a row as arrays, bytes and strings, which any process can have.
-
-        Raises:
-            FormatError: there is something else in it.
-        """
+        """Return the result of a row as arrays, bytes and strings, which any process can load."""
         result: Any = self(rows, i)
         with self._blamed(rows, i):
             if not isinstance(result, Mapping) or not result:
@@ -119,29 +98,24 @@ class TransformCall:
 
 
 class Executor(Protocol):
-    """Who calls the function."""
+    """Calls the user's function in threads or processes."""
 
     def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
-        """Return what it makes of each row, as `TransformCall.plain` does; ``late`` looks at the rows."""
+        """Return the result of each row as `TransformCall.plain` does."""
 
     def fill(
         self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
     ) -> None:
-        """Put what it makes of each row into ``out``, if it fits the schema."""
+        """Store the result of each row in ``out``, if it fits the schema; return the others."""
 
     def cancel(self) -> None:
-        """Have what is under way raise StoppedError, and what follows; from any thread."""
+        """Make current and later calls raise StoppedError; from any thread."""
 
-    def close(self) -> None:
-        """End."""
+    def close(self) -> None: ...
 
 
 class ThreadExecutor:
-    """ThreadExecutor of this process; they are used by one thread at a time.
-
-    Args:
-        call: of the function.
-    """
+    """Threads of this process; used by one thread at a time."""
 
     def __init__(self, call: TransformCall) -> None:
         self._call = call
@@ -151,26 +125,21 @@ class ThreadExecutor:
         self._cancelled = False
 
     def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
-        """Return what the function makes of each row."""
         return self._each(len(rows), lambda i: self._call.plain(rows, i), late)
 
     def fill(
         self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
     ) -> None:
-        """Put what the function makes of each row into ``out``."""
         self._each(len(rows), lambda i: store_result(schema, self._call(rows, i), out, i), late)
 
     def cancel(self) -> None:
-        """Begin no more rows."""
         self._cancelled = True
 
     def close(self) -> None:
-        """End the threads."""
         for hand in self._hands:
             hand.close()
 
     def _each(self, n: int, call: Callable[[int], T], late: SlowCallWatch[int]) -> list[T]:
-        """Return what the calls of 0 to n - 1 return; whichever thread is free takes the next."""
         left = deque(range(n))
         results: dict[int, T] = {}
 
@@ -194,11 +163,6 @@ class ThreadExecutor:
 
 
 def store_result(schema: Schema, result: Any, out: ResultColumns, i: int) -> None:
-    """Put a result where it belongs.
-
-    Raises:
-        FormatError: it does not fit the schema.
-    """
     if not isinstance(result, Mapping) or result.keys() != out.keys():
         raise fields_error(result, schema.names)
     for field in schema.fields:
@@ -221,7 +185,6 @@ def _plain_value(name: str, value: Any) -> Value:
 
 
 def _pop_row(left: deque[int]) -> int | None:
-    """Return the next one; None where another thread took the last."""
     try:
         return left.popleft()
     except IndexError:
@@ -229,11 +192,6 @@ def _pop_row(left: deque[int]) -> int | None:
 
 
 def _fit_value(field: Field, value: Any) -> Value:
-    """Return a result as the field has it.
-
-    Raises:
-        FormatError: it does not fit.
-    """
     if field.is_blob:
         if field.holds(value):
             return value  # type: ignore[no-any-return]
@@ -246,7 +204,6 @@ def _fit_value(field: Field, value: Any) -> Value:
 
 
 def fields_error(result: Any, names: Sequence[str]) -> FormatError:
-    """Return what to say of a result whose fields are not those of the others."""
     found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
     return FormatError(
         f"transform returned {found} where earlier samples had {list(names)}; it must return "
@@ -272,24 +229,9 @@ def _no_name(row: int) -> str:
 class BlockTransform:
     """Applies a function to the rows of blocks; used by one thread at a time.
 
-    The function may change the sample's arrays in place: they are copies. What it returns
-    is copied into the batch. Its first results decide about its fields: those are of one
-    shape, or ragged where they are bytes, strings, or named as a ragged field of the cache.
-
-    Args:
-        function: called as ``function(sample, rng=…, origin=…)`` with what it takes of these.
-        seed: of the loader.
-        rows: the most that one block holds.
-        cached: schema of the samples.
-        before: what was decided in the process that this one goes on for: dimensions that
-            were ragged there are so here, whatever the first results show.
-        crew: who calls the function; threads by default.
-        allocate: makes the memory for results of one size, and
-        allocate_ragged: for others.
-        timeout_seconds: that a call may take before it is told of.
-
-    Attributes:
-        schema: of what the function returns; None before its first results.
+    The function may change the sample's arrays in place, because they are copies; its results
+    are copied into the batch. The first results decide about the fields: those have one shape,
+    or are ragged where they are bytes, strings, or named as a ragged field of the cache.
     """
 
     def __init__(
@@ -320,7 +262,6 @@ class BlockTransform:
 
     @property
     def takes_origin(self) -> bool:
-        """Whether `run` must be given origins."""
         return "origin" in self._takes
 
     def run(
@@ -330,17 +271,6 @@ class BlockTransform:
         origins: Sequence[Origin] | None,
         name: Callable[[int], str] = _no_name,
     ) -> dict[str, Column]:
-        """Return the batch of what the function makes of each row.
-
-        Args:
-            columns: of n rows, by field.
-            places: (pass, position) of each row; they decide its generator.
-            origins: of each row, where `takes_origin`.
-            name: says where a row came from, for who has to look for it.
-
-        Raises:
-            FormatError: results that differ in names, dtypes or shapes.
-        """
         rows = TransformRows(columns, places, origins)
         late: SlowCallWatch[int] = SlowCallWatch(
             self._timeout_seconds,
@@ -360,11 +290,9 @@ class BlockTransform:
         return {name: self._column(name, values) for name, values in out.items()}
 
     def cancel(self) -> None:
-        """Have `run` raise StoppedError, from any thread, in the middle of its rows."""
         self._crew.cancel()
 
     def close(self) -> None:
-        """End who calls the function."""
         self._crew.close()
 
     def _decide(self, results: Sequence[Mapping[str, Any]]) -> Schema:
@@ -385,7 +313,7 @@ class BlockTransform:
         return Schema(fields)
 
     def _covering(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
-        """Return the field that all results fit, if it may be ragged; else the first one's."""
+        """Return the field that fits all results, if it may be ragged; else the first one's."""
         cached = self._cached.get(field.name)
         if cached is None or field.is_blob:
             return field
@@ -401,7 +329,6 @@ class BlockTransform:
         return Field(field.name, field.dtype, tuple(sizes))
 
     def _batch(self, schema: Schema, rows: int) -> dict[str, Array | list[Any]]:
-        """Return where the results go."""
         return {
             f.name: [None] * rows
             if f.is_ragged

@@ -18,13 +18,7 @@ LOADING_DIR = Path(__file__).parent
 
 @contextmanager
 def blame_function(what: str, function: Callable[..., Any], on: str = "") -> Iterator[None]:
-    """Note on what is raised inside that it comes out of the user's function, and where.
-
-    Args:
-        what: the argument that the function was given as.
-        function: the user's.
-        on: what it was called with.
-    """
+    """Add a note to errors of the user's function: its name and line."""
     try:
         yield
     except BaseException as error:
@@ -35,12 +29,7 @@ def blame_function(what: str, function: Callable[..., Any], on: str = "") -> Ite
 
 
 def portable_error(error: BaseException, where: str) -> BaseException:
-    """Return an error as another process can raise it, with a note of where it happened.
-
-    Args:
-        error: that was raised here.
-        where: this process, in words.
-    """
+    """Return an error that another process can raise, with a note of where it happened."""
     if not isinstance(error, GrowcacheError):
         error.add_note(f"in {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
     try:
@@ -57,7 +46,7 @@ def _function_name(function: Callable[..., Any]) -> str:
 
 
 def _function_line(error: BaseException, function: Callable[..., Any]) -> str:
-    """Return the innermost line of the user's own file, or of any that is not the loader's."""
+    """Return the innermost line of the user's own file, or of any outside of the loader."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if Path(frame.filename).parent != LOADING_DIR]
     own = [frame for frame in theirs if frame.filename == _function_file(function)]
@@ -74,23 +63,13 @@ def _function_file(function: Callable[..., Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction:
-    """A function as bytes; whoever only passes it on need not be able to import it.
-
-    Attributes:
-        code: pickled. What is defined in ``__main__``, a script or a notebook, is in it as
-            a value, for nobody can import that without running the script once more.
-        takes: which of ``rng`` and ``origin`` it takes.
-    """
+    """A function as bytes; a process that only forwards it need not be able to import it."""
 
     code: bytes
     takes: frozenset[str]
 
     def load(self) -> Callable[..., Any]:
-        """Return the function.
-
-        Raises:
-            Exception: whatever its module raises when it is imported.
-        """
+        """Return the function; ConfigError where its module cannot be imported."""
         function: Callable[..., Any] = pickle.loads(self.code)
         return function
 
@@ -100,11 +79,7 @@ UserFunction: TypeAlias = Callable[..., Any] | PickledFunction
 
 
 def pickle_function(function: UserFunction, takes: frozenset[str]) -> PickledFunction:
-    """Return the function as it travels.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Return the function pickled: by name, or by value from scripts and notebooks."""
     import cloudpickle  # here, for who has no workers need not wait for it
 
     if isinstance(function, PickledFunction):
@@ -125,17 +100,9 @@ V = TypeVar("V")
 
 
 class SlowCallWatch(Generic[V]):
-    """What some threads call, looked at again and again; used by one thread.
+    """Warns about long calls of some threads; used by one thread.
 
-    A call is told of once it has taken ``timeout_seconds``, and again each time that has doubled.
-
-    Args:
-        timeout_seconds: that a call may take.
-        tell: called with the call and the seconds that it has taken.
-
-    Attributes:
-        pause_seconds: between two looks.
-        tell: as given; another process looks, and this one tells.
+    A call is reported after ``timeout_seconds``, and again each time that has doubled.
     """
 
     def __init__(self, timeout_seconds: float, tell: Callable[[V, float], object]) -> None:
@@ -145,12 +112,6 @@ class SlowCallWatch(Generic[V]):
         self._told: dict[int, tuple[float, float]] = {}  # when the call began, told of next
 
     def look(self, calls: Mapping[int, tuple[V, float]], now: float) -> None:
-        """Look once more.
-
-        Args:
-            calls: by thread, what it calls, and since when; that tells calls from each other.
-            now: monotonic.
-        """
         for thread, (call, began) in calls.items():
             since, limit = self._told.get(thread, (began, self._timeout_seconds))
             if since != began:
@@ -165,11 +126,7 @@ NAMED_ARGUMENTS = ("rng", "origin")
 
 
 def function_arguments(function: UserFunction) -> frozenset[str]:
-    """Return which of ``rng`` and ``origin`` the function takes beside the sample.
-
-    Raises:
-        ConfigError: it demands something else.
-    """
+    """Return which of ``rng`` and ``origin`` the function takes besides the sample."""
     if isinstance(function, PickledFunction):
         return function.takes
     if not callable(function):

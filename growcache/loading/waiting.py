@@ -38,12 +38,7 @@ _seen_services: dict[Path, dict[str, Any]] = {}  # who filled a cache when someb
 
 
 def warn_if_service_stopped(root: Path, view: IndexView) -> None:
-    """Warn, once, where the service that was seen at an earlier look runs no more.
-
-    Args:
-        root: of the cache.
-        view: the index; of a cache that is complete nobody misses the service.
-    """
+    """Warn, once, where the service seen earlier has stopped."""
     layout = CacheLayout(root)
     runs = is_locked(layout.supervisor_lock)
     with _seen_services_lock:
@@ -69,10 +64,9 @@ T = TypeVar("T")
 
 
 def samples_wanted(view: IndexView, min_samples: int) -> int:
-    """Return how many samples a reader that asked for ``min_samples`` must wait for.
+    """Return how many samples a reader that asked for ``min_samples`` waits for.
 
-    Nobody can wait for more than there will be: the population bounds it once it is
-    known, and what is there once the cache is complete.
+    The known population bounds it, and so does the complete cache.
     """
     if view.complete:
         return min(min_samples, view.totals.samples)
@@ -130,13 +124,7 @@ def wait_for_samples(
 def index_views(
     path: str | os.PathLike[str], wake: threading.Event, stopped: Callable[[], bool]
 ) -> Generator[IndexView]:
-    """Yield the index now, and again after every change in the directory; close it after use.
-
-    Args:
-        path: of the cache directory, which need not exist yet.
-        wake: set at every change, and from outside to look at ``stopped`` at once.
-        stopped: ends it, after the first look at the earliest.
-    """
+    """Yield the index now and after each change in the directory; close it after use."""
     layout, pause = CacheLayout(path), Backoff(wake)
     yield _read_view(layout)
     with waking_on_change(layout.root, wake):
@@ -151,7 +139,7 @@ def index_views(
 def wait_for_room(
     make: Callable[[], T], wake: threading.Event, stopped: Callable[[], bool]
 ) -> T | None:
-    """Return what the call makes, once the disk has room for it; None where it was stopped."""
+    """Return the call's result, once the disk has room for it; None if stopped."""
     told = False
     while not stopped():
         wake.clear()
@@ -186,11 +174,7 @@ def _has_enough(view: IndexView, min_samples: int, complete: bool) -> bool:
 
 
 def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
-    """Refuse to wait for a service of this process that has failed.
-
-    Raises:
-        CacheError: nothing comes any more.
-    """
+    """Raise CacheError if the service of this process has failed."""
     reason = service_end_reason(layout.root)
     if reason is not None and not is_locked(layout.supervisor_lock):
         raise CacheError(
@@ -222,11 +206,6 @@ class _FullCacheCheck:
     def refuse_more(
         self, layout: CacheLayout, view: IndexView, min_samples: int, *, complete: bool
     ) -> None:
-        """Look once more.
-
-        Raises:
-            ConfigError: the cache has been full, with so few samples, for some time.
-        """
         now, samples = time.monotonic(), view.totals.samples
         if not samples or read_status(layout.root).state != "full" or samples != self._samples:
             self._samples, self._since = samples, now
@@ -255,12 +234,10 @@ def _describe_wait(
 
 
 class Backoff:
-    """The time to the next look: short after a change, and then longer and longer.
+    """The time to the next check: short after a change, then longer and longer.
 
-    A change is seen before it is there: SQLite writes a commit, and shows it once it is synced.
-
-    Args:
-        wake: set at every change; the caller clears it before each look.
+    SQLite writes a commit and shows it once it is synced, so a change is seen before it can be
+    read.
     """
 
     def __init__(self, wake: threading.Event) -> None:
@@ -268,14 +245,13 @@ class Backoff:
         self._seconds = FIRST_POLL_SECONDS
 
     def wait(self) -> None:
-        """Return when it is time for the next look."""
         changed = self._wake.wait(self._seconds)
         self._seconds = FIRST_POLL_SECONDS if changed else min(POLL_SECONDS, 2 * self._seconds)
 
 
 @contextmanager
 def waking_on_change(folder: Path, wake: threading.Event) -> Iterator[None]:
-    """Set ``wake`` at every change in the directory; polling is what is left without."""
+    """Set ``wake`` at every change in the directory; without it callers poll."""
     # The index and its WAL lie in the root itself; before it exists, its parent says so.
     existing = next(p for p in (folder, *folder.parents) if p.is_dir())
     watch = watch_directory(existing, wake.set)
@@ -299,14 +275,7 @@ def _own_nothing() -> Mapping[str, Iterable[int]]:
 
 @dataclass(frozen=True, slots=True)
 class WaitControl:
-    """What ends a wait early, and what a long one has to let go of.
-
-    Attributes:
-        wake: set when ``stopped`` changes.
-        stopped: whether to give up.
-        hold: called when a wait may take long: from then on no shard may be held for it.
-        own: the shards that will be read yet, once, by the leases that hold them.
-    """
+    """What ends a wait early, and what a long wait has to release."""
 
     wake: threading.Event
     stopped: Callable[[], bool]
@@ -315,14 +284,7 @@ class WaitControl:
 
 
 class SnapshotChoice(NamedTuple):
-    """The index when a snapshot was decided on, and the shards that it leaves out.
-
-    Attributes:
-        view: the index.
-        without: what was used too often.
-        counts: whether the use of the others counts towards a limit. There are so many of
-            these snapshots as the limit allows, so their leases may stay where no service counts them.
-    """
+    """The index when a snapshot was decided on, and the shards that it leaves out."""
 
     view: IndexView
     without: frozenset[int] = frozenset()
@@ -330,14 +292,13 @@ class SnapshotChoice(NamedTuple):
 
 
 class ReuseLimit(NamedTuple):
-    """How often a job may use a shard, and whether it waits when all are used so often."""
+    """How often a job may use a shard, and whether it waits when all are used up."""
 
     most: int
     waits: bool
 
 
 def reuse_limit(view: IndexView) -> ReuseLimit | None:
-    """Return the cache's limit on reuse; None where there is none."""
     most = view.meta.get("max_reuse")
     return (
         None if most is None else ReuseLimit(int(most), view.meta.get("on_max_reuse") == "wait")
@@ -351,15 +312,7 @@ def shards_at_limit(
     most: int,
     own: Mapping[str, Iterable[int]],
 ) -> frozenset[int]:
-    """Return the shards that a job has used as often as it may.
-
-    Args:
-        view: with the uses of the job by finished leases.
-        leases: read before the view, so that none is missed in between.
-        job: whose uses count.
-        most: uses of a shard.
-        own: shards that will be read yet, by the leases that hold them.
-    """
+    """Return the shards that a job has used as often as it may."""
     uses = Counter(view.uses)
     for lease in leases:
         if lease.job == job and lease.name not in view.counted:
@@ -372,15 +325,8 @@ def choose_shards(
 ) -> SnapshotChoice:
     """Return what the next snapshot of a job is taken of; it may wait for samples.
 
-    A wait ends when enough samples are cached that were used less; it is logged once.
-
-    Args:
-        options: of the loader.
-        watch: ends the wait.
-        view: the index, as it was read just now: each look beside a busy loop takes a while.
-
-    Raises:
-        CacheError: it would wait for ever.
+    A wait ends when enough samples are cached that were used less; it is logged once. None if
+    stopped.
     """
     if options.fixed or reuse_limit(view) is None:
         return SnapshotChoice(view)
@@ -416,14 +362,7 @@ def take_snapshot(
     choice: SnapshotChoice,
     ranks: RankNote | None = None,
 ) -> Snapshot | None:
-    """Return the snapshot that was decided on, once there is room for its lease.
-
-    Args:
-        options: of the loader.
-        watch: ends the wait, and then it is None.
-        choice: of `choose`.
-        ranks: what the lease says to the other ranks of the job.
-    """
+    """Return the snapshot that was decided on, once there is room for its lease."""
     views = iter([choice.view])  # at the second attempt it is old
 
     def attempt() -> Snapshot:

@@ -40,83 +40,62 @@ from growcache.threads import StoppedError
 class OpenWindow:
     """A window whose shards are mapped and checked.
 
-    Attributes:
-        snapshot: that holds them.
-        plan: the window as planned.
-        numbers: of its shards, by place; behind the planned ones one that stands in.
-        shards: the maps, by place; no row refers to a corrupt one.
-        starts: [shards + 1], the sample at which each of them starts, see `order`.
-        order: [n], the sample of each row, numbered shard after shard.
-        offsets: [n], where each row stands in the window as planned; None where all do that
-            come behind the first so many.
-        lost: planned rows that are not there, for their shards cannot be read.
-        lost_before: rows that the walk lost before it came here.
-        corrupt: these shards.
-        valid: bool [n], false where another row stands in; None where none does.
-        padding: whether its rows stand in for none, and only fill a batch.
-        begun: those of its shards whose use was counted.
-        rows: [n], where the values of each row lie; None until it is sure which rows there are.
+    offsets: planned places of the rows, where not all are there; valid: False for rows that
+    stand in for others.
     """
 
     snapshot: Snapshot
     plan: Window
-    numbers: tuple[int, ...]
-    shards: MappedShards
-    starts: SampleOrder
-    order: SampleOrder
-    offsets: SampleOrder | None = None
-    lost: int = 0
-    lost_before: int = 0
-    corrupt: tuple[int, ...] = ()
-    valid: Booleans | None = None
-    padding: bool = False
-    begun: set[int] = field(default_factory=set)
+    numbers: tuple[int, ...]  # of its shards; substitutes are behind the planned ones
+    shards: MappedShards  # maps; no row refers to a corrupt one
+    starts: SampleOrder  # [shards + 1], see `Window.order`
+    order: SampleOrder  # [n], sample of each row, numbered shard after shard
+    offsets: SampleOrder | None = None  # [n], place in the planned window; None: consecutive
+    lost: int = 0  # planned rows that cannot be read
+    lost_before: int = 0  # the same, in the windows before
+    corrupt: tuple[int, ...] = ()  # shards
+    valid: Booleans | None = None  # bool [n], False: a substitute; None: no row is
+    padding: bool = False  # its rows only fill a batch
+    begun: set[int] = field(default_factory=set)  # shards whose use was counted
     rows: MappedRows | None = None
 
     def __len__(self) -> int:
         return len(self.order)
 
     def located(self, start: int, stop: int) -> tuple[Integers, Integers]:
-        """Return of these rows the places of their shards, and the rows there: int64 [k] each."""
+        """Return the shards' places of these rows, and the rows there: int64 [k] each."""
         return locate_samples(self.order[start:stop], self.starts)
 
     def part(self, start: int, stop: int) -> MappedRows:
-        """Return where the values of these rows lie."""
         assert self.rows is not None
         return self.rows.chosen(slice(start, stop))
 
     def positions(self, start: int, stop: int) -> Integers:
-        """Return where these rows stand in the pass: int64 [k]."""
+        """Return the places of these rows in the pass: int64 [k]."""
         if self.offsets is not None:
             return self.offsets[start:stop] + np.int64(self.plan.first)
         first = self.plan.first + len(self.plan) - len(self)
         return np.arange(first + start, first + stop, dtype=np.int64)
 
     def position(self, row: int) -> int:
-        """Return where one row stands in the pass, without an array: each batch asks."""
+        """Return the place of one row in the pass, without an array: each batch asks."""
         if self.offsets is not None:
             return self.plan.first + int(self.offsets[row])
         return self.plan.first + len(self.plan) - len(self) + row
 
     def lost_until(self, row: int) -> int:
-        """Return how many rows the walk has lost when it is through with one of these."""
+        """Return how many rows were lost up to one of these."""
         if self.offsets is None or not self.lost:
             return self.lost_before
         first = len(self.plan) - len(self) - self.lost
         return self.lost_before + int(self.offsets[row]) - first - row
 
     def close(self) -> None:
-        """Let go of the maps: no more rows will be copied."""
         self.shards.close()
         self.snapshot.leave(self.plan.numbers)
 
     def chosen(self, chosen: Integers, *, padding: bool = False) -> OpenWindow:
-        """Return some of the rows.
-
-        Args:
-            chosen: int64 [k], indices of rows; they may repeat.
-            padding: whether they only fill a batch.
-        """
+        """Return some of the rows; `padding` ones repeat others."""
         valid = None if self.valid is None else self.valid[chosen]
         if self.offsets is not None:
             offsets = self.offsets[chosen]
@@ -141,7 +120,6 @@ class Piece(NamedTuple):
 
 
 def count_rows(pieces: Sequence[Piece]) -> int:
-    """Return how many rows the pieces have."""
     return sum(stop - start for _, start, stop in pieces)
 
 
@@ -150,12 +128,7 @@ WindowRow: TypeAlias = tuple[OpenWindow, int]
 
 
 def rows_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[WindowRow]:
-    """Return the last row that a walk took which has gone through so many of the pieces.
-
-    Args:
-        pieces: as `Walk.take` returned them.
-        rows: ascending numbers of rows, each at least 1 and at most as many as there are.
-    """
+    """Return the last row before each of these counts of rows, over the pieces."""
     places: list[WindowRow] = []
     ends = list(accumulate(stop - start for _, start, stop in pieces))
     for n in rows:
@@ -166,7 +139,6 @@ def rows_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[WindowRow]:
 
 
 def position_after(place: WindowRow) -> PassPosition:
-    """Return where a walk stands behind a row."""
     window, row = place
     return PassPosition(window.plan.pass_number, window.position(row) + 1, window.corrupt)
 
@@ -180,22 +152,10 @@ def open_window(
     unreadable: Container[int],
     stopped: Callable[[], bool],
 ) -> OpenWindow:
-    """Return a window, as far as it lies behind ``start``.
+    """Return a window, behind ``start``.
 
-    MappedRows that cannot be read are left out; where ranks share the cache, others stand in for
-    them, so that all ranks make equal steps.
-
-    Args:
-        options: of the loader.
-        snapshot: that holds the shards, as far as they are there.
-        plan: of the window.
-        start: position in the pass.
-        unreadable: shards that count as corrupt, whatever is there now.
-        stopped: whether to give up.
-
-    Raises:
-        StoppedError: ``stopped`` said so.
-        CorruptShardError: no shard can be read that could stand in.
+    Unreadable rows are left out; where ranks share the cache, others stand in for them, so that
+    all ranks make equal steps.
     """
     snapshot.enter(plan.numbers)
     try:
@@ -234,15 +194,7 @@ def _without_missing(
     sizes: Integers,
     unread: Sequence[int],
 ) -> OpenWindow:
-    """Return the window behind its first rows, without those that are not there.
-
-    Args:
-        options: of the loader.
-        window: all of it.
-        skip: rows before those that are wanted.
-        sizes: samples that its shards have.
-        unread: those of its shards that cannot be read.
-    """
+    """Return the window behind its first rows, without those that are not there."""
     plan = window.plan
     places, rows = window.located(0, len(window))
     wanted, there = np.arange(len(window)) >= skip, rows < sizes[places]
@@ -262,14 +214,6 @@ def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> O
     """Return a window without the rows of shards that were damaged since it was opened.
 
     Where ranks share the cache, other rows stand in for them.
-
-    Args:
-        options: of the loader.
-        window: some of whose rows were delivered.
-        first: the first row that was not; all before it stay as they are.
-
-    Raises:
-        CorruptShardError: no shard can be read that could stand in.
     """
     places = window.shards.damaged()
     if not places:
@@ -289,14 +233,6 @@ def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> O
 def _substitute_damaged(
     options: LoaderOptions, window: OpenWindow, good: Booleans, first: int
 ) -> OpenWindow:
-    """Return the window with other rows in the places of those that are not good any more.
-
-    Args:
-        options: of the loader.
-        window: with as many rows as planned.
-        good: which rows can be read.
-        first: the first row that is not delivered yet.
-    """
     before = np.arange(len(window)) < first
     valid = good | before if window.valid is None else window.valid & (good | before)
     if not good.any():
@@ -324,7 +260,6 @@ def _map_shard(
 def _substitute_missing(
     options: LoaderOptions, window: OpenWindow, there: Booleans
 ) -> OpenWindow:
-    """Return the window with as many rows as planned, for ranks make equal steps."""
     good = there
     if not good.any():
         window, good = _add_substitute_shard(options, window)
@@ -334,7 +269,7 @@ def _substitute_missing(
 def _add_substitute_shard(
     options: LoaderOptions, window: OpenWindow
 ) -> tuple[OpenWindow, Booleans]:
-    """Put a whole shard of another window into one that has none; say which rows are it."""
+    """Put a whole shard of another window into one that has none."""
     snapshot = window.snapshot
     for row in snapshot.shards:
         try:
@@ -356,25 +291,19 @@ def _add_substitute_shard(
 
 
 class SkippedRows:
-    """What one producer tells of the rows that its walk lost; used by its thread."""
+    """Counts the rows that a pass lost, batch by batch; used by the producer's thread."""
 
     def __init__(self) -> None:
         self._told = 0  # of those that the walk counts
         self._stand_ins: list[Integers] = []  # where they are in the current block
 
     def note(self, piece: Piece, first: int) -> None:
-        """Note which rows of the piece stand in for lost ones, and where it begins in the block."""
         window, start, stop = piece
         if window.valid is not None and not window.padding:
             self._stand_ins.append(first + np.flatnonzero(~window.valid[start:stop]))
 
     def before(self, ends: Iterable[WindowRow], size: int) -> list[int]:
-        """Return for each batch of the block how many rows were lost since the one before.
-
-        Args:
-            ends: of the batches, in the walk: there ranks lose no rows, others stand in.
-            size: of a batch.
-        """
+        """Return for each batch of the block the rows lost since the one before."""
         lost = [self.until(window.lost_until(row)) for window, row in ends]
         for places in self._stand_ins:
             for batch in (places // size).tolist():
@@ -383,60 +312,33 @@ class SkippedRows:
         return lost
 
     def until(self, lost: int) -> int:
-        """Return how many of the walk's rows were lost that nobody was told of yet.
-
-        Args:
-            lost: that the walk has counted.
-        """
+        """Return how many lost rows were not reported yet."""
         new, self._told = lost - self._told, lost
         return new
 
     def discard(self) -> None:
-        """Begin another block: nobody gets the current one."""
         self._stand_ins = []
 
 
 @dataclass(slots=True)
 class OpenPass:
-    """A pass with the window in which it begins, ready to be walked.
-
-    Attributes:
-        snapshot: of the cache.
-        plan: what its order depends on.
-        windows: all of it.
-        start: the position in which it begins: not 0 where it was resumed.
-        unreadable: shards that were found corrupt before it was resumed.
-        waited_seconds: until the cache held enough.
-        first: the window in which it begins.
-    """
+    """A pass with the window in which it begins."""
 
     snapshot: Snapshot
     plan: PassPlan
     windows: tuple[Window, ...]
-    start: int
-    unreadable: frozenset[int]
+    start: int  # position; not 0 where it was resumed
+    unreadable: frozenset[int]  # shards found corrupt before it was resumed
     waited_seconds: float
     first: OpenWindow = field(init=False)
 
     @property
     def number(self) -> int:
-        """Number of the pass."""
         return self.plan.number
 
 
 class PassOpener:
-    """Opens one pass after the other; used by one thread at a time, but for `window`.
-
-    Args:
-        options: of the loader.
-        ranks: the others that walk the same passes.
-        watch: over waits for samples that were not used too often.
-        stop: set when no more is wanted, together with ``wake``.
-        wake: ends waits for samples early.
-
-    Attributes:
-        waited: seconds for samples, the last time.
-    """
+    """Opens one pass after the other; used by one thread at a time, except `window`."""
 
     def __init__(
         self,
@@ -456,16 +358,7 @@ class PassOpener:
         self.waited = 0.0
 
     def open(self, number: int, min_samples: int) -> OpenPass:
-        """Open a pass over what the cache holds, once that is enough.
-
-        Args:
-            number: of the pass.
-            min_samples: to wait for, at least a batch.
-
-        Raises:
-            StoppedError: the walk was asked to end.
-            ConfigError: a batch is more than there will be.
-        """
+        """Open a pass over what the cache holds, once that is enough; StoppedError if stopped."""
         began = time.monotonic()
         while True:
             snapshot = self._take(number, min_samples)
@@ -485,11 +378,7 @@ class PassOpener:
             raise
 
     def resume(self, found: Callable[[], tuple[Snapshot, RemainingPass] | None]) -> OpenPass:
-        """Open the rest of a pass that was begun elsewhere.
-
-        Raises:
-            StoppedError: there is none, for the walk was asked to end.
-        """
+        """Open the rest of a pass; StoppedError if stopped."""
         began = time.monotonic()
         rested = found()
         if rested is None:
@@ -552,7 +441,6 @@ class PassOpener:
         return snapshot
 
     def window(self, begun: OpenPass, plan: Window) -> OpenWindow:
-        """Open a window of a pass."""
         return open_window(
             self._options,
             begun.snapshot,

@@ -46,15 +46,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a process is told first.
-
-    Attributes:
-        function: the user's.
-        seed: of the loader.
-        argv: of the trainer.
-        timeout_seconds: of a call, until it is told of.
-    """
-
     function: PickledFunction
     seed: int
     argv: list[str]
@@ -63,13 +54,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class TransformWork:
-    """TransformRows to be transformed.
-
-    Attributes:
-        rows: of a chunk.
-        schema: that results must fit; None: they are returned as they are.
-        out: where they go; None for a field whose memory the process cannot reach.
-    """
+    """Rows to be transformed, and where the results go."""
 
     rows: TransformRows
     schema: Schema | None = None
@@ -78,21 +63,19 @@ class TransformWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The rows were transformed: all results, or what could not be put where it goes."""
+    """The rows were transformed: all results, or those that do not fit."""
 
     values: Any
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The user's function, or its module, raised."""
-
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
-    """The call with a row of what is worked on has taken so many seconds, and goes on."""
+    """A call has taken this many seconds, and continues."""
 
     row: int
     seconds: float
@@ -112,13 +95,7 @@ class _Worker:
 
 
 class ProcessExecutor:
-    """A crew of processes; used by one thread at a time.
-
-    Args:
-        count: how many.
-        setup: what each is told.
-        arena: of the rows and results.
-    """
+    """Worker processes; used by one thread at a time."""
 
     def __init__(self, count: int, setup: WorkerSetup, arena: SharedSender) -> None:
         self._setup = setup
@@ -127,7 +104,6 @@ class ProcessExecutor:
         self._workers = [self._started() for _ in range(count)]
 
     def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
-        """Return what the function makes of each row."""
         found: list[Any] = [None] * len(rows)
 
         def take(chunk: _Chunk, values: Any) -> None:
@@ -144,8 +120,6 @@ class ProcessExecutor:
     def fill(
         self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
     ) -> None:
-        """Put what the function makes of each row into ``out``."""
-
         def work(worker: _Worker, chunk: _Chunk) -> TransformWork:
             wire, reached = worker.child.wire, dict[str, Any]()
             for name, values in out.items():
@@ -171,7 +145,6 @@ class ProcessExecutor:
         take: Callable[[_Chunk, Any], None],
         late: SlowCallWatch[int],
     ) -> None:
-        """Have all rows transformed, chunk by chunk, by whoever is free."""
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
         left = deque(_Chunk(a, min(a + step, rows)) for a in range(0, rows, step))
         while left or any(worker.chunks for worker in self._workers):
@@ -182,7 +155,7 @@ class ProcessExecutor:
     def _hand_out(
         self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], TransformWork]
     ) -> None:
-        """Give a chunk to each that has none before any gets another."""
+        """Give a chunk to each worker that has none before any gets another."""
         for held in range(CHUNKS_IN_FLIGHT):
             for worker in self._workers:
                 if left and len(worker.chunks) <= held:
@@ -244,20 +217,17 @@ class ProcessExecutor:
         return _Worker(child)
 
     def cancel(self) -> None:
-        """End the processes' work at once: nobody wants it any more."""
         self._cancelled = True
         for worker in self._workers:
             worker.child.wire.shut()
 
     def close(self) -> None:
-        """End the processes."""
         self.cancel()  # all, before one is waited for
         for worker in self._workers:
             worker.child.close()
 
 
 def _workers_with_answers(workers: Iterable[_Worker]) -> list[_Worker]:
-    """Return whose answers can be received; waits for one."""
     waiting = {worker.child.wire.fileno(): worker for worker in workers if worker.chunks}
     poll = select.poll()
     for descriptor in waiting:
@@ -269,7 +239,7 @@ WORKER_NAME = "a process of num_workers"
 
 
 def main(wire: MessageSocket) -> None:
-    """Serve who started this, until the connection ends."""
+    """Serve the trainer until the connection ends."""
     try:
         setup = wire.receive().head
     except EOFError:
@@ -303,7 +273,7 @@ def _send_answer(
 def _watch_slow_calls(
     wire: MessageSocket, turn: threading.Lock, call: TransformCall, setup: WorkerSetup
 ) -> None:
-    """Tell of calls that take long; the one that makes them is in the user's code."""
+    """Report long calls, because the thread that makes them is in the user's code."""
 
     def tell(row: int, seconds: float) -> None:
         if any(row == other for other, _ in call.running.values()):  # else it has just ended
@@ -339,10 +309,7 @@ def _do_work(call: TransformCall, work: TransformWork) -> WorkDone | WorkFailed:
 
 
 def _private_rows(rows: TransformRows) -> TransformRows:
-    """Return the rows in memory of this process: the user's code may keep samples.
-
-    What is shared is filled again, and nobody here tells what still refers to it.
-    """
+    """Copy the rows, because the user's code may keep samples and shared buffers are recycled."""
     columns: dict[str, Column] = {
         name: replace(column, values=column.values.copy())
         if isinstance(column, Ragged)

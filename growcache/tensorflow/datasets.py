@@ -249,13 +249,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
     """
 
     def __init__(self, made: Dataset, feed: Pipeline, *, bare: bool) -> None:
-        """Take the pipeline.
-
-        Args:
-            made: the pipeline.
-            feed: that it asks.
-            bare: whether there is nothing in it that TensorFlow could tune.
-        """
+        """~"""
         self._made = made
         self._feed = feed
         self._alone = made.with_options(_unoptimized(tunes=not bare))
@@ -285,10 +279,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 def _unoptimized(*, tunes: bool) -> Any:
-    """Return the options of a pipeline that is not rewritten, and may be tuned.
-
-    TensorFlow would do both for each iterator anew, which takes milliseconds.
-    """
+    """Return the options of a pipeline that TensorFlow does not rewrite per iterator."""
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = tunes

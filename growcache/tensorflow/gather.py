@@ -42,18 +42,12 @@ IDLE_SECONDS = 5.0
 
 
 class ConsumerPool:
-    """One loader per iterator that is under way, and one for the next iteration.
+    """One consumer per iterator, and one for the next iteration.
 
-    Where an iteration ended, its loader is ahead in the next epoch already, and waits for
-    an iterator. Where none comes it lets go of everything: evictions wait for its lease, and
-    nobody says when a dataset will be iterated no more. It stays what it is, so the next
-    epoch is the same, and only begins later. Where an iteration was broken off, its loader
-    ends; the next one finds its memory for as long, and need not check what it had checked.
-
-    Args:
-        options: of the first loader. The others have other seeds, so that iterations that
-            were broken off do not repeat the same order.
-        framework: of all of them.
+    After an iteration its consumer makes the next epoch ahead. If no iterator comes within the
+    time, it releases everything, because evictions wait for its lease and TensorFlow does not
+    say when a dataset is dropped; the next epoch stays the same. After a broken iteration the
+    consumer is closed, and the next one takes its buffers and verified shards.
     """
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
@@ -71,11 +65,9 @@ class ConsumerPool:
 
     @property
     def any_ahead(self) -> bool:
-        """Whether the next iteration finds a loader that is ahead already."""
         return self._ahead
 
     def begin(self) -> None:
-        """Have a loader begin, for an iteration that is about to ask for one."""
         with self._lock:
             if self._ahead or self._closed:
                 return
@@ -84,17 +76,10 @@ class ConsumerPool:
             self._keep(engine)
 
     def take(self) -> Consumer:
-        """Return a loader for an iteration."""
         with self._lock:
             return self._pop() or self._make()
 
     def give_back(self, engine: Consumer, *, whole: bool) -> None:
-        """Take a loader back.
-
-        Args:
-            engine: that `take` returned.
-            whole: whether its epoch came to its end.
-        """
         with self._lock:
             if whole and not self._closed and self._idle is None:
                 self._keep(engine)
@@ -102,7 +87,6 @@ class ConsumerPool:
         engine.close()
 
     def close(self) -> None:
-        """End the one that waits, and those that will be given back."""
         with self._lock:
             self._closed = True
             engine = self._pop()
@@ -111,7 +95,6 @@ class ConsumerPool:
         self._leftovers.close()
 
     def _keep(self, engine: Consumer) -> None:
-        """Keep a loader that is ahead."""
         self._pop()
         self._idle, self._ahead = engine, True
         # A fixed one may stay: nothing is evicted from under it, and it sees to that.
@@ -155,13 +138,7 @@ ENDLESS_STEPS = 2**40
 
 
 class GatherPipeline(Pipeline):
-    """Gives TensorFlow the next batch of growcache's when it asks.
-
-    Args:
-        options: of the loader.
-        form: of the batches.
-        runs_on: whether one iteration is all epochs.
-    """
+    """Hands growcache's batches to TensorFlow on request."""
 
     def __init__(self, options: LoaderOptions, form: BatchForm, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
@@ -178,7 +155,7 @@ class GatherPipeline(Pipeline):
         self._nothing = (np.empty(0, np.bool_), *nothing)
 
     def wait(self) -> None:
-        """Wait as any feed does, and begin: TensorFlow takes a while until it asks."""
+        """Wait as every pipeline does, and begin, because TensorFlow asks late."""
         goes_on = super()._is_under_way
         super().wait()
         if not goes_on:
@@ -189,11 +166,9 @@ class GatherPipeline(Pipeline):
         return super()._is_under_way or self._engines.any_ahead
 
     def close(self) -> None:
-        """End what is ready for the next iteration."""
         self._engines.close()
 
     def pipeline(self) -> Dataset:
-        """Return the batches: of an epoch, or without end."""
         specs = {name: each for column in self._columns for name, each in column.specs.items()}
 
         def batch(there: Tensor, *values: Tensor) -> Any:
@@ -258,7 +233,7 @@ class GatherPipeline(Pipeline):
 def _consumer_options(
     options: LoaderOptions, form: BatchForm, *, runs_on: bool
 ) -> LoaderOptions:
-    """Return what a loader delivers the batches of."""
+    """Return the options of the loader behind a dataset."""
     wanted = tuple(field.name for field in form.fields)
     options = replace(options, fields=wanted, ragged=loader_style(form), gather="thread")
     if runs_on and options.samples_per_epoch is None:

@@ -46,13 +46,7 @@ BLOCKS_PER_PASS = 4
 
 @dataclass(frozen=True)
 class PipelineSizes:
-    """What there is when an iteration begins.
-
-    Attributes:
-        samples: their number.
-        sample_bytes: of one, on average.
-        runs_on: whether a pass follows the other, with no end to it.
-    """
+    """What there is when an iteration begins."""
 
     samples: int
     sample_bytes: int
@@ -61,23 +55,22 @@ class PipelineSizes:
     def buffer_samples(self) -> int:
         """Return the size of the shuffle buffer.
 
-        Where passes run on, it stays well below one: a sample may be left in the buffer for
-        several times its size, and nothing but chance ends that.
+        In endless passes it stays well below one pass, because a sample may stay in the buffer
+        for several times its size.
         """
         wanted = min(SHUFFLE_SAMPLES, self._fit(SHUFFLE_BYTES))
         most = self.samples // BUFFERS_PER_PASS if self.runs_on else self.samples
         return max(1, min(wanted, most))
 
     def chunk_samples(self, shard_samples: int) -> int:
-        """Return how many records of a shard are handed from thread to thread at once."""
         most = min(CHUNK_SAMPLES, self._fit(CHUNK_BYTES))
         return max(1, min(most, shard_samples // CHUNKS_PER_SHARD))
 
     def block_samples(self, batch_size: int) -> int:
-        """Return how many samples are decoded at once, which are whole batches.
+        """Return how many samples are decoded at once, in whole batches.
 
-        Where passes run on, they are few of one: batches wait for all of a block, which
-        waits for what is not cached yet.
+        In endless passes they are a small part of one, because a block waits for samples that
+        are not cached yet.
         """
         batches = min(BLOCK_BATCHES, self._fit(BLOCK_BYTES) // batch_size)
         if self.runs_on:
@@ -98,12 +91,7 @@ ENDLESS_TURNS = 1 << 62  # of an iteration without end
 
 
 class NativeIteration:
-    """One that is under way.
-
-    Args:
-        stream: of its shards.
-        cached: when it began.
-    """
+    """An iteration under way."""
 
     def __init__(self, stream: ShardStream, cached: PipelineSizes) -> None:
         self.stream = stream
@@ -115,9 +103,10 @@ class NativeIteration:
         self._lock = threading.Lock()
 
     def shard(self, turn: int) -> tuple[str, int, int] | None:
-        """Return the (path, token, samples) that come in this turn; None behind the last.
+        """Return the next (path, token, samples); None after the last.
 
-        Threads ask in any order. TensorFlow asks on after an error, which is told each time.
+        Threads ask in any order. TensorFlow asks again after an error, which is raised each
+        time.
         """
         with self._lock:
             while turn not in self._waiting:
@@ -135,15 +124,10 @@ class NativeIteration:
 
 
 class NativePipeline(Pipeline):
-    """Tells TensorFlow which shards to read, and hears what it delivered.
+    """Tells TensorFlow which shards to read, and counts what it delivered.
 
-    It holds nothing itself: what an iteration holds is in its `ShardStream`, which its
-    generator closes.
-
-    Args:
-        options: of the loader.
-        records: how the cache is read.
-        runs_on: whether a pass follows the other.
+    It holds no lease itself: an iteration's are in its `ShardStream`, which its generator
+    closes.
     """
 
     def __init__(self, options: LoaderOptions, records: RecordReader, *, runs_on: bool) -> None:
@@ -155,18 +139,17 @@ class NativePipeline(Pipeline):
         self._iterations: dict[int, NativeIteration] = {}
         self._numbers: frozenset[int] | None = None
 
-    def close(self) -> None:
-        """Nothing outlives an iteration."""
+    def close(self) -> None: ...
 
     def pipeline(self) -> Dataset:
         """Return the dataset of decoded batches.
 
-        An iteration is one element of the outermost dataset, whose generator stands still
-        while the inner pipeline runs: TensorFlow closes it with the iterator.
+        An iteration is one element of the outermost dataset, whose generator stands still while
+        the inner pipeline runs: TensorFlow closes it with the iterator.
 
         TensorFlow prepares each function of a pipeline for each iterator anew, which takes
-        milliseconds, and twice as long where one makes the dataset in which another one is.
-        So there are few, as far outside as can be, and Python computes what it can.
+        milliseconds, and twice as long where one makes the dataset in which another one is. So
+        there are few functions, as far outside as possible.
         """
         iterations = GeneratorDataset(self._iterate, [tensor_spec(tf.int64)] * 5).dataset
         sizes, full = self._epoch_sizes(), self._full_batches
@@ -197,8 +180,8 @@ class NativePipeline(Pipeline):
     ) -> Dataset:
         """Return the records of one iteration, by batch or by block of batches.
 
-        They are counted here, in the iteration, which lets go of its shards when the last were
-        asked for: counts that came later would count nothing.
+        They are counted here, because the iteration releases its shards when the last were
+        asked for.
         """
         threads, shuffles = self._records.threads, self._options.shuffles
         samples = tf.data.Dataset.range(turns).interleave(
@@ -277,10 +260,7 @@ class NativePipeline(Pipeline):
             stream.close()
 
     def _shard(self, name: np.int64, turn: np.int64) -> tuple[Any, ...]:
-        """Return (paths, first number, the one behind the last, chunk, read bytes).
-
-        There is one path, or none.
-        """
+        """Return (paths, first number, end, chunk, read bytes); there is one path, or none."""
         iteration = self._iterations.get(int(name))
         found = iteration.shard(int(turn)) if iteration else None
         if iteration is None or iteration.stream.closed:

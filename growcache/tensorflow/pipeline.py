@@ -27,13 +27,11 @@ MAX_MMAP_THRESHOLD = 32 << 20  # the highest that glibc takes, and where its own
 
 
 def keep_freed_memory() -> None:
-    """Have tensors use freed memory again, as they do before a generator is used.
+    """Restore glibc's reuse of freed memory, as it is before a generator is used.
 
-    With the first generator TensorFlow has glibc give memory back sooner (M_TRIM_THRESHOLD).
-    To set that ends glibc's adjusting of another threshold, from which on each piece is
-    mapped, cleared and unmapped for itself: then it is 128 KiB for good, less than most
-    batches and many samples, and reading takes two to four times as long. So both are set to
-    what they come to by themselves.
+    With the first generator TensorFlow sets M_TRIM_THRESHOLD, which ends glibc's adjusting of
+    the mmap threshold: it stays at 128 KiB, less than most batches, so each is mapped, cleared
+    and unmapped, and reading takes two to four times as long.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -47,24 +45,22 @@ QUIET_SECONDS = 0.05  # is enough for calls that are under way
 
 
 class _Closable(Protocol):
-    def close(self) -> None:
-        """End what waits, and let go of everything."""
+    def close(self) -> None: ...
 
 
 _live: WeakSet[_Closable] = WeakSet()
 
 
 def close_at_exit(what: _Closable) -> None:
-    """Have it closed before the interpreter goes, if it is still there then."""
     _live.add(what)
 
 
 @atexit.register
 def _close_all() -> None:
-    """Have TensorFlow's threads call Python no more before the interpreter goes.
+    """Stop TensorFlow's threads from calling Python before the interpreter goes.
 
-    A thread that asks again and again for what comes next would never return from a call
-    into an interpreter that has ended, and TensorFlow waits for its threads.
+    A thread that asks for the next element would never return from a call into a finalized
+    interpreter, and TensorFlow waits for its threads.
     """
     live = list(_live)
     for what in live:
@@ -77,14 +73,9 @@ Dataset: TypeAlias = Any
 
 
 class Pipeline(ABC):
-    """Makes the pipeline, and answers what TensorFlow asks while it runs.
+    """Makes the pipeline, and answers TensorFlow's calls while it runs.
 
-    TensorFlow keeps it for as long as the process lives, so what it holds ends with its
-    iterations.
-
-    Args:
-        options: of the loader.
-        runs_on: whether one iteration is all epochs.
+    TensorFlow keeps it for the life of the process, so what it holds ends with its iterations.
     """
 
     def __init__(self, options: LoaderOptions, *, runs_on: bool) -> None:
@@ -94,30 +85,26 @@ class Pipeline(ABC):
         self._shares = False  # one iterator for all epochs
 
     @abstractmethod
-    def pipeline(self) -> Dataset:
-        """Return the batches: of an epoch, or without end."""
+    def pipeline(self) -> Dataset: ...
 
     def epochs(self) -> Dataset:
-        """Return the pipeline cut into epochs that go on where the last one ended."""
+        """Return the pipeline cut into epochs that continue where the last one ended."""
         steps = self._options.steps_per_epoch
         assert steps is not None
         iterator, self._shares = iter(self.pipeline()), True
         return tf.data.Dataset.range(steps).map(lambda _: iterator.get_next())
 
     def wait(self) -> None:
-        """Wait, in the calling thread, until the cache holds enough for the next epoch."""
         if not self._is_under_way:
             wait_for_pass(self._options, self._least_samples)
             self._begun = True
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether the next epoch was begun beforehand."""
         return self._shares and self._begun
 
     @property
     def _least_samples(self) -> int:
-        """How many samples the next epoch waits for."""
         return 1 if self._begun else self._options.min_samples
 
     def _epoch_sizes(self) -> list[int] | None:
@@ -129,22 +116,13 @@ class Pipeline(ABC):
         return [options.batch_size] * whole + [rest] if rest else None
 
     @abstractmethod
-    def close(self) -> None:
-        """Let go of what no iterator holds."""
+    def close(self) -> None: ...
 
 
 class GeneratorDataset:
     """A dataset, each iterator of which is one of Python's.
 
-    TensorFlow keeps it for as long as the process lives.
-
-    Args:
-        begin: makes the iterator, when TensorFlow asks for its first element. It is closed
-            with TensorFlow's.
-        specs: of the tuples of arrays that it yields.
-
-    Attributes:
-        dataset: of tuples of tensors.
+    TensorFlow keeps it for the life of the process.
     """
 
     def __init__(

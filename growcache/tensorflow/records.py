@@ -31,36 +31,26 @@ UNBUFFERED = 0  # to where it stays: a copy less
 
 
 class RecordReader(Protocol):
-    """How the records of a cache are read.
-
-    Attributes:
-        threads: that read shards side by side; None for the one that asks, where the
-            kernel's read-ahead is all that there is to gain.
-        cuts: whether a batch may be cut out of what more records are.
-    """
+    """How the records of a cache are read."""
 
     threads: int | None
     cuts: bool
 
-    def read_bytes(self, sample_bytes: int) -> int:
-        """Return how much of a file is read at once, with samples of so many bytes."""
+    def read_bytes(self, sample_bytes: int) -> int: ...
 
-    def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset:
-        """Return the records of these files as strings, one after the other."""
+    def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset: ...
 
-    def decode(self, records: Tensor) -> Any:
-        """Return what records, string [n], are, as one batch."""
+    def decode(self, records: Tensor) -> Any: ...
 
 
 def record_reader(schema: Schema, form: BatchForm) -> RecordReader:
-    """Return the way of reading that suits the cache's schema."""
     return _ExampleRecords(form) if schema.is_ragged else _FixedRecords(schema, form)
 
 
 class _FixedRecords:
-    """RecordReader of one length, in which every value has its place, so that nobody parses.
+    """Records of one length, in which every value has a fixed place.
 
-    TFRecord's own checksums are not looked at: each shard's digest was, before it came here.
+    TFRecord's own checksums are not checked, because each shard's digest was.
     """
 
     def __init__(self, schema: Schema, form: BatchForm) -> None:
@@ -110,7 +100,7 @@ def _fixed_tensor(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
 
 
 class _ExampleRecords:
-    """RecordReader that differ in length: `tf.train.Example`s, parsed a batch at a time."""
+    """Records that differ in length: `tf.train.Example`s, parsed a batch at a time."""
 
     def __init__(self, form: BatchForm) -> None:
         self.threads: int | None = tf.data.AUTOTUNE
@@ -141,7 +131,6 @@ class _ExampleRecords:
 
 
 def _decode_field(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, Any]:
-    """Return what a batch holds of a field."""
     raw = parsed[field.name]
     if field.is_blob:
         return {field.name: raw}
@@ -161,12 +150,12 @@ def _decode_field(field: Field, parsed: dict[str, Tensor], style: str) -> dict[s
 
 
 def _shapes(raw: Tensor, field: Field) -> Tensor:
-    """Return the shapes, int64 [batch, rank], of values whose bytes tell them."""
+    """Return int64 [batch, rank], read from the bytes of the values."""
     found = _lengths(raw, field)
     sizes = [found if size is None else tf.fill(tf.shape(raw), size) for size in field.dims]
     return tf.stack([tf.cast(size, tf.int64) for size in sizes], axis=1)
 
 
 def _lengths(raw: Tensor, field: Field) -> Tensor:
-    """Return the sizes, int64 [batch], of the ragged dimension of values whose bytes tell it."""
+    """Return int64 [batch], the sizes of the ragged dimension."""
     return tf.cast(tf.strings.length(raw), tf.int64) // field.unit_bytes

@@ -28,19 +28,12 @@ DECODABLE = frozenset(
 
 
 def tensor_spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
-    """Return what TensorFlow is to expect."""
     return tf.TensorSpec(shape, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """Which fields batches are made of, and how.
-
-    Attributes:
-        fields: that are needed.
-        style: of ragged ones, ``offsets`` or ``pad``.
-        as_tuple: names in the order of a tuple; None for dicts.
-    """
+    """Which fields batches are made of, and how."""
 
     fields: tuple[Field, ...]
     style: str
@@ -50,12 +43,6 @@ class BatchForm:
     def of(
         cls, schema: Schema, options: LoaderOptions, names: tuple[str, ...] | None
     ) -> BatchForm:
-        """Return the form of the batches of a cache.
-
-        Raises:
-            ConfigError: ``names`` or the options' fields name one that is not there.
-            FormatError: a field that TensorFlow cannot hold.
-        """
         fields = options.chosen(schema).fields
         made = {
             name: field for field in fields for name in _names_in_batch(field, options.ragged)
@@ -70,14 +57,12 @@ class BatchForm:
         return cls(fields, options.ragged, names)
 
     def batch(self, values: Mapping[str, Any]) -> Any:
-        """Return what is delivered of the values by name."""
         if self.as_tuple is None:
             return dict(values)
         return tuple(values[name] for name in self.as_tuple)
 
 
 def _names_in_batch(field: Field, style: str) -> tuple[str, ...]:
-    """Return the names in a batch that come of a field."""
     padded = style == "pad" and field.is_ragged and not field.is_blob
     return (field.name, f"{field.name}_lengths") if padded else (field.name,)
 
@@ -98,7 +83,6 @@ def typed_tensor(raw: Tensor, field: Field) -> Tensor:
 
 
 def decode_numbers(raw: Tensor, field: Field) -> Tensor:
-    """Return strings, all of one length, as numbers of the field's dtype."""
     wanted = field.item.name
     stored = SAME_SIZE.get(wanted, wanted)
     flat = tf.io.decode_raw(raw, tf.as_dtype(stored))
@@ -106,25 +90,13 @@ def decode_numbers(raw: Tensor, field: Field) -> Tensor:
 
 
 def ragged_rows(flat: Tensor, lengths: Tensor, field: Field) -> Tensor:
-    """Return values of which the first dimension alone is ragged: `nested`, in fewer steps.
-
-    Args:
-        flat: [total], the numbers of all values.
-        lengths: int64 [batch], of each.
-        field: that they are of.
-    """
+    """Return values with a ragged first dimension only: `nested`, in fewer steps."""
     values = tf.reshape(flat, [tf.reduce_sum(lengths), *field.dims[1:]])
     return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
 
 
 def nested_ragged(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
-    """Return values that lie one behind the other as a ragged tensor.
-
-    Args:
-        flat: [total], the numbers of all values.
-        shapes: int64 [batch, rank].
-        field: that they are of; what is fixed in it is uniform in the tensor.
-    """
+    """Return values that are stored back to back as a ragged tensor."""
     last = field.ragged_dims[-1]
     rows = [tf.reduce_prod(shapes[:, :level], axis=1) for level in range(last + 2)]
     values = tf.reshape(flat, [tf.reduce_sum(rows[last + 1]), *field.dims[last + 1 :]])
@@ -141,10 +113,7 @@ def nested_ragged(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
 
 
 def loader_style(form: BatchForm) -> RaggedStyle:
-    """Return how the loader is to deliver what is ragged.
-
-    Where that is bytes and strings alone, single values are what TensorFlow takes.
-    """
+    """Return the ragged style for the loader: single values suit bytes and strings."""
     ragged = [field for field in form.fields if field.is_ragged]
     if all(field.is_blob for field in ragged):
         return "list"
@@ -153,19 +122,13 @@ def loader_style(form: BatchForm) -> RaggedStyle:
 
 @dataclass(frozen=True)
 class TensorColumn:
-    """A field on its way from the loader into a tensor.
-
-    Attributes:
-        field: of the cache.
-        style: in which the loader delivers it.
-    """
+    """A field on its way from the loader into a tensor."""
 
     field: Field
     style: RaggedStyle
 
     @functools.cached_property
     def specs(self) -> dict[str, Spec]:
-        """What `arrays` returns, as TensorFlow is told; batches are of any length here."""
         field, name = self.field, self.field.name
         if field.is_blob:
             return {name: tensor_spec(tf.string, [None])}
@@ -183,25 +146,18 @@ class TensorColumn:
         return {name: tensor_spec(dtype, [None]), f"{name}_shapes": shapes}
 
     def arrays(self, batch: Mapping[str, Any]) -> list[Array]:
-        """Return what of a loader's batch this field is, in the order of `specs`."""
+        """Return this field's arrays of a loader's batch, in the order of `specs`."""
         if self.field.is_blob:
             return [self._blobs(batch)]
         return [batch[name] for name in self.specs]
 
     def nothing(self) -> list[Array]:
-        """Return what stands for no batch at all."""
         return [
             np.empty([size or 0 for size in each.shape], each.dtype.as_numpy_dtype)
             for each in self.specs.values()
         ]
 
     def tensors(self, values: Mapping[str, Tensor], rows: int | None) -> dict[str, Tensor]:
-        """Return what a batch holds of this field.
-
-        Args:
-            values: by the names of `specs`.
-            rows: of every batch, where that is known beforehand.
-        """
         field, name = self.field, self.field.name
         if field.is_blob or not field.is_ragged or self.style == "pad":
             return {key: _with_rows(values[key], rows) for key in self.specs}
@@ -227,7 +183,6 @@ class TensorColumn:
 
 
 def _with_rows(values: Tensor, rows: int | None) -> Tensor:
-    """Return the tensor, its first dimension known."""
     if rows is None or values.shape[0] == rows:
         return values
     return tf.ensure_shape(values, [rows, *values.shape[1:]])

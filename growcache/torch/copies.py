@@ -15,15 +15,10 @@ from growcache.loading.framework import LONG_ROW_BYTES, Bytes, Integers, slices
 
 
 def call_loaded(names: str, function: str, *arguments: int) -> None:
-    """Call a function of each library of that name in this process which has it.
+    """Call a function of each mapped library of that name that has it.
 
-    By the files that are mapped: another copy of a library, loaded by its name, would have
-    a state of its own.
-
-    Args:
-        names: what follows ``lib`` in the libraries' names; a regular expression.
-        function: of C.
-        arguments: for it.
+    By file, because another copy of a library, loaded by its name, would have a state of its
+    own.
     """
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
@@ -46,16 +41,7 @@ UNLOCKED_NUMBERS = 500
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows that begin anywhere into ``out``, in an operation that releases the GIL once.
-
-    Args:
-        memory: uint8 [k]; only the rows are touched.
-        starts: int64 [n], where they begin.
-        out: uint8 [n, nbytes], contiguous and not empty.
-
-    Raises:
-        IndexError: a row that is not within the memory.
-    """
+    """Copy rows that begin anywhere into ``out``, in one operation that releases the GIL once."""
     nbytes = out.shape[1]
     chunk = _chunk_bytes(nbytes)  # long rows are copied as many short ones
     index = _chunk_starts(starts, nbytes, chunk)
@@ -91,15 +77,14 @@ def _chunk_bytes(nbytes: int) -> int:
 
 
 def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> None:
-    """Copy rows of different lengths, one behind the other, as `join_parts` does."""
     join_parts(slices(memory, starts, lengths), out)
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
-    """Copy the parts one behind the other; long ones without holding the GIL in between.
+    """Copy the parts back to back; long ones without holding the GIL in between.
 
-    Where they are short, to make tensors of them would take as long as the copying. Empty
-    ones cost `torch.cat` its fast path.
+    For short ones, making tensors takes as long as the copy. Empty ones cost `torch.cat` its
+    fast path.
     """
     if len(out) < LONG_ROW_BYTES * len(parts):
         np.concatenate(parts, out=out)
@@ -111,10 +96,9 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
 def copy_in_this_thread_alone() -> None:
     """Keep torch's operations of the calling thread out of its pool of threads.
 
-    They wait for a second thread that is preempted, or busy with the user's step, which costs a
-    factor of ten; for the one of `growcache.loading.framework` nobody waits that has not begun.
-    OpenMP keeps the number per thread, so this changes nothing for others;
-    `torch.set_num_threads` would.
+    They would wait for a second thread that is preempted, or busy with the user's step, which
+    costs a factor of ten. OpenMP keeps the number per thread, so others are unaffected;
+    `torch.set_num_threads` would change them.
     """
     torch.get_num_threads()  # torch sets the number when a thread first asks for it
     call_loaded("gomp|iomp5|omp", "omp_set_num_threads", 1)

@@ -29,7 +29,6 @@ def _tensor(name: str, array: Any) -> torch.Tensor:
 
 
 def _process_group() -> tuple[int, int] | None:
-    """Return (rank, world size) of the default process group; None where there is none."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -67,12 +66,7 @@ REMADE_ARGUMENTS = ("dataset", "sampler", "batch_sampler")
 
 
 class BatchRow(NamedTuple):
-    """A sample, as the row of a batch that is there already.
-
-    Attributes:
-        batch: that it is of.
-        row: in the batch.
-    """
+    """A sample: row `index` of a batch."""
 
     batch: Any
     row: int
@@ -81,13 +75,10 @@ class BatchRow(NamedTuple):
 class RowDataset(IterableDataset[BatchRow]):
     """The samples of a loader; each iteration is its next epoch.
 
-    A `DataLoader` takes samples and puts them together. Here they are together already, so
-    this gives away the rows of each batch, and `whole` makes the batch of them again without
-    touching it. So every trainer may make a `DataLoader` of its own over this dataset, with
-    the batch size and the ``collate_fn`` of the first one, and gets the same batches.
-
-    Args:
-        loader: whose samples they are.
+    A `DataLoader` takes samples and puts them together. Here they are together already, so this
+    yields the rows of each batch, and `collate_rows` returns the batch without touching it. So
+    a trainer may make a `DataLoader` of its own over this dataset, with the batch size and
+    ``collate_fn`` of the first one.
     """
 
     def __init__(self, loader: EpochLoader) -> None:
@@ -110,11 +101,7 @@ class RowDataset(IterableDataset[BatchRow]):
 
 
 def collate_rows(rows: list[BatchRow]) -> Any:
-    """Return the batch that these are all the rows of.
-
-    Raises:
-        ConfigError: they are of several batches: somebody chose another batch size.
-    """
+    """Return the batch that these are all the rows of."""
     batch = rows[0].batch
     if any(row.batch is not batch or row.row != i for i, row in enumerate(rows)):
         raise ConfigError(
@@ -127,7 +114,7 @@ def collate_rows(rows: list[BatchRow]) -> Any:
 def _with_arguments_of(
     base: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Return a decorator: the method has the arguments of another one, and `REMADE_ARGUMENTS`."""
+    """Give a method the arguments of another one, and `REMADE_ARGUMENTS`."""
     signature = inspect.signature(base)
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)

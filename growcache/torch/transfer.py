@@ -33,74 +33,54 @@ from growcache.torch.copies import call_loaded
 
 
 class CopyEvent(Protocol):
-    """A place in a stream."""
+    def query(self) -> bool: ...
 
-    def query(self) -> bool:
-        """Return whether the stream has passed it."""
-
-    def synchronize(self) -> None:
-        """Return when the stream has passed it."""
+    def synchronize(self) -> None: ...
 
 
 class DeviceCopies(Protocol):
-    """A way to a device: all that is done with it, by threads that entered it.
+    """Copies to a device, made by threads that entered it.
 
-    Marks are awaited, and batches arrive, in any thread.
+    Events are awaited, and batches arrive, in any thread.
     """
 
-    def enter(self) -> None:
-        """Let what the calling thread does on the device come before the next mark."""
+    def enter(self) -> None: ...
 
-    def lock(self, buffer: Bytes) -> None:
-        """Page-lock a buffer for as long as it lives."""
+    def lock(self, buffer: Bytes) -> None: ...
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor there, behind all copies before."""
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
-    def mark(self) -> CopyEvent:
-        """Return a mark behind all copies that were begun."""
+    def mark(self) -> CopyEvent: ...
 
-    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
-        """Let what the calling thread computes from now on come behind the mark."""
+    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None: ...
 
 
 class PassedEvent:
-    """The mark of copies that are done when they return."""
+    """The event of copies that are done when they return."""
 
     def query(self) -> bool:
-        """Say so."""
         return True
 
-    def synchronize(self) -> None:
-        """Return at once."""
+    def synchronize(self) -> None: ...
 
 
 class BlockingCopies:
-    """Copies that are awaited where they are begun: any device but those of CUDA.
-
-    Args:
-        device: where to.
-    """
+    """Copies that are awaited where they begin: any device except CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def enter(self) -> None:
-        """Do nothing: copies are done when they return."""
+    def enter(self) -> None: ...
 
-    def lock(self, buffer: Bytes) -> None:
-        """Leave the buffer as it is."""
+    def lock(self, buffer: Bytes) -> None: ...
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor there."""
         return tensor.to(self._device)
 
     def mark(self) -> CopyEvent:
-        """Return a mark that was passed."""
         return PassedEvent()
 
-    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
-        """Do nothing: they are there."""
+    def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None: ...
 
 
 HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: locked for every device
@@ -109,35 +89,23 @@ _log = logging.getLogger(__name__)
 
 
 class CudaEvent(NamedTuple):
-    """An event behind copies.
-
-    Attributes:
-        event: of CUDA.
-        device: that it is of.
-    """
+    """An event behind copies."""
 
     event: torch.cuda.Event
     device: torch.device
 
     def query(self) -> bool:
-        """Return whether it has happened."""
         with torch.cuda.device(self.device):
             passed: bool = self.event.query()  # type: ignore[no-untyped-call]
         return passed
 
     def synchronize(self) -> None:
-        """Wait for it."""
         with torch.cuda.device(self.device):
             self.event.synchronize()
 
 
 class CudaCopies:
-    """Copies in a stream of their own.
-
-    Args:
-        device: where to; without an index the one that is current in this thread. Threads
-            have their own: in one that makes batches it would always be the first.
-    """
+    """Copies in a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         found: int | None = device.index  # its type says that there always is one
@@ -150,7 +118,6 @@ class CudaCopies:
         self._locks = True
 
     def enter(self) -> None:
-        """Make the stream, and so its device, the calling thread's."""
         torch.cuda.set_stream(self._stream)
 
     def lock(self, buffer: Bytes) -> None:
@@ -172,15 +139,13 @@ class CudaCopies:
         )
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor there."""
         return tensor.to(self._device, non_blocking=True)
 
     def mark(self) -> CopyEvent:
-        """Return a mark behind the copies."""
         return CudaEvent(self._stream.record_event(), self._device)
 
     def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
-        """Let the current stream wait for the mark, and keep the tensors' memory for it."""
+        """Make the current stream wait for the event, and keep the tensors' memory for it."""
         assert isinstance(mark, CudaEvent)
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(mark.event)
@@ -189,7 +154,7 @@ class CudaCopies:
 
 
 def _unregister(where: int, device: torch.device, pid: int) -> None:
-    """Let go of pages, in whichever thread the buffer was freed; a fork has none."""
+    """Unlock pages, in any thread; not in a forked child."""
     if pid != os.getpid():
         return
     with torch.cuda.device(device):
@@ -200,10 +165,9 @@ def _unregister(where: int, device: torch.device, pid: int) -> None:
 
 
 def _forget_error() -> None:
-    """Take back what failed last in this thread; or its next kernel would raise that error.
+    """Clear the last CUDA error of this thread, because its next kernel would raise it.
 
-    CUDA keeps it until somebody asks, and torch asks where it starts a kernel, such as one
-    of the user's `batch_transform`.
+    Torch asks for it where it starts a kernel, such as one of the user's `batch_transform`.
     """
     call_loaded("cudart", "cudaGetLastError")
     call_loaded("amdhip64", "hipGetLastError")
@@ -215,23 +179,14 @@ MAX_IN_FLIGHT = 8
 
 
 class SentBatch(NamedTuple):
-    """A batch on its way.
-
-    Attributes:
-        batch: there; it may not be used before the mark.
-        mark: behind its copies.
-    """
+    """A batch on its way."""
 
     batch: Any
     mark: CopyEvent
 
 
 class DeviceTransfer:
-    """Brings batches to a device: the `growcache.loading.framework.Transfer` of torch.
-
-    Args:
-        lane: makes the way there, in the loop's thread, when it first iterates.
-    """
+    """Brings batches to a device: torch's `growcache.loading.framework.Transfer`."""
 
     def __init__(self, lane: Callable[[], DeviceCopies]) -> None:
         self._make = lane
@@ -245,7 +200,6 @@ class DeviceTransfer:
         weakref.finalize(self, _await_copies, self._under_way, self._pid)
 
     def begin(self) -> None:
-        """Make the way, if there is none yet; that of the process that forked is none."""
         forked = self._pid != os.getpid()
         if forked:
             self._begin_here()
@@ -253,10 +207,7 @@ class DeviceTransfer:
             self._lane = self._make()
 
     def enter(self) -> None:
-        """Have the calling thread, one of the loader's own, work on the device.
-
-        Every time anew, for a `batch_transform` may have left it elsewhere.
-        """
+        """Make the device current in this thread; a `batch_transform` may have changed it."""
         self._way.enter()
 
     @property
@@ -265,12 +216,11 @@ class DeviceTransfer:
         return self._lane
 
     def lock(self, buffer: Bytes) -> None:
-        """Page-lock memory for as long as the array lives."""
         self.enter()
         self._way.lock(buffer)
 
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
-        """Return memory for batches; what is used again and again is page-locked."""
+        """Return memory for batches; recycled memory is page-locked."""
         if kept is None:
             return allocate_private(nbytes, kept)
         buffer = allocate_pages(nbytes)
@@ -278,12 +228,7 @@ class DeviceTransfer:
         return buffer
 
     def send(self, batch: Any, origin: object = None) -> SentBatch:
-        """Begin to copy the tensors of a batch: of dicts, lists and tuples, however nested.
-
-        Args:
-            batch: to be sent.
-            origin: what it was made of, in this thread: copies of that may be under way too.
-        """
+        """Begin to copy the tensors of a batch of nested dicts, lists and tuples."""
         self.enter()
         with self._turn:
             while self._under_way and self._under_way[0].mark.query():
@@ -303,11 +248,7 @@ class DeviceTransfer:
 
 
 def _await_copies(under_way: deque[SentBatch], pid: int) -> None:
-    """Wait for all copies: then the memory they come from may go. A fork has its own.
-
-    A device that failed copies nothing any more. It tells whoever works with it, which a
-    finalizer cannot.
-    """
+    """Wait for all copies, because the memory they read may go then; not in a forked child."""
     try:
         while under_way and pid == os.getpid():
             under_way[0].mark.synchronize()
@@ -335,7 +276,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) ->
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, in the order in which `mapped` goes through them."""
+    """Yield the tensors of a batch, in the order of `map_tensors`."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, dict | list | tuple):
@@ -344,10 +285,9 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def transfer_to(device: Any) -> DeviceTransfer | None:
-    """Return what brings batches to a device; None where that is memory.
+    """Return the transfer to a device; None where that is memory.
 
-    Raises:
-        ConfigError: there is no such device.
+    Raises ConfigError for a device that torch does not know, or that is absent.
     """
     found = _known_device(device)
     if found.type == "cpu":
@@ -374,10 +314,9 @@ def _known_device(device: Any) -> torch.device:
 
 
 def _refuse_absent(device: torch.device) -> None:
-    """Refuse a GPU that is not there.
+    """Raise ConfigError for a GPU that is not there.
 
-    Only the count is asked for, which the driver's library for monitoring (NVML) knows without
-    CUDA being initialized, so one may fork afterwards. `torch.cuda.is_available` initializes it.
+    The count comes from NVML, without initializing CUDA, so a process may fork afterwards.
     """
     count = torch.cuda.device_count()
     if count > (device.index or 0):
