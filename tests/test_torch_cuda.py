@@ -23,7 +23,6 @@ from growcache.loading.buffers import PAGE, RECYCLE_BYTES  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
 from growcache.torch import (  # noqa: E402
     EpochLoader,
-    copies,
 )
 from growcache.torch.copies import call_loaded  # noqa: E402
 from growcache.torch.transfer import (  # noqa: E402
@@ -219,7 +218,7 @@ def test_memory_that_cannot_be_locked_is_said_once(
     """CUDA keeps the error, and the next kernel of that thread would raise it."""
     forgot: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        copies, "call_loaded", lambda _, name: forgot.append((name, threading.get_ident()))
+        transfer, "call_loaded", lambda _, name: forgot.append((name, threading.get_ident()))
     )
     gpus.refuses = 712
     sender = DeviceTransfer(lambda: CudaCopies(torch.device("cuda")))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from growcache.cache.formats import encoding, tfrecord
+from growcache.cache.formats import tfrecord
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 from tests.cache.making import SCHEMA, samples_of
@@ -67,9 +67,9 @@ def test_what_was_encoded_is_read_again(batch: tuple[Schema, list[Sample]]) -> N
 def test_both_ways_of_encoding_give_the_same_bytes(batch: tuple[Schema, list[Sample]]) -> None:
     schema, samples = batch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "DIRECT_BYTES", 0)
+        patch.setattr(tfrecord, "DIRECT_BYTES", 0)
         direct = encoded(schema, samples)
-        patch.setattr(encoding, "DIRECT_BYTES", 2**40)
+        patch.setattr(tfrecord, "DIRECT_BYTES", 2**40)
         block = encoded(schema, samples)
     assert direct == block
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from growcache.cache.system import release_at_sigterm
-from growcache.loading import gather
+from growcache.loading import blocks
 from growcache.schema import Sample
 from tests.filled import Filled
 
@@ -29,7 +29,7 @@ def watching_sigterm() -> None:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have who waits get blocks of one batch, of these small samples, too."""
-    monkeypatch.setattr(gather, "FIRST_BYTES", 0)
+    monkeypatch.setattr(blocks, "FIRST_BYTES", 0)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.formats import mapped
 from growcache.errors import CacheError
+from growcache.loading import shared_memory
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES, BufferBytes, BufferPool
 from growcache.loading.child_process import Message, MessageSocket, StopCommand, socket_pair
 from growcache.loading.shared_memory import SharedReceiver, SharedSender
@@ -252,7 +252,7 @@ def test_a_buffer_that_cannot_be_made_leaves_no_descriptor(
     def refuse(descriptor: int, nbytes: int) -> BufferBytes:
         raise CacheError("no room for another map")
 
-    monkeypatch.setattr(mapped, "map_shared", refuse)
+    monkeypatch.setattr(shared_memory, "map_shared", refuse)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(CacheError):
         SharedSender().allocate(SIZE, None)

@@ -127,7 +127,7 @@ class Trials:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started = Mock()
-        monkeypatch.setattr("growcache.loading.stages.Child", self.started)
+        monkeypatch.setattr("growcache.loading.stages.ChildProcess", self.started)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
         self.chooser = GatherChooser("auto", possible=True)
         self.source: Any = Mock(kind="thread", halted=None)

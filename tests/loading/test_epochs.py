@@ -24,7 +24,7 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.lease_views import read_leases
 from growcache.cache.leases import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import gather, passes, plan, producer
+from growcache.loading import blocks, gather, passes, plan, producer
 from growcache.loading.blocks import Batch, Block, BlockAssembler
 from growcache.loading.channel import Failure, QueuedStage
 from growcache.loading.epochs import Consumer
@@ -430,7 +430,7 @@ def test_what_comes_is_the_same_however_large_the_blocks_are(
     cache.add(*range(5), samples=20)
     found = []
     for first_bytes, batches in ((0, 12), (1 << 40, 128), (600, 5)):
-        monkeypatch.setattr(gather, "FIRST_BYTES", first_bytes)
+        monkeypatch.setattr(blocks, "FIRST_BYTES", first_bytes)
         monkeypatch.setattr(gather, "BLOCK_BATCHES", batches)
         loader = engine(cache, gather="thread", **options)
         epochs: list[Any] = []
@@ -481,7 +481,7 @@ def test_a_framework_may_have_several_batches_in_one_piece(
 ) -> None:
     """It cuts them itself; a piece ends where a block does."""
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 7)
-    monkeypatch.setattr(gather, "FIRST_BYTES", 1 << 40)
+    monkeypatch.setattr(blocks, "FIRST_BYTES", 1 << 40)
     cache = ragged_cache(tmp_path / "ragged", {"x": ["float32", None, 2]})
     cache.add(*range(10))
     options = LoaderOptions(cache.root, batch_size=4, min_samples=1, drop_last=False)
@@ -779,7 +779,7 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     lost: int,
 ) -> None:
     """Python looks for signals when a call returns: what that returned is lost."""
-    monkeypatch.setattr(gather, "batches_per_block", lambda *_, **__: 1)
+    monkeypatch.setattr(blocks, "batches_per_block", lambda *_, **__: 1)
     cache.add(0, 1, 2, 3)
     through = engine(cache, samples_per_epoch=length)
     expected = [ids(through.epoch()) for _ in range(9)]

@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from growcache.cache import system
-from growcache.cache.formats import mapped
 from growcache.cache.lease_views import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import shared_memory
@@ -306,7 +305,7 @@ def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
 
     with loader(large, batch_transform=function) as made:
         with monkeypatch.context() as patch:
-            patch.setattr(mapped, "map_shared", refuse)
+            patch.setattr(shared_memory, "map_shared", refuse)
             with pytest.raises(CacheError, match="cannot map"):
                 list(made)
         assert sum(1 for _ in made) == 17

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import rank_sync, snapshot
+from growcache.loading import rank_sync
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import (
     ALONE,
@@ -443,7 +443,7 @@ def test_rank_0_may_be_over_when_its_list_is_copied(
                 cache.retire(1)
             return copied
 
-    monkeypatch.setattr(snapshot, "Snapshot", Late)
+    monkeypatch.setattr(rank_sync, "Snapshot", Late)
     if evicted:
         with pytest.raises(CacheError, match=r"rank 0 of job default .* ended"):
             follower.take(0, watch(), read_index(cache.root))

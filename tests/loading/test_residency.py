@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache import formats, system
 from growcache.cache.formats import mapped
 from growcache.cache.formats.mapped import (
     MappedShard,
@@ -24,7 +23,7 @@ from growcache.cache.formats.mapped import (
     read_pieces,
 )
 from growcache.errors import CorruptShardError
-from growcache.loading import gather, plan, snapshot
+from growcache.loading import gather, maps, plan, snapshot
 from growcache.loading.epochs import Consumer
 from growcache.loading.framework import Framework, take_rows
 from growcache.loading.maps import (
@@ -97,7 +96,7 @@ def test_shards_leave_memory_where_it_cannot_hold_the_cache(
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
     monkeypatch.setattr(plan, "MIN_WINDOW_SHARDS", 1)
-    monkeypatch.setattr(system, "available_memory_bytes", lambda: available)
+    monkeypatch.setattr(maps, "available_memory_bytes", lambda: available)
     options: Any = {"batch_size": 5, "min_samples": 1, "samples_per_epoch": 80}
     with LOADERS[kind](cache.root, gather="thread", **options) as loader:
         first, second = read_all(loader), read_all(loader)
@@ -123,7 +122,7 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(maps, "available_memory_bytes", lambda: 0)
     for path in (cache.root / "shards").rglob("*"):
         if path.is_file():
             drop_from_page_cache(path)
@@ -161,7 +160,7 @@ def test_of_a_shard_that_was_in_memory_a_moment_ago_nobody_asks_again(
         for now[0] in (100.0, 100.5, 101.25, 101.5, 103.5):
             taken.mapped(3)
         assert asked == [100.0, 101.25, 103.5]
-        monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
+        monkeypatch.setattr(maps, "available_memory_bytes", lambda: 0)
         taken.enter([3])
         taken.leave([3])
         assert in_memory(taken.mapped(3))  # for what was let go of is looked at
@@ -172,7 +171,7 @@ def test_of_a_shard_that_goes_meanwhile_nothing_need_be_let_go(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease of a pass may be closed before its last windows are."""
-    monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(maps, "available_memory_bytes", lambda: 0)
     with snapshot.Snapshot.take(cache.root) as taken:
         taken.enter([3])
         taken.mapped(3)
@@ -180,12 +179,12 @@ def test_of_a_shard_that_goes_meanwhile_nothing_need_be_let_go(
         def gone(*_: Any) -> list[Path]:
             raise FileNotFoundError
 
-        monkeypatch.setattr(formats, "shard_files", gone)
+        monkeypatch.setattr(maps, "shard_files", gone)
         taken.leave([3])
 
 
 def test_what_another_window_reads_stays(cache: Filled, monkeypatch: Any) -> None:
-    monkeypatch.setattr(system, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(maps, "available_memory_bytes", lambda: 0)
     with (
         snapshot.Snapshot.take(cache.root) as one,
         snapshot.Snapshot.take(cache.root) as other,

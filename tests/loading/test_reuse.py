@@ -20,7 +20,6 @@ from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import CacheError, CacheFullError, ConfigError
 from growcache.loading import gather, plan, waiting
-from growcache.loading import snapshot as loading_snapshot
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Passes
 from growcache.loading.snapshot import Snapshot
@@ -64,7 +63,7 @@ def test_who_waited_for_room_takes_what_the_index_says_then(
                 raise CacheFullError("no room")
             return Snapshot.take(*arguments, **keywords)
 
-    monkeypatch.setattr(loading_snapshot, "Snapshot", Full)
+    monkeypatch.setattr(waiting, "Snapshot", Full)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
     snapshot = take_snapshot(options, WaitControl(wake, wake.is_set), choice)
     assert snapshot is not None

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.cache import leases
 from growcache.cache.formats import shard_files
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index.reader import read_index
 from growcache.cache.lease_views import DROPPED, HELD, MAPPED, read_leases
 from growcache.cache.leases import Lease
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
+from growcache.loading import snapshot as snapshots
 from growcache.loading.maps import MapPool, file_identity
 from growcache.loading.snapshot import Snapshot
 from tests.filled import open_leases
@@ -102,7 +102,7 @@ def test_what_retires_while_the_lease_is_made_is_not_served(
             cache.retire(1)  # the evictor, between the two looks at the index
             return Lease.create(*arguments, **keywords)
 
-    monkeypatch.setattr(leases, "Lease", Slow)
+    monkeypatch.setattr(snapshots, "Lease", Slow)
     with Snapshot.take(cache.root) as snapshot:
         assert [row.number for row in snapshot.shards] == [0, 2]
         (lease,) = read_leases(cache.root)

@@ -15,13 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache import leases as cache_leases
-from growcache.cache.index import reader
 from growcache.cache.index.reader import live_numbers
 from growcache.cache.lease_views import read_leases
 from growcache.cache.leases import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import plan
+from growcache.loading import plan, snapshot
 from growcache.loading.loader import Loader
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
@@ -280,8 +278,8 @@ def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
         looked.append(root)
         return live_numbers(root)
 
-    monkeypatch.setattr(cache_leases, "Lease", Late)
-    monkeypatch.setattr(reader, "live_numbers", looking)
+    monkeypatch.setattr(snapshot, "Lease", Late)
+    monkeypatch.setattr(snapshot, "live_numbers", looking)
     Snapshot.take(cache.root).close()
     assert looked
 

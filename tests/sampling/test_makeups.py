@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from growcache.cache import deferrals
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals
+from growcache.sampling import failed_visits
 from growcache.sampling.failed_visits import Makeups
 from growcache.sampling.fill import none_came
 from growcache.sampling.messages import PartVisit, Permit
@@ -68,7 +68,7 @@ def test_what_is_pending_comes_when_nothing_more_may_be_set_aside(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run until all is cached would never end else."""
-    monkeypatch.setattr(deferrals, "MOST_MAKEUPS", 1)
+    monkeypatch.setattr(failed_visits, "MOST_MAKEUPS", 1)
     play.draw({0, 1})
     found = made(play)
     assert found.may_defer

@@ -75,7 +75,7 @@ def store_of(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "RENEW_SECONDS", 0.0)
-    monkeypatch.setattr("growcache.store.store.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("growcache.store.store.REFUSAL_PAUSES_SECONDS", (0.0, 0.0))
 
 
 ERRORS = [AccessError("no"), ObjectMissingError("gone"), StoreError("418")]
