@@ -21,9 +21,7 @@ from torch import device as Device  # noqa: E402
 from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
-from growcache.torch import (  # noqa: E402
-    EpochLoader,
-)
+from growcache.torch import EpochLoader, transfer  # noqa: E402
 from growcache.torch.copies import call_loaded  # noqa: E402
 from growcache.torch.transfer import (  # noqa: E402
     CudaCopies,
