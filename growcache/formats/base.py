@@ -1,4 +1,8 @@
-"""The contract of object formats, and the checks of their options."""
+"""The contract of object formats, and the checks of their options.
+
+Functions of this room raise FormatError for what is wrong with an object, and ConfigError for
+what is wrong with an option. Their docstrings name only other errors.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +34,15 @@ RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, for one value again and ag
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Which samples of an object one visit yields.
+    """Which samples of an object one visit yields."""
 
-    Attributes:
-        part: which of the ``parts`` contiguous shares.
-        parts: into how many the object is divided.
-        round: the pass of the permutation; with ``seed``, part of every random choice.
-        seed: of the cache.
-        take: so many samples of the part, at random, instead of all of them.
-        key: that random choices go by; None: the object's own.
-        ordinals: of its samples, ascending, where another object says them; None: those of the
-            part.
-    """
-
-    part: int
-    parts: int
-    round: int
-    seed: int
-    take: int | None = None
-    key: str | None = None
+    part: int  # which of the ``parts`` contiguous shares
+    parts: int  # into how many the object is divided
+    round: int  # the pass of the permutation; with ``seed``, part of every random choice
+    seed: int  # of the cache
+    take: int | None = None  # so many samples of the part, at random, instead of all of them
+    key: str | None = None  # that random choices go by; None: the object's own
+    # of its samples, ascending, where another object says them; None: those of the part
     ordinals: Sequence[int] | None = None
 
     def chosen_by(self, key: str) -> str:
@@ -56,7 +50,7 @@ class Visit:
         return key if self.key is None else self.key
 
     def given(self, samples: int) -> Sequence[int] | None:
-        """Return the ordinals that another object says, as far as an object has so many samples."""
+        """Return the ordinals that another object dictates, those below ``samples``."""
         said = self.ordinals
         return None if said is None else said[: bisect_left(said, samples)]
 
@@ -66,14 +60,13 @@ class ObjectReader(Protocol):
 
     @property
     def entry(self) -> Entry:
-        """Which object."""
+        """The catalog entry of the object."""
 
     @property
     def source(self) -> SourceConfig:
-        """What it is an object of."""
+        """The source that the object belongs to."""
 
-    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        """Return the bytes [start, stop)."""
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer: ...
 
     async def find(self, key: str) -> ObjectReader:
         """Return another object of the source, listed or not; see `Store.find`."""
@@ -81,7 +74,7 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class JoinedReader(ObjectReader, Protocol):
-    """An object of several that are one, as formats read it."""
+    """An object that stands for several joined ones."""
 
     @property
     def partners(self) -> Sequence[ObjectReader]:
@@ -90,20 +83,15 @@ class JoinedReader(ObjectReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How an object's size and its number of samples hang together.
+    """How the size of an object and its number of samples are related."""
 
-    Attributes:
-        stride_bytes: by how many bytes one sample lies behind the one before.
-        overhead_bytes: such that (size - overhead) / stride is the number of samples; negative
-            where samples lie apart.
-        samples: in this object; about, where only all of its bytes would tell.
-        together: so many samples are worth one visit, where the user does not say: what can only
-            be fetched together, or what makes a visit worth its request.
-    """
-
-    stride_bytes: float
+    stride_bytes: float  # bytes from one sample to the next
+    # such that (size - overhead) / stride is the number of samples; negative where samples lie
+    # apart
     overhead_bytes: int
-    samples: int
+    samples: int  # in this object; an estimate where only all of its bytes would tell
+    # so many samples are worth one visit, where the user does not say: what can only be fetched
+    # together, or what makes a visit worth its request
     together: int = 1
 
 
@@ -136,7 +124,7 @@ class ObjectFormat(Protocol):
 
     @property
     def code_digest(self) -> str | None:
-        """Of the user's code that it runs, a part of the cache's fingerprint."""
+        """Digest of the user's code that the format runs, a part of the cache's fingerprint."""
 
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes of one object.
@@ -148,8 +136,8 @@ class ObjectFormat(Protocol):
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """Return the samples of a visit, each with its origin [start, stop).
 
-        Origins count rows; bytes where the object has none. Arrays are little-endian, in C
-        order, and may be read-only views of one buffer; beside them there are bytes and str.
+        Origins count rows, or bytes where the object has no rows. Arrays are little-endian and in C
+        order, and may be read-only views of one buffer. Other values are bytes and str.
 
         Raises:
             PartlyReadError: some of them cannot be read.
@@ -159,20 +147,16 @@ class ObjectFormat(Protocol):
 
 @runtime_checkable
 class ChunkedFormat(Protocol):
-    """A format whose samples lie in chunks, which parts begin and end with."""
+    """A format whose samples are stored in chunks; parts begin and end at chunks."""
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        """Return which samples of the object a visit yields, counted from the first, ascending.
-
-        Raises:
-            FormatError: the object is not what the format says.
-        """
+        """Return the ordinals of a visit's samples in the object, ascending."""
 
 
 async def read_partly(
     form: ObjectFormat, reader: ObjectReader, visit: Visit
 ) -> tuple[SamplesWithOrigins, FormatError | None]:
-    """Return the samples of a visit that can be read, and what is wrong with the others.
+    """Return the readable samples of a visit, and the error of the others.
 
     Raises:
         FormatError: no sample can be read.
@@ -186,11 +170,7 @@ async def read_partly(
 
 
 async def read_whole(reader: ObjectReader) -> Buffer:
-    """Return all bytes of an object that a sampler can hold.
-
-    Raises:
-        FormatError: it is larger.
-    """
+    """Return all bytes of an object, unless it is larger than a sampler can hold."""
     if reader.entry.size > MOST_VISIT_BYTES:
         raise FormatError(
             f"{reader.entry.key}: an object that is read whole may have {MOST_VISIT_BYTES:,} bytes, "
@@ -200,10 +180,10 @@ async def read_whole(reader: ObjectReader) -> Buffer:
 
 
 def most_decoded_bytes(entry: Entry, ratio: int = DEFLATE_RATIO) -> int:
-    """Return the bytes that a visit may make of an object that stores them compressed.
+    """Return the bytes that a visit may decode from a compressed object.
 
-    No compression shrinks further than its ``ratio``. What was never written takes no room at
-    all, and gets some.
+    No compression shrinks by more than ``ratio``. Values that were never written take no room at
+    all in an object, so a small object gets an allowance.
     """
     return min(MOST_VISIT_BYTES, _FREE_DECODED_BYTES + ratio * entry.size)
 
@@ -214,11 +194,7 @@ def ordinals_of_part(samples: int, visit: Visit) -> range:
 
 
 def integer_option(options: Mapping[str, Any], name: str, least: int) -> int | None:
-    """Return an integer option, None where it is not given.
-
-    Raises:
-        ConfigError: not an integer of at least ``least``.
-    """
+    """Return an integer option of at least ``least``; None where it is not given."""
     value = options.get(name)
     if value is None:
         return None
@@ -232,11 +208,7 @@ def integer_option(options: Mapping[str, Any], name: str, least: int) -> int | N
 def choice_option(
     options: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str
 ) -> str:
-    """Return an option that is one of few words.
-
-    Raises:
-        ConfigError: another word.
-    """
+    """Return an option that is one of a few words."""
     value = options.get(name, default)
     if value not in choices:
         raise ConfigError(
@@ -246,11 +218,7 @@ def choice_option(
 
 
 def bool_option(options: Mapping[str, Any], name: str) -> bool:
-    """Return an option that is false where it is not given.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return an option that is false by default."""
     value = options.get(name, False)
     if not isinstance(value, bool):
         raise ConfigError(f"source.options.{name}: expected true or false, found {value!r}")
@@ -258,11 +226,7 @@ def bool_option(options: Mapping[str, Any], name: str) -> bool:
 
 
 def require_library(form: str, module: str) -> None:
-    """Refuse a format whose library is not installed; it is imported by who uses it.
-
-    Raises:
-        MissingLibraryError: says how to install it.
-    """
+    """Refuse a format whose library is not installed, without importing the library."""
     try:
         found = importlib.util.find_spec(module) is not None
     except ValueError:  # a program keeps it from being imported
@@ -276,11 +240,7 @@ def require_library(form: str, module: str) -> None:
 def refuse_unknown_options(
     form: str, options: Mapping[str, Any], known: tuple[str, ...]
 ) -> None:
-    """Refuse options that the format does not have.
-
-    Raises:
-        ConfigError: names the nearest one it has.
-    """
+    """Refuse options that the format does not have; the error names the nearest one."""
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
@@ -293,19 +253,18 @@ SMALL_OBJECT_BYTES = 1 << 16  # bytes; a request takes about as long as it takes
 
 @runtime_checkable
 class HeaderFirstFormat(Protocol):
-    """A format that reads a header before it knows where samples lie.
+    """A format that reads a header before it knows where samples are.
 
-    To ask for the header alone and then for a sample takes two requests, and as long as it takes
-    to fetch a small object.
+    Two requests, for the header and for a sample, take as long as to fetch a small object whole.
     """
 
     @property
     def headed(self) -> bool:
-        """Yes; of joined objects, whether any of them is read so."""
+        """Whether a header is read first; of joined objects, of any of them."""
 
 
 async def measure_object(form: ObjectFormat, reader: ObjectReader) -> Measure:
-    """Return the sizes of one object; of a small one all samples are worth one visit.
+    """Return the sizes of one object; all samples of a small one are worth one visit.
 
     Raises:
         FormatError: the object is not what the format says.
@@ -326,24 +285,12 @@ def _joined_size(reader: ObjectReader) -> int:
 
 
 def is_fetched_whole(entry: Entry, visit: Visit) -> bool:
-    """Whether a visit wants all of a small object, or nearly: several samples are spread over it.
-
-    Whoever wants one sample of it asks for the header and that.
-    """
+    """Whether a visit fetches a small object whole: unless it needs only one sample of it."""
     return entry.size <= SMALL_OBJECT_BYTES and visit.parts == 1 and visit.take != 1
 
 
 def names_option(option: str, value: object, of: str = "names") -> tuple[str, ...] | None:
-    """Return a list of names; None where all are meant.
-
-    Args:
-        option: of ``source.options``.
-        value: of it.
-        of: what the names are, in words.
-
-    Raises:
-        ConfigError: it is something else, or has a name twice.
-    """
+    """Return a list of different names, which the error calls ``of``; None where all are meant."""
     if value is None:
         return None
     if isinstance(value, list | tuple) and value:
@@ -356,16 +303,7 @@ def names_option(option: str, value: object, of: str = "names") -> tuple[str, ..
 
 
 def named_specs_option(option: str, value: object, such_as: str) -> Mapping[str, Any] | None:
-    """Return names with what each of them shall be, None as it is found; None: all are meant.
-
-    Args:
-        option: of ``source.options``.
-        value: of it: a list of names, or a mapping.
-        such_as: a mapping, for whoever gave something else.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a mapping of names to their specs, None for a default; None where all are meant."""
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -388,9 +326,5 @@ ENDLESS_PARTS = 1 << 40  # parts of a source that is no list of objects: never a
 
 
 def endless_entry(name: str) -> Entry:
-    """Return what stands in the catalog for a source that is no list of objects.
-
-    Args:
-        name: of the function; the key of all its samples' origins.
-    """
+    """Return the catalog entry of a source that draws its own samples by function ``name``."""
     return Entry(name, ENDLESS_PARTS, None, None)

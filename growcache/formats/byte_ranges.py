@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 
 class FetchedObject:
-    """A `ObjectReader` of an object that is in memory."""
+    """A reader of an object that is in memory."""
 
     def __init__(self, remote: ObjectReader, data: Buffer) -> None:
         self.entry, self.source, self.find = remote.entry, remote.source, remote.find
         self._data = memoryview(data).cast("B")
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        """See `ObjectReader.read`."""
         return self._data[start:stop]
 
 
@@ -31,11 +30,7 @@ READ_ALONG_BYTES = 1 << 15  # bytes; a gap smaller than this is read along
 
 
 async def read_ranges(reader: ObjectReader, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of each [start, stop).
-
-    Raises:
-        FormatError: the object is shorter than it was.
-    """
+    """Return the bytes of each [start, stop); near ones share a request."""
     runs: list[list[tuple[int, int]]] = []
     end = 0
     for one in sorted(set(ranges)):
@@ -62,7 +57,7 @@ T = TypeVar("T")
 
 
 class UnpackedObject:
-    """A `ObjectReader` of bytes in memory."""
+    """A reader of an object that was unpacked in memory."""
 
     def __init__(self, packed: ObjectReader, data: Buffer) -> None:
         self._data = memoryview(data)
@@ -70,12 +65,11 @@ class UnpackedObject:
         self.source, self.find = packed.source, packed.find
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        """See `ObjectReader.read`."""
         return self._data[start:stop]
 
 
 def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
-    """Return so many at random as the visit takes, in their order; else all."""
+    """Return the random items that the visit takes, in their order, or all."""
     if visit.take is None or visit.take >= len(found):
         return list(found)
     rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
@@ -85,16 +79,7 @@ def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
 def random_ranges(
     visit: Visit, key: str, start: int, stop: int, nbytes: int, *, most: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield stretches of a part at random, none of them twice: a few samples of many are there.
-
-    Args:
-        visit: to the part.
-        key: of the object.
-        start: first byte of the part, and
-        stop: one past its last.
-        nbytes: of a stretch.
-        most: stretches.
-    """
+    """Yield different random byte ranges of ``nbytes`` in [start, stop), at most ``most``."""
     rng = generator_at("stretch", visit.seed, visit.round, key, visit.part)
     count = max(1, -(-(stop - start) // nbytes))
     seen: set[int] = set()
@@ -107,13 +92,9 @@ def random_ranges(
 
 
 def samples_worth_a_visit(stride: float, least: int, nbytes: int, most_bytes: int) -> int:
-    """Return how many samples are worth one visit.
+    """Return the number of samples that are worth one visit.
 
-    Args:
-        stride: bytes of a sample.
-        least: so many at least, and
-        nbytes: so many bytes, but at most
-        most_bytes: of these.
+    At least ``least`` and ``nbytes`` bytes, but at most ``most_bytes``, of samples of ``stride`` bytes.
 
     >>> [samples_worth_a_visit(size, 24, 1 << 17, 1 << 24) for size in (300, 10_000, 5_000_000)]
     [436, 24, 3]
@@ -123,16 +104,11 @@ def samples_worth_a_visit(stride: float, least: int, nbytes: int, most_bytes: in
 
 
 class ReadAhead:
-    """Learns it from those that were read; no result depends on it.
+    """Learns from the sizes of items how far to read beyond a block; no result depends on it.
 
-    A block ends anywhere within its last item, so what is missing of that is half an item on
-    average, and a whole one at most. More than the longest one is never of use; and where few
-    are that long, it is cheaper to read on now and then than to read so much each time.
-
-    Args:
-        first: bytes, as long as nothing is learnt.
-        head: bytes that must be seen of what follows.
-        most: bytes of one item that are worth it.
+    A block ends anywhere within its last item, so half an item is missing on average and a whole
+    one at most. To read more than the longest item is useless. Where few items are that long, it
+    is cheaper to read on now and then than to read that much each time.
     """
 
     def __init__(self, first: int, head: int, most: int) -> None:
@@ -142,14 +118,14 @@ class ReadAhead:
         self._longest = 0
 
     def learn(self, sizes: Sequence[int]) -> None:
-        """Take note of the sizes of items that follow one another, in bytes."""
+        """Take note of the sizes of consecutive items, in bytes."""
         if sizes:
             self._longest = max(max(sizes), self._longest * 7 // 8)
             likely = 2 * sum(sizes) // len(sizes)
             self.nbytes = min(self._most, likely, self._longest) + self._head
 
     def step(self, least: int, most: int) -> int:
-        """Return by how much to read on where that was too little."""
+        """Return by how much to read on where the first read was too short."""
         return min(most, max(least, 2 * self.nbytes)) if self._longest else most
 
 
@@ -161,7 +137,7 @@ async def fetch_ranges(
 ) -> list[memoryview]:
     """Return the bytes of all ranges [start, stop); neighbours share a request.
 
-    What lies between them is read along where it is a sixteenth of them at most.
+    A gap between them is read along if it is at most a sixteenth of them.
     """
     groups: list[_SharedRequest] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
@@ -181,14 +157,12 @@ async def fetch_ranges(
 
 @dataclass(slots=True)
 class _SharedRequest:
-    """Ranges that are one request."""
-
     start: int
     stop: int
     members: list[int] = field(default_factory=list)
 
     def joined(self, start: int, stop: int) -> bool:
-        """Add a range that begins no earlier than those before, if that is worth it."""
+        """Add a range that begins no earlier than those before, if sharing the request pays."""
         worth = 16 * (start - self.stop) <= self.stop - self.start
         if worth and stop - self.start <= MOST_SHARED_BYTES:
             self.stop = max(self.stop, stop)
@@ -205,7 +179,7 @@ MOST_RECORD_BYTES = (
 
 
 class GrowingSlice:
-    """Bytes of an object from a position on, of which more are read when they are needed."""
+    """Bytes of an object from ``start`` on, extended on demand."""
 
     def __init__(self, reader: ObjectReader, start: int) -> None:
         self.start = start
@@ -215,15 +189,10 @@ class GrowingSlice:
 
     @property
     def stop(self) -> int:
-        """Where it ends in the object."""
         return self.start + len(self._data)
 
     async def reach(self, stop: int) -> None:
-        """Read on to a position, at most to the end of the object.
-
-        Raises:
-            FormatError: that is more than a sampler can hold.
-        """
+        """Read on to a position, at most to the end of the object."""
         entry = self._reader.entry
         stop = min(stop, entry.size)
         if stop <= self.stop:
@@ -238,7 +207,7 @@ class GrowingSlice:
         self.view = memoryview(self._data)
 
     async def reach_back(self, start: int) -> None:
-        """Read what lies before it, too, from a position on."""
+        """Read the bytes between a position and the slice."""
         if start < self.start:
             before = memoryview(await self._reader.read(start, self.start))
             self._data = bytearray(before) + self._data

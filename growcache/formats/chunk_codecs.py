@@ -26,11 +26,6 @@ _KNOWN_CODECS = "blosc, gzip, lz4, zlib, zstd, shuffle and no compression are re
 def zarr2_decoder(
     compressor: Any, filters: Any, order: Any, dtype: np.dtype[Any], chunks: Sequence[int]
 ) -> ChunkDecoder:
-    """Return what decodes a chunk of version 2.
-
-    Raises:
-        FormatError: names a codec that is not read.
-    """
     if order not in ("C", "F"):
         raise FormatError(f"expected order C or F, found {order!r:.20}")
     steps = [_step(str(config["id"]), config) for config in filters or []]
@@ -47,17 +42,7 @@ def zarr2_decoder(
 def zarr3_decoder(
     codecs: Any, dtype: np.dtype[Any], chunks: Sequence[int], fill: Array
 ) -> tuple[ChunkDecoder, np.dtype[Any]]:
-    """Return what decodes a chunk of version 3, and the dtype with its byte order.
-
-    Args:
-        codecs: as the metadata has them.
-        dtype: of a value.
-        chunks: shape of a chunk.
-        fill: value of what was never written.
-
-    Raises:
-        FormatError: names a codec that is not read.
-    """
+    """Return what decodes a chunk of version 3, and the dtype with its byte order."""
     axes: list[int] = list(range(len(chunks)))
     steps: list[_Step] = []
     is_bytes = False
@@ -216,7 +201,7 @@ _STEPS: dict[str, _Step] = {
 def _shard_decoder(
     settings: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...], fill: Array
 ) -> tuple[ChunkDecoder, np.dtype[Any]]:
-    """Return what decodes an object that holds several chunks and an index of them."""
+    """Return what decodes an object that holds several chunks and their index."""
     inner = settings["chunk_shape"]
     fits = isinstance(inner, list) and len(inner) == len(shape)
     if not fits or any(

@@ -35,14 +35,7 @@ ChunkOf = Callable[[int], range]
 
 
 def choose_ordinals(samples: int, visit: Visit, key: str, unit_of: ChunkOf) -> Sequence[int]:
-    """Return the ordinals of a visit's samples, ascending.
-
-    Args:
-        samples: of the object.
-        visit: which of them.
-        key: of the object.
-        unit_of: what is fetched together.
-    """
+    """Return the ordinals of a visit's samples, ascending; ``unit_of`` gives the chunk of one."""
     if (given := visit.given(samples)) is not None:
         return given
     mine = ordinals_of_chunked_part(samples, visit, unit_of)
@@ -52,9 +45,9 @@ def choose_ordinals(samples: int, visit: Visit, key: str, unit_of: ChunkOf) -> S
 def ordinals_of_chunked_part(samples: int, visit: Visit, unit_of: ChunkOf) -> range:
     """Return the ordinals of the samples in the visit's part: contiguous, possibly none.
 
-    As `objects.share` does, but a border that lies within half a part of one of a unit is
-    moved there: parts that are worth about a unit are units, far smaller ones stay as they
-    are. Borders keep their order, so every sample is in exactly one part.
+    As `ordinals_of_part`, but a border within half a part of a chunk's border is moved there:
+    parts about as large as a chunk become chunks, far smaller parts stay as they are. Borders keep
+    their order, so every sample is in exactly one part.
 
     >>> tens = lambda ordinal: range(ordinal // 10 * 10, ordinal // 10 * 10 + 10)
     >>> [ordinals_of_chunked_part(32, Visit(part, 3, 0, 0), tens) for part in range(3)]
@@ -76,10 +69,10 @@ def _part_border(samples: int, part: int, parts: int, unit_of: ChunkOf) -> int:
 
 
 def _take_ordinals(mine: range, visit: Visit, key: str, unit_of: ChunkOf) -> Sequence[int]:
-    """Return so many at random, out of as few units as hold them.
+    """Return ``count`` random ordinals from as few chunks as hold them.
 
-    The first unit is that of a random sample, so a large one is as much likelier as it has
-    more samples, and all samples are alike in that.
+    The first chunk is that of a random sample, so a chunk is as likely as it has samples, and
+    every sample is equally likely.
     """
     missing = visit.take or 0
     if missing >= len(mine):
@@ -110,33 +103,18 @@ ChunkPlace = tuple[int, ...]  # of a chunk in the grid of chunks
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """How an array is cut.
-
-    Attributes:
-        shape: of the array.
-        chunks: of a chunk; those at the ends reach beyond the array.
-        dtype: as stored.
-        fill: value of what was never written.
-        ratio: by which compression may shrink a chunk.
-    """
-
     shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fill: Array
-    ratio: int = DEFLATE_RATIO
+    chunks: tuple[int, ...]  # shape of a chunk; the last ones reach beyond the array
+    dtype: np.dtype[Any]  # as stored
+    fill: Array  # value of what was never written
+    ratio: int = DEFLATE_RATIO  # by which compression may shrink a chunk
 
     @property
     def chunk_bytes(self) -> int:
-        """Of a decoded chunk."""
         return math.prod(self.chunks) * self.dtype.itemsize
 
     def places(self, runs: Iterable[range], entry: Entry) -> list[ChunkPlace]:
-        """Return the chunks that hold these rows, in order.
-
-        Raises:
-            FormatError: too many, or too large ones.
-        """
+        """Return the chunks that hold these rows, in order."""
         spans = [self._span(run) for run in runs if run]
         count = sum(map(len, spans)) * math.prod(map(len, self._across))
         most = min(
@@ -165,7 +143,7 @@ class ChunkGrid:
     async def decoding(
         self, runs: Iterable[range], chunks: int, work: Callable[[], list[Array]]
     ) -> list[Array]:
-        """Return what ``work`` makes of so many chunks, in a thread, once there is room for them."""
+        """Run ``work`` in a thread, once there is room for the decoded chunks."""
         rows = sum(map(len, runs)) * math.prod(self.shape[1:]) * self.dtype.itemsize
         nbytes = rows + chunks * self.chunk_bytes
         await reserve_decoded(nbytes)
@@ -174,7 +152,7 @@ class ChunkGrid:
         return found
 
     def assembled(self, run: range, decoded: Mapping[ChunkPlace, Array | None]) -> Array:
-        """Return the rows of a run; a chunk that is None was never written."""
+        """Return the rows of a run; None stands for a chunk that was never written."""
         rows = np.empty((len(run), *self.shape[1:]), self.dtype.newbyteorder("<"))
         if not rows.size:
             return rows
@@ -201,40 +179,28 @@ MOST_ROWS = 1 << 58
 
 
 class FieldArray(Protocol):
-    """An array, as samples are cut from it along its first axis."""
+    """An array from which samples are cut along its first axis."""
 
     @property
-    def name(self) -> str:
-        """Of the field."""
+    def name(self) -> str: ...
 
     @property
-    def length(self) -> int:
-        """Rows."""
+    def length(self) -> int: ...
 
     @property
-    def row_bytes(self) -> int:
-        """Of a row in memory."""
+    def row_bytes(self) -> int: ...
 
     @property
     def unit(self) -> int:
         """Rows that can only be fetched together."""
 
-    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
-        """Return what these runs of rows hold.
-
-        Raises:
-            FormatError: they cannot be decoded.
-        """
+    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]: ...
 
 
 async def read_windows(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, entry: Entry
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples of a visit, in the order of the object.
-
-    Raises:
-        FormatError: the arrays differ in length, or the visit is too large.
-    """
+    """Return the samples of a visit, in the order of the object."""
     starts, wanted = _starts_and_ordinals(series, grid, visit, entry.key)
     return await _read_starts(
         series, grid, entry, [starts[i] for i in _checked_count(wanted, entry.key)]
@@ -244,18 +210,14 @@ async def read_windows(
 def window_ordinals(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, key: str
 ) -> Sequence[int]:
-    """Return which of the windows a visit yields, counted from the first.
-
-    Raises:
-        FormatError: the arrays differ in length.
-    """
+    """Return the ordinals of the windows that a visit yields."""
     return _starts_and_ordinals(series, grid, visit, key)[1]
 
 
 def _starts_and_ordinals(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, key: str
 ) -> tuple[range, Sequence[int]]:
-    """Return where all windows start, and the ordinals of those of a visit."""
+    """Return the starts of all windows, and the ordinals of those of a visit."""
     count = common_length(series, key)
     starts = grid.starts(count, grid.phase(count, visit, key))
     return starts, choose_ordinals(
@@ -266,11 +228,7 @@ def _starts_and_ordinals(
 async def read_owned_windows(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, entry: Entry, starts: range
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples of a visit to an object that owns the windows that start there.
-
-    Raises:
-        FormatError: the visit is too large.
-    """
+    """Return the samples of a visit to an object that owns the windows at ``starts``."""
     wanted = choose_ordinals(len(starts), visit, entry.key, lambda _: range(len(starts)))
     return await _read_starts(
         series,
@@ -307,10 +265,9 @@ async def _read_starts(
 
 
 def measure_windows(series: Sequence[FieldArray], grid: SampleGrid, entry: Entry) -> Measure:
-    """Return the sizes of an object: rows share its bytes, evenly.
+    """Return the sizes of an object whose rows share its bytes evenly.
 
-    Compressed ones have another ratio each; then parts are estimates, and samples are shared
-    out among them.
+    Compressed rows do not, so parts are estimates and samples are divided among them.
     """
     rows = common_length(series, entry.key)
     row_bytes = entry.size / max(1, rows)
@@ -323,11 +280,6 @@ def measure_windows(series: Sequence[FieldArray], grid: SampleGrid, entry: Entry
 
 
 def common_length(series: Sequence[FieldArray], key: str) -> int:
-    """Return how many rows all of them have.
-
-    Raises:
-        FormatError: they differ.
-    """
     lengths = {one.name: one.length for one in series}
     if len(set(lengths.values())) != 1:
         found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
@@ -338,11 +290,6 @@ def common_length(series: Sequence[FieldArray], key: str) -> int:
 
 
 def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) -> None:
-    """Refuse what a sampler cannot hold.
-
-    Raises:
-        FormatError: it is too much for one visit.
-    """
     if nbytes > (most := most_decoded_bytes(entry, ratio)):
         raise FormatError(
             f"{entry.key}: one visit may yield {most:,} bytes, found {nbytes:,}; set a "
@@ -351,7 +298,7 @@ def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) ->
 
 
 def flat_fields(name: str, values: ArrayOrStrings) -> list[tuple[str, ArrayOrStrings]]:
-    """Return a field, those of a record as ``name.field``, as they can be cached."""
+    """Return a field as it is cached; a record becomes fields ``name.field``."""
     if isinstance(values, list):
         return [(name, values)]
     if values.dtype.names is None:
@@ -381,7 +328,7 @@ def _checked_count(wanted: Sequence[int], key: str) -> Sequence[int]:
 
 
 def _chunk_rows(series: Sequence[FieldArray]) -> int:
-    """Return the rows that lie together in the array that has the most bytes."""
+    """Return the rows per chunk of the array that has the most bytes."""
     return max(series, key=lambda one: one.row_bytes).unit
 
 
@@ -396,7 +343,7 @@ def _chunk_of_start(starts: range, rows: int) -> ChunkOf:
 
 
 def _row_runs(starts: list[int], grid: SampleGrid, count: int) -> list[tuple[range, list[int]]]:
-    """Return rows that are wanted, each run once, and the starts within them."""
+    """Return the runs of rows to read, each once, and the starts within them."""
     runs: list[tuple[range, list[int]]] = []
     for start in starts:
         stop = min(start + grid.length, count)
@@ -428,11 +375,7 @@ def _padded_window(values: Array, at: int, length: int) -> Array:
 
 
 def array_paths_option(options: Mapping[str, Any], option: str) -> dict[str, str] | None:
-    """Return the paths of arrays by field; None where none are named.
-
-    Raises:
-        ConfigError: no list of paths and no mapping to paths, or two of one name.
-    """
+    """Return the paths of arrays by field; None where none are named."""
     value = options.get(option)
     if value is None:
         return None

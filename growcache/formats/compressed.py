@@ -34,12 +34,7 @@ _ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
 
 
 def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
-    """Return how the objects of a source are compressed: a word of `CHOICES` but ``auto``.
-
-    Raises:
-        ConfigError: the option is another word, the URLs' endings differ, or Zstandard is
-            needed and not installed.
-    """
+    """Return how the objects of a source are compressed: a word of `CHOICES` but ``auto``."""
     chosen = choice_option(options, "compression", CHOICES, "auto")
     if chosen == "auto":
         kinds = {_compression_by_name(url) or "none" for url in urls} or {"none"}
@@ -59,7 +54,7 @@ def _compression_by_name(name: str) -> str | None:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return by what an object is compressed, as its first bytes say; None: not that they know."""
+    """Return the compression that the first bytes of an object show; None where they show none."""
     return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -75,7 +70,7 @@ def unpacked_name(name: str) -> str:
 
 
 def unpacked_start(head: bytes, kind: str) -> bytes:
-    """Return what the start of an object unpacks to, as far as it goes; empty where it does not."""
+    """Return what the start of an object unpacks to; empty where it cannot be unpacked."""
     try:
         make, step, wrong = _unpacker(kind)
     except MissingLibraryError:  # who reads such objects is told
@@ -92,15 +87,7 @@ def unpacked_start(head: bytes, kind: str) -> bytes:
 
 
 def refuse_compressed(entry: Entry, head: bytes) -> None:
-    """Refuse an object that is compressed though nobody said so.
-
-    Args:
-        entry: of the object.
-        head: its first bytes.
-
-    Raises:
-        FormatError: says what to set.
-    """
+    """Refuse an object that is compressed without an option that says so."""
     if kind := compression_of(head):
         raise FormatError(
             f"{entry.key}: is compressed by {kind}; set compression: {kind} in source.options"
@@ -108,11 +95,6 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
 
 
 async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
-    """Return all bytes of an object, unpacked.
-
-    Raises:
-        FormatError: it is larger than a sampler can hold, damaged, or cut off.
-    """
     data = await read_whole(reader)
     if kind == "none":
         return data
@@ -128,7 +110,7 @@ async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
 
 
 def likely_unpacked(data: Buffer, kind: str) -> int:
-    """Return how many bytes an object says that it unpacks to, or some times its own where not.
+    """Return the unpacked size that an object claims, or a multiple of its size.
 
     >>> import gzip
     >>> likely_unpacked(gzip.compress(bytes(10_000)), "gzip")
@@ -162,17 +144,7 @@ def _too_large_error(entry: Entry, most: int) -> FormatError:
 
 
 def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -> bytes | None:
-    """Return the bytes that were compressed; several streams behind each other are one.
-
-    Args:
-        data: of the object.
-        kind: by what it is compressed.
-        entry: of the object, for errors.
-        expected: None is returned where they are more; None: all that is borne.
-
-    Raises:
-        FormatError: damaged, cut off, or more than is borne.
-    """
+    """Return the unpacked bytes of all streams of an object; None if more than ``expected``."""
     view = memoryview(data)
     most = _most_unpacked(view)
     pieces: list[bytes] = []
@@ -191,7 +163,7 @@ def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -
 
 
 def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
-    """Yield what the streams unpack to, little by little: some bytes become very many."""
+    """Yield unpacked bytes in small steps, because a few bytes can become very many."""
     make, step, wrong = _unpacker(kind)
     stream, at = make(), 0
     while at < view.nbytes:
@@ -210,7 +182,7 @@ def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
 
 
 def _unpacker(kind: str) -> tuple[Callable[[], Any], int, type[Exception]]:
-    """Return what begins a stream, how much to give it at a time, and what it raises."""
+    """Return a maker of streams, the bytes to give one at a time, and the error it raises."""
     if kind == "zstd":
         zstandard = _zstandard()
         unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)

@@ -54,8 +54,6 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 class _DatasetField:
-    """A dataset of one object, as a `FieldArray`."""
-
     def __init__(
         self, name: str, layout: DatasetLayout, reader: ObjectReader, file: HDF5File
     ) -> None:
@@ -126,7 +124,7 @@ class _DatasetField:
     async def _located(
         self, places: Sequence[ChunkPlace]
     ) -> list[tuple[ChunkPlace, ChunkLocation]]:
-        """Return the chunks that were ever written, and where they lie."""
+        """Return where the chunks that were written are."""
         firsts = [
             tuple(at * n for at, n in zip(place, self._chunking.chunks, strict=True))
             for place in places
@@ -156,7 +154,7 @@ class _DatasetField:
 
 
 class _DatasetFields:
-    """The datasets of objects: what their headers say is asked once."""
+    """The datasets of objects, whose headers are read once."""
 
     def __init__(self, named: Mapping[str, str] | None) -> None:
         self._named = named
@@ -194,8 +192,6 @@ class _DatasetFields:
 
 
 class HDF5WholeFormat:
-    """An object is one sample."""
-
     ranged = False
     listed = True
     code_digest = None
@@ -204,12 +200,10 @@ class HDF5WholeFormat:
         self._datasets = _DatasetFields(named)
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         await self._datasets.of(reader)
         return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         found = await self._datasets.of(reader)
         refuse_large_visit(reader.entry, sum(one.length * one.row_bytes for one in found))
         read = await asyncio.gather(*(one.rows([range(one.length)]) for one in found))
@@ -232,16 +226,13 @@ class HDF5RowsFormat:
         self._grid = grid
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         series = await self._series(reader)
         return measure_windows(series, self._grid, reader.entry)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         return await read_windows(await self._series(reader), self._grid, visit, reader.entry)
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        """See `Chunked.ordinals`."""
         return window_ordinals(await self._series(reader), self._grid, visit, reader.entry.key)
 
     async def _series(self, reader: ObjectReader) -> Sequence[FieldArray]:
@@ -263,7 +254,7 @@ class HDF5RowsFormat:
 
 
 def _normal_bools(values: Array) -> Array:
-    """Return truth values that are 0 and 1, whatever the file has."""
+    """Return bools as 0 and 1, whatever bytes the file has."""
     return values.view(np.uint8) != 0 if values.dtype == np.bool_ else values
 
 

@@ -32,12 +32,12 @@ ChunkLocation = tuple[int, int, int]
 def locate_chunks(
     file: Any, image: MetadataImage, path: str, places: Sequence[tuple[int, ...]]
 ) -> list[ChunkLocation | None]:
-    """Return where chunks lie, by their first elements; None where one was never written.
+    """Return where chunks are, by their first elements; None for one that was never written.
 
-    Of a dataset of which some chunk was written: of others the library tells nonsense.
-    A chunk is read twice, in vain: into no room, which looks up its size in the index, and then
-    from an image that says it has all, which shows the range that would be read. What the
-    library offers for this question goes through the index from its beginning.
+    Some chunk of the dataset must have been written, because the library answers wrongly otherwise.
+    A chunk is read twice, in vain: into no room, which looks up its size in the index, and then from
+    an image that claims to have all bytes, which shows the range that would be read. The library's
+    own functions for this question walk through the index from its beginning.
     """
     dataset = dataset_at(file, path).id
     return [_locate_chunk(dataset, image, place) for place in places]
@@ -74,46 +74,23 @@ Filter = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DatasetLayout:
-    """Of one dataset.
-
-    Attributes:
-        path: in the file.
-        shape: of the array; () of a single value.
-        dtype: of a value as stored; of strings what stands for one.
-        chunks: shape of a chunk; None where values lie in one piece.
-        offset: of that piece; None where it was never written.
-        written: whether any chunk was.
-        inline: the values themselves, where the header holds them.
-        fill: value of what was never written.
-        filters: that chunks went through, in order.
-        strings: how those are stored, if it holds any.
-        base: what addresses in the file count from.
-        few_bits: the type of numbers that do not fill their bytes, as HDF5 encodes types; None:
-            values are stored as NumPy has them.
-        no_fill: whether the file says that there is no fill value.
-    """
-
     path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...] | None
-    offset: int | None
-    written: bool
-    inline: bytes | None
-    fill: Array
-    filters: tuple[Filter, ...]
-    strings: str | None
-    base: int
-    few_bits: bytes | None = None
-    no_fill: bool = False
+    shape: tuple[int, ...]  # () for a single value
+    dtype: np.dtype[Any]  # of a stored value; `HEAP_ID` for strings of any length
+    chunks: tuple[int, ...] | None  # shape of a chunk; None: contiguous values
+    offset: int | None  # of contiguous values; None: never written
+    written: bool  # whether any chunk was written
+    inline: bytes | None  # the values, if the header holds them
+    fill: Array  # value of what was never written
+    filters: tuple[Filter, ...]  # in the order of writing
+    strings: str | None  # heap, spaces or zeros; None: numbers
+    base: int  # what addresses in the file count from
+    few_bits: bytes | None = None  # HDF5's encoding of a type that NumPy cannot read; else None
+    no_fill: bool = False  # whether the file has no fill value
 
 
 def names_at_root(file: Any, key: str) -> list[str]:
-    """Return the names of the datasets at the root; only links within the file count.
-
-    Raises:
-        FormatError: too many to look at.
-    """
+    """Return the names of the datasets at the root; links out of the file do not count."""
     import h5py
 
     if len(file) > 1000:
@@ -128,7 +105,7 @@ def names_at_root(file: Any, key: str) -> list[str]:
 
 
 def dataset_paths(file: Any) -> list[str]:
-    """Return the paths of datasets, those next to the root first, as far as a look shows them."""
+    """Return the paths of the first datasets found, those next to the root first."""
     import h5py
 
     found: list[str] = []
@@ -149,11 +126,7 @@ def dataset_paths(file: Any) -> list[str]:
 
 
 def dataset_at(file: Any, path: str) -> Any:
-    """Return a dataset of the file itself, links followed one by one.
-
-    Raises:
-        FormatError: there is none, or a link leads out of the file.
-    """
+    """Return a dataset of the file itself; links are followed one by one, and none out of it."""
     import h5py
 
     at, left = file["/"], _path_parts(path)
@@ -204,11 +177,6 @@ def _no_dataset_message(file: Any, path: str) -> str:
 
 
 def describe_dataset(file: Any, path: str, key: str) -> DatasetLayout:
-    """Return the layout of a dataset.
-
-    Raises:
-        FormatError: there is none, or it cannot be read.
-    """
     try:
         return _dataset_layout(file, dataset_at(file, path), path)
     except FormatError as error:
@@ -274,7 +242,6 @@ def _inline_values(dataset: Any, strings: str | None, path: str) -> bytes:
 def _dtype(
     file: Any, dataset: Any, path: str, *, chunked: bool
 ) -> tuple[np.dtype[Any], str | None]:
-    """Return the dtype of the values, and how strings are stored."""
     import h5py
 
     type_ = dataset.id.get_type()
@@ -299,7 +266,7 @@ def _dtype(
 
 
 def _stored_as_numpy(type_: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether the stored bytes are what NumPy takes them for."""
+    """Whether NumPy can read the stored bytes."""
     import h5py
 
     return bool(type_ == h5py.h5t.py_create(dtype, logical=True)) or bool(
@@ -308,7 +275,7 @@ def _stored_as_numpy(type_: Any, dtype: np.dtype[Any]) -> bool:
 
 
 def _is_padded_number(type_: Any) -> bool:
-    """Whether values are plain numbers, of which the library knows which bits count."""
+    """Whether values are plain numbers, whose significant bits the library knows."""
     import h5py
 
     # Only these two classes: an enumeration, for instance, is an integer to h5py, too.
@@ -339,9 +306,6 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
 
     Likewise one whose values the library would not give back here: without a fill value the
     scale-offset filter has one value more to tell.
-
-    Raises:
-        FormatError: names the filter.
     """
     for code, _, _ in layout.filters:
         if code not in (DEFLATE, SHUFFLE, FLETCHER32, *LIBRARY_FILTERS):
@@ -360,17 +324,6 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
 def decode_chunk(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    """Return a chunk as an array.
-
-    Args:
-        data: as it is stored.
-        mask: of the filters that this chunk did not go through.
-        layout: of its dataset.
-        chunking: of its dataset.
-
-    Raises:
-        FormatError: it is damaged.
-    """
     expected = chunking.chunk_bytes
     if layout.few_bits is not None or any(
         code in LIBRARY_FILTERS for code, _, _ in layout.filters
@@ -449,10 +402,10 @@ _FILTERS: dict[int, Callable[[memoryview, tuple[int, ...], int], memoryview]] = 
 def _decode_by_library(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    """Let the library decode the chunk: as the only one of a file in memory.
+    """Let the library decode the chunk, as the only one of a file in memory.
 
-    Not as one of the file that it is from, which says itself how its filters are set: the
-    library sets them anew here, by the shape and the type, and does not believe the file.
+    Not in the file that it is from, because the library would believe what that says about its
+    filters. Here the library sets them anew, by the shape and the type.
     """
     try:
         with without_garbage_collection():
@@ -484,9 +437,9 @@ def _decode_in_memory_file(
 
 
 def _creation_properties(mask: int, layout: DatasetLayout, chunking: ChunkGrid) -> Any:
-    """Return how a chunk is stored: through those filters that made it smaller.
+    """Return the properties of a dataset with the filters that the chunk went through.
 
-    The library takes a mask of the others, too, but forgets it until the file is opened again.
+    The library accepts a mask of the other filters, but ignores it until the file is opened again.
     """
     import h5py
 
@@ -505,11 +458,6 @@ _HEAP_ITEM = struct.Struct("<HH4xQ")
 
 
 async def read_strings(reader: ObjectReader, layout: DatasetLayout, values: Array) -> list[str]:
-    """Return the texts of a dataset's values.
-
-    Raises:
-        FormatError: one is not there, or no UTF-8.
-    """
     flat = values.reshape(-1)
     if layout.strings == "heap":
         found = await _strings_from_heaps(reader, layout, flat)
@@ -546,7 +494,7 @@ async def _strings_from_heaps(
 async def _read_heaps(
     reader: ObjectReader, places: Sequence[int]
 ) -> list[dict[int, memoryview]]:
-    """Return the items of all heaps; most take one request together, larger ones two."""
+    """Return the items of all heaps; most take one shared request, larger ones a second."""
     size, key = reader.entry.size, reader.entry.key
     if any(place + _HEAP_HEADER.size > size for place in places):
         raise FormatError(f"{key}: a heap of strings lies beyond the end of the file")
@@ -575,7 +523,7 @@ def _heap_size(head: memoryview, key: str) -> int:
 
 
 def _heap_items(data: memoryview) -> dict[int, memoryview]:
-    """Return what a heap holds, by index; what is broken in it ends it."""
+    """Return the items of a heap by index; a damaged item ends it."""
     found: dict[int, memoryview] = {}
     at = _HEAP_HEADER.size
     while at + _HEAP_ITEM.size <= len(data):

@@ -43,27 +43,16 @@ MOST_OPEN_FILES = 64  # files; of others the metadata is still here
 
 
 class _MissingBytesError(OSError):
-    """HDF5 asks for bytes that are not here yet."""
+    """HDF5 reads bytes that were not fetched yet."""
 
 
 class MetadataBytes:
-    """What the metadata of several files takes.
-
-    Attributes:
-        nbytes: in memory.
-    """
-
     def __init__(self) -> None:
         self.nbytes = 0
 
 
 class MetadataImage(io.RawIOBase):
-    """What is known of a file's bytes, as a file.
-
-    Args:
-        size: of the file, in bytes.
-        total: counts what is here; there may be thousands of files, too many to ask each.
-    """
+    """The fetched bytes of a remote file, as a file; ``total`` counts those of all files."""
 
     def __init__(self, size: int, total: MetadataBytes) -> None:
         super().__init__()
@@ -78,34 +67,24 @@ class MetadataImage(io.RawIOBase):
 
     @property
     def nbytes(self) -> int:
-        """Of the blocks that are here."""
         return len(self._blocks) * METADATA_BLOCK_BYTES
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position."""
         self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[
             whence
         ] + offset
         return self._at
 
     def readinto(self, buffer: Buffer) -> int:
-        """Fill the buffer.
-
-        Raises:
-            OSError: bytes are missing, or there are none.
-        """
         into = memoryview(buffer).cast("B")
         start, stop = self._at, self._at + len(into)
         if start < 0 or stop > self.size:
@@ -128,7 +107,7 @@ class MetadataImage(io.RawIOBase):
         return len(into)
 
     def locate(self, work: Callable[[], T]) -> tuple[T, tuple[int, int]]:
-        """Return what ``work`` returns, and offset and bytes of the range that it reads in vain."""
+        """Return the result of ``work``, and offset and size of the range that it reads in vain."""
         self._locating, self._located = True, None
         try:
             result = work()
@@ -138,11 +117,10 @@ class MetadataImage(io.RawIOBase):
         return result, found or (0, 0)
 
     def absent(self, start: int, stop: int) -> list[int]:
-        """Return the numbers of the blocks that are not here."""
         return [number for number in _block_numbers(start, stop) if number not in self._blocks]
 
     def held(self, start: int, stop: int) -> bytes | None:
-        """Return the bytes [start, stop) if all of them are here; else None."""
+        """Return the bytes [start, stop) if all were fetched; else None."""
         if stop > self.size or self.absent(start, stop):
             return None
         blocks = b"".join(self._blocks[number] for number in _block_numbers(start, stop))
@@ -150,7 +128,7 @@ class MetadataImage(io.RawIOBase):
         return blocks[start - first : stop - first]
 
     def put(self, number: int, data: memoryview) -> None:
-        """Keep bytes, from the start of a block on."""
+        """Keep bytes that begin at the start of a block."""
         before = self.nbytes
         for at in range(0, len(data), METADATA_BLOCK_BYTES):
             self._blocks[number + at // METADATA_BLOCK_BYTES] = data[
@@ -159,7 +137,7 @@ class MetadataImage(io.RawIOBase):
         self._total.nbytes += self.nbytes - before
 
     def leave_total(self) -> None:
-        """Count no more among others; who uses the file still may do so."""
+        """Stop counting for ``total``; the image stays usable."""
         self._total.nbytes -= self.nbytes + METADATA_BLOCK_BYTES
         self._total = MetadataBytes()
 
@@ -173,11 +151,10 @@ _LIBRARY_LOCK = threading.RLock()
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: an object of HDF5 in it would be closed by the same thread.
+    """Collect no garbage meanwhile, because this thread would then close objects of HDF5.
 
-    h5py's lock lets that pass, and one more call in the middle of another confuses the library,
-    so that the first fails. The lock is for the switch, which all threads share; calls of HDF5
-    wait for one another in any case.
+    h5py's lock lets the same thread pass, and one call within another confuses the library. Other
+    threads wait for the lock in any case.
     """
     with _LIBRARY_LOCK:
         collecting = gc.isenabled()
@@ -190,7 +167,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class _ImageFirstReader:
-    """A `ObjectReader` of a file of which some bytes are here."""
+    """A reader that serves the fetched bytes of a file from its image."""
 
     def __init__(self, remote: ObjectReader, image: MetadataImage) -> None:
         self.entry, self.source, self.find = remote.entry, remote.source, remote.find
@@ -198,14 +175,13 @@ class _ImageFirstReader:
         self._image = image
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        """See `ObjectReader.read`."""
         end = self.entry.size if stop is None else stop
         here = self._image.held(start, end)
         return await self._remote.read(start, stop) if here is None else here
 
 
 class HDF5File:
-    """One HDF5 file, and what was fetched of its metadata."""
+    """One HDF5 file, and the fetched bytes of its metadata."""
 
     def __init__(self, entry: Entry, thread: ThreadPoolExecutor, total: MetadataBytes) -> None:
         self.image = MetadataImage(entry.size, total)
@@ -216,11 +192,7 @@ class HDF5File:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, reader: ObjectReader, work: Callable[[Any], T]) -> T:
-        """Return what ``work`` returns for the open `h5py.File`; it may run several times.
-
-        Raises:
-            FormatError: the file is none, or broken.
-        """
+        """Return the result of ``work`` on the open `h5py.File`; it may run several times."""
         loop = asyncio.get_running_loop()
         if not self.image.nbytes:
             await self._fetch(reader, [(0, min(FILE_HEAD_BYTES, self.image.size))], 0)
@@ -235,11 +207,10 @@ class HDF5File:
         raise FormatError(f"{self._key}: its metadata is scattered over too much of the file")
 
     def around(self, reader: ObjectReader) -> ObjectReader:
-        """Return what reads the file, but for what has come with its metadata."""
+        """Return a reader of the file that does not fetch its metadata again."""
         return _ImageFirstReader(reader, self.image)
 
     def close(self) -> None:
-        """Forget the open file."""
         file, self._file = self._file, None
         if file is not None:
             with without_garbage_collection():
@@ -272,7 +243,7 @@ class HDF5File:
     async def _fetch(
         self, reader: ObjectReader, ranges: Sequence[tuple[int, int]], turn: int
     ) -> None:
-        """Fetch what is missing and, the longer it takes, the more of what lies behind it."""
+        """Fetch the missing blocks, and more behind them with every round."""
         ahead = METADATA_BLOCK_BYTES << min(turn, MOST_DOUBLINGS)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -301,7 +272,7 @@ class HDF5File:
 
 
 def _ignore_error(task: asyncio.Task[None]) -> None:
-    """Take the error of a fetch that those who waited for it did not live to see."""
+    """Retrieve the error of a fetch whose waiters were all cancelled."""
     if not task.cancelled():
         task.exception()
 
@@ -322,7 +293,7 @@ def _error_text(error: Exception) -> str:
 
 
 class HDF5Files:
-    """The files that were used last; a second visit then finds their metadata here."""
+    """The files that were used last, whose metadata need not be fetched again."""
 
     def __init__(self) -> None:
         # One thread: HDF5 runs one call at a time in any case.
@@ -334,7 +305,6 @@ class HDF5Files:
         weakref.finalize(self, _close_all, self._files)
 
     def of(self, entry: Entry) -> HDF5File:
-        """Return the file of an object."""
         file = self._files.get(entry)
         if file is None:
             file = self._files[entry] = HDF5File(entry, self._thread, self._total)
@@ -348,7 +318,7 @@ class HDF5Files:
         return file
 
     def _forget(self) -> None:
-        """Let go of what was fetched of files that were not used for longest, beyond the bound."""
+        """Drop the fetched bytes of the least recently used files, beyond the bound."""
         while len(self._files) > 1 and self._total.nbytes > MOST_METADATA_BYTES:
             entry, oldest = self._files.popitem(last=False)
             oldest.image.leave_total()

@@ -45,8 +45,6 @@ _DECODE_SEMAPHORE = ByteSemaphore(MOST_PIXELS)
 
 
 class ImageFormat:
-    """An object is an image and, by its folder's name, its label."""
-
     ranged = False
     listed = True
     code_digest = None
@@ -57,11 +55,9 @@ class ImageFormat:
         self._decode = decode
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         key = reader.entry.key
         label = self._labelled(key)  # before anything is fetched in vain
         data = await read_whole(reader)
@@ -95,7 +91,7 @@ class ImageFormat:
 
 
 async def _decode_in_turn(data: Buffer, key: str) -> Array:
-    """Return the image; a large one once there is room for it beside those of other visits."""
+    """Return the image; a large one waits for room beside those of other visits."""
     found = await asyncio.to_thread(_decode_or_count_pixels, data, key)
     if not isinstance(found, int):
         return found
@@ -107,7 +103,7 @@ async def _decode_in_turn(data: Buffer, key: str) -> Array:
 
 
 def _decode_or_count_pixels(data: Buffer, key: str) -> Array | int:
-    """Return a small image; of a large one how many pixels it has."""
+    """Return a small image, or the number of pixels of a large one."""
     with _opened(data, key) as image:
         pixels: int = image.size[0] * image.size[1]
         return pixels if pixels > SMALL_PIXELS else _rgb(image)
@@ -130,10 +126,7 @@ def image_kind(data: Buffer) -> str | None:
 def decode_image(data: Buffer, key: str) -> Array:
     """Return the image as uint8 [height, width, 3]; of an animation the first frame.
 
-    It lies as it is stored: what EXIF says about its orientation is not applied.
-
-    Raises:
-        FormatError: it is broken, has more than `MOST_PIXELS`, or values of 16 bits.
+    The orientation that EXIF names is not applied.
     """
     with _opened(data, key) as image, _DECODE_SEMAPHORE.of(image.size[0] * image.size[1]):
         return _rgb(image)
@@ -141,7 +134,7 @@ def decode_image(data: Buffer, key: str) -> Array:
 
 @contextmanager
 def _opened(data: Buffer, key: str) -> Iterator[Any]:
-    """Open an image, of which only the header was read so far; whatever is wrong is told of it."""
+    """Open an image and read its header; every error names the object."""
     from PIL import Image
 
     try:
@@ -161,7 +154,7 @@ def _opened(data: Buffer, key: str) -> Iterator[Any]:
 
 
 def _rgb(image: Any) -> Array:
-    """Return the pixels; of a large image strip by strip, or there would be three copies."""
+    """Return the pixels; a large image is converted in strips, to avoid three copies."""
     width, height = image.size
     rows = max(1, _STRIP // max(1, width))
     if height <= rows:
@@ -175,7 +168,7 @@ def _rgb(image: Any) -> Array:
 
 
 def _check_header(size: tuple[int, int], mode: str, key: str) -> None:
-    """Refuse what the header, which is all that was read so far, says."""
+    """Refuse what the header claims, before any pixel is read."""
     width, height = size
     if width * height > MOST_PIXELS:
         raise FormatError(

@@ -36,16 +36,10 @@ NOT_JOINABLE = {
 
 
 class JoinedFormat:
-    """The samples of partners, put together one by one.
+    """The samples of several objects, joined one by one; ``formats`` are by field, in order.
 
-    All members are visited alike: random choices go by the first one's key, and where members
-    lie in chunks, those of the largest say where parts begin.
-
-    Args:
-        formats: by field, in their order.
-
-    Raises:
-        ConfigError: some are read by range and others whole, or one draws samples by itself.
+    All members are visited alike. Random choices go by the key of the first, and parts begin at the
+    chunks of the largest.
     """
 
     def __init__(self, formats: Mapping[str, ObjectFormat]) -> None:
@@ -74,12 +68,12 @@ class JoinedFormat:
         self.code_digest = hashlib.sha256(text.encode()).hexdigest() if any(digests) else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`; the sizes are those of the first field."""
+        """The sizes are those of the first field."""
         measures = await self._measures(reader)
         return replace(measures[0], together=measures[self._largest(measures)].together)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """See `ObjectFormat.read`; origins are those of the first field."""
+        """Origins are those of the first field."""
         visit = replace(visit, key=reader.entry.key)
         if self._chunked:
             visit = replace(visit, ordinals=await self._ordinals(reader, visit))
@@ -97,7 +91,7 @@ class JoinedFormat:
         return joined
 
     def _largest(self, measures: Sequence[Measure]) -> int:
-        """Return whose chunks count: of the fields that have some, the one of most bytes."""
+        """Return the chunked field of most bytes, whose chunks decide where parts begin."""
         forms = enumerate(self._formats.values())
         chunked = [n for n, form in forms if isinstance(form, ChunkedFormat)]
         return max(chunked, key=lambda n: measures[n].stride_bytes, default=0)
@@ -109,11 +103,7 @@ class JoinedFormat:
         return await form.ordinals(_members(reader)[n], visit)
 
     async def _measures(self, reader: ObjectReader) -> list[Measure]:
-        """Return the sizes of the members, if they agree; of what is read whole the first's.
-
-        Raises:
-            FormatError: they have not equally many samples.
-        """
+        """Return the sizes of the members, if they agree; of whole objects only the first's."""
         forms = list(self._formats.values())
         if not self.ranged:
             return [await forms[0].measure(reader)]
@@ -139,11 +129,7 @@ class JoinedFormat:
 def _common_rows(
     found: Mapping[str, SamplesWithOrigins], visit: Visit, key: str
 ) -> dict[str, SamplesWithOrigins]:
-    """Return the samples that all fields have: one may have left out some of its rows.
-
-    Raises:
-        FormatError: the fields are cut in different ways.
-    """
+    """Return the samples that all fields have, because a field may lack some rows."""
     rows = {name: {(start, stop) for _, start, stop in one} for name, one in found.items()}
     asked = max(map(len, rows.values())) if visit.ordinals is None else len(visit.ordinals)
     if len(set.union(*rows.values())) > asked:

@@ -27,11 +27,7 @@ _EXACT_FLOATS = 1 << 53  # above it floats skip integers
 
 
 def parse_json(text: bytes) -> Any:
-    """Return what a JSON text says; NaN, Infinity and -Infinity are numbers, as Python writes them.
-
-    Raises:
-        FormatError: it is no JSON.
-    """
+    """Return the value of a JSON text; NaN, Infinity and -Infinity are numbers, as in Python."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -45,11 +41,6 @@ def parse_json(text: bytes) -> Any:
 
 
 def sample_of_record(record: Mapping[str, Any]) -> Sample:
-    """Return a sample of all values of a record.
-
-    Raises:
-        FormatError: one cannot be cached, or there are too many.
-    """
     if len(record) > MOST_KEYS:
         raise FormatError(f"expected at most {MOST_KEYS:,} keys, found {len(record):,}")
     sample: Sample = {}
@@ -67,10 +58,10 @@ def sample_of_record(record: Mapping[str, Any]) -> Sample:
 
 
 def value_of_json(value: Any) -> Value:
-    """Return a value as it is cached where no dtype is named.
+    """Return a value as it is cached without a dtype.
 
-    Integers are int64, other numbers float64, and so are evenly nested lists of numbers. Lists of
-    anything else, and objects, are kept as their JSON text.
+    Integers become int64, other numbers float64, and evenly nested lists of numbers arrays of these.
+    Other lists, and objects, stay JSON text.
     """
     kind = type(value)
     if kind is str:
@@ -86,11 +77,8 @@ def value_of_json(value: Any) -> Value:
 def number_array(value: list[Any], *, nulls: bool = False) -> Array | None:
     """Return an evenly nested list of numbers, or of bools, as an array; None: it is none.
 
-    NumPy is not asked what it thinks of a list: with texts in it, that takes any memory.
-
-    Args:
-        value: the list.
-        nulls: whether null is a number, NaN.
+    ``nulls`` makes null NaN. NumPy does not inspect the list, because a list with texts in it would
+    take any amount of memory.
     """
     flat: list[Any] = value
     shape = [len(flat)]
@@ -127,7 +115,7 @@ def _scalar(value: Any) -> Array:
 
 
 def _number_converter(dtype: str) -> Callable[[Any], Array]:
-    """Return what makes arrays of a dtype, of numbers that it can hold."""
+    """Return what converts numbers to a dtype that can hold them."""
     wanted = np.dtype(dtype)
 
     def convert(value: Any) -> Array:

@@ -56,19 +56,13 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line that is not blank, without its end.
+    """A line that is not blank, without its end; ``start`` is its first byte in the object."""
 
-    Attributes:
-        start: its first byte in the object.
-        data: its bytes.
-    """
-
-    start: int
-    data: bytes
+    start: int  # its first byte in the object
+    data: bytes  # its bytes
 
     @property
     def stop(self) -> int:
-        """One past its last byte."""
         return self.start + len(self.data)
 
 
@@ -89,17 +83,13 @@ def split_lines(data: bytes, at: int) -> list[TextLine]:
 
 
 class LineReader:
-    """Reads lines of objects; remembers how long they are, to read as little as it can."""
+    """Reads lines of objects; learns how long they are, to read as little as it can."""
 
     def __init__(self) -> None:
         self._ahead = ReadAhead(4096, 64, _MOST_READ_AHEAD)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[TextLine]:
-        """Return the lines of the visit's part; some of them where the visit takes some.
-
-        Raises:
-            FormatError: a line, or the part, is longer than a sampler can hold.
-        """
+        """Return the lines of the visit's part, or the random ones that it takes."""
         size = reader.entry.size
         start = visit.part * size // visit.parts
         stop = (visit.part + 1) * size // visit.parts
@@ -109,7 +99,6 @@ class LineReader:
         return take_some(found, visit, reader.entry.key)
 
     async def between(self, reader: ObjectReader, start: int, stop: int) -> list[TextLine]:
-        """Return the lines that start in [start, stop)."""
         if start >= stop:
             return []
         _refuse_too_much(reader, stop - start)
@@ -126,7 +115,7 @@ class LineReader:
     async def _to_the_end(
         self, reader: ObjectReader, data: bytes, first: int, within: int
     ) -> bytes:
-        """Return the bytes up to the end of the line that ``data[within]`` is of."""
+        """Return the bytes up to the end of the line at ``data[within]``."""
         pieces, length = [data], len(data)
         more = self._ahead.step(_LEAST_MORE, _MORE)
         end = data.find(b"\n", within)
@@ -148,7 +137,7 @@ class LineReader:
     async def _stretches(
         self, reader: ObjectReader, visit: Visit, start: int, stop: int
     ) -> list[TextLine]:
-        """Return the lines of stretches at random, until there are enough to take some."""
+        """Return the lines of random ranges, as many as the visit takes."""
         lines: list[TextLine] = []
         places = random_ranges(
             visit, reader.entry.key, start, stop, RANDOM_RANGE_BYTES, most=MOST_RANDOM_RANGES
@@ -160,7 +149,7 @@ class LineReader:
         return sorted(lines, key=lambda line: line.start)
 
     async def measure(self, reader: ObjectReader) -> tuple[int, float]:
-        """Return how many lines there are, and bytes from one to the next; about, if large."""
+        """Return the number of lines and their stride in bytes; estimates for a large object."""
         size = reader.entry.size
         if size <= MEASURED_WHOLE_BYTES:
             lines = split_lines(bytes(memoryview(await read_whole(reader))), 0)
@@ -197,26 +186,12 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """A field that the user named.
-
-    Attributes:
-        name: of the field.
-        path: keys that lead to its value.
-        dtype: one of `DTYPES`; None: as found.
-        default: where there is no value, or null; `_MISSING`: none.
-    """
-
     name: str
-    path: tuple[str, ...]
-    dtype: str | None
-    default: Any = _MISSING
+    path: tuple[str, ...]  # keys that lead to the value
+    dtype: str | None  # one of `DTYPES`; None: as found
+    default: Any = _MISSING  # for a missing value or null; `_MISSING`: none
 
     def of(self, record: Mapping[str, Any]) -> Value:
-        """Return its value in a record.
-
-        Raises:
-            FormatError: there is none, or it is not of the dtype.
-        """
         found: Any = record
         for key in self.path:
             found = found.get(key, _MISSING) if isinstance(found, dict) else _MISSING
@@ -238,11 +213,7 @@ class FieldSpec:
 
 
 def fields_option(value: object) -> tuple[FieldSpec, ...] | None:
-    """Return the fields that the option ``fields`` names; None: all that there are.
-
-    Raises:
-        ConfigError: it cannot be meant.
-    """
+    """Return the fields that the option ``fields`` names; None for all."""
     named = named_specs_option("fields", value, "{x: float32, label: meta.label}")
     return (
         None
@@ -315,8 +286,6 @@ _PARSED_INLINE_BYTES = 1 << 18  # bytes that are parsed without leaving the even
 
 
 class JsonlFormat:
-    """LineReader of one object, as samples."""
-
     listed = True
     code_digest = None
 
@@ -328,7 +297,6 @@ class JsonlFormat:
         self.ranged = packed == "none"
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         if not self.ranged:
             count = len(await self._whole(reader))
             return Measure(reader.entry.size / max(1, count), 0, count)
@@ -343,7 +311,7 @@ class JsonlFormat:
         )
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
+        """An origin is a range of the bytes, unpacked ones."""
         if self.ranged:
             lines = await self._lines.read(reader, visit)
             if lines and not lines[0].start:

@@ -44,22 +44,15 @@ _POSITIONS = 1 << 62  # of random positions
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """A page on the way to a random position.
+    """A page on the way to a random position."""
 
-    Attributes:
-        page: its number.
-        start: its own first position,
-        width: and how many are its own; a page of the upper end has one.
-        at: the position that is looked for.
-    """
-
-    page: int
-    start: Fraction
-    width: Fraction
-    at: Fraction
+    page: int  # its number
+    start: Fraction  # its first position
+    width: Fraction  # its number of positions
+    at: Fraction  # the random position
 
     def below(self, page: LmdbPage) -> _Spot:
-        """Return the same of the page below that has the position."""
+        """Return the spot of the child page that has the position."""
         page.must_be(BRANCH)
         width = self.width / page.count
         index = math.floor((self.at - self.start) / width)
@@ -68,37 +61,21 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class _RandomLeaf:
-    """A leaf that was met.
-
-    Attributes:
-        start: its first position.
-        page: it.
-        values: those of the visit's part.
-        share: its positions in the part.
-    """
-
-    start: Fraction
+    start: Fraction  # its first position
     page: LmdbPage
-    values: list[LmdbValue]
-    share: Fraction
+    values: list[LmdbValue]  # those of the visit's part
+    share: Fraction  # its positions in the part
 
     @property
     def slighted(self) -> float:
-        """How much too seldom its values would be taken."""
+        """By what factor its values would be taken too seldom."""
         return len(self.values) / float(self.share)
 
 
 async def read_random_values(
     trees: TreeReader, reader: ObjectReader, top: TreeTop, visit: Visit
 ) -> list[LmdbValue]:
-    """Return as many values of a part at random as the visit takes, in their order.
-
-    Args:
-        trees: what is read.
-        reader: of the object.
-        top: of its tree.
-        visit: to it; it takes some.
-    """
+    """Return the random values of a part that the visit takes, in their order."""
     take, place = visit.take or 0, (visit.part, visit.parts)
     rng = generator_at("take", visit.seed, visit.round, reader.entry.key, *place)
     near = top.levels <= 1 and len(top.pages) <= RANDOM_LEAVES * visit.parts
@@ -111,7 +88,7 @@ async def read_random_values(
 
 
 class _RandomLeaves:
-    """One visit's leaves."""
+    """The random leaves of one visit."""
 
     def __init__(
         self, trees: TreeReader, reader: ObjectReader, top: TreeTop, visit: Visit
@@ -125,7 +102,6 @@ class _RandomLeaves:
         self._met: dict[Fraction, _RandomLeaf] = {}
 
     async def some(self, take: int, rng: np.random.Generator) -> list[LmdbValue]:
-        """Return so many values."""
         chosen: set[tuple[Fraction, int]] = set()
         for _ in range(MOST_TRIES):
             leaves = await self._meet(rng.integers(_POSITIONS, size=RANDOM_LEAVES).tolist())
@@ -145,7 +121,7 @@ class _RandomLeaves:
         return self._trees.walk(self._reader, self._top)
 
     async def _meet(self, draws: Sequence[int]) -> list[_RandomLeaf]:
-        """Return the leaves of random positions; one may be there twice."""
+        """Return the leaves at random positions; one may appear twice."""
         top, walk, length = self._top, self._walk, self._last - self._first
         places = [self._first + length * Fraction(n, _POSITIONS) for n in draws]
         spots = [_Spot(top.pages[int(at)], Fraction(int(at)), Fraction(1), at) for at in places]
@@ -176,7 +152,7 @@ async def _read_pages(walk: TreeWalk, spots: Sequence[_Spot]) -> dict[int, LmdbP
 def _pick_values(
     leaf: _RandomLeaf, most: int, chosen: set[tuple[Fraction, int]], rng: np.random.Generator
 ) -> set[tuple[Fraction, int]]:
-    """Return values of a leaf that were not chosen yet, at random."""
+    """Return random values of a leaf that were not chosen yet."""
     fresh = [i for i in range(len(leaf.values)) if (leaf.start, i) not in chosen]
     picked = rng.permutation(len(fresh))[:most]
     return {(leaf.start, fresh[i]) for i in picked}
@@ -186,8 +162,6 @@ _OPTIONS = ("database", "decode", "key")
 
 
 class LmdbFormat:
-    """An object is a file of keys and values."""
-
     ranged = True
     listed = True
 
@@ -199,14 +173,13 @@ class LmdbFormat:
         self.code_digest = decode.digest if decode else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         top = await self._trees.top(reader)
         stride = max(1.0, reader.entry.size / max(1, top.entries))
         together = max(1, int(top.page_bytes / stride))  # small values: those of one page
         return Measure(stride, 0, top.entries, together)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`; an origin is where the value lies, in bytes."""
+        """An origin is where the value lies, in bytes."""
         top = await self._trees.top(reader)
         if visit.take is None:
             found = await self._trees.find(reader, top, visit.part, visit.parts)
@@ -229,7 +202,7 @@ class LmdbFormat:
     async def _made(
         self, name: str, found: Sequence[LmdbValue], values: Sequence[bytes]
     ) -> list[Sample | FormatError | None]:
-        """Return what became of each value: a sample, a reason why not, or None."""
+        """Return for each value a sample, an error, or None."""
         decode = self._decode
         pairs = list(zip(found, values, strict=True))
         if decode is None:
@@ -265,7 +238,7 @@ class LmdbFormat:
 
 
 def _sample_or_error(make: Callable[[], Sample | None]) -> Sample | FormatError | None:
-    """Return what is made, or the reason why it cannot be: one value spoils no other."""
+    """Return the sample or the error, because one value must not spoil the others."""
     try:
         return make()
     except FormatError as error:

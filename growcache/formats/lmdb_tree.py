@@ -48,60 +48,32 @@ _NO_ROOT = (1 << 64) - 1  # the root of an empty tree
 
 @dataclass(frozen=True, slots=True)
 class LmdbTree:
-    """A database, or the values of one key.
+    """A database, or the values of one key."""
 
-    Attributes:
-        depth: levels of pages; 0: empty.
-        entries: values in all.
-        root: its uppermost page.
-    """
-
-    depth: int
-    entries: int
-    root: int
+    depth: int  # levels of pages; 0: empty
+    entries: int  # values in all
+    root: int  # number of the root page
 
 
 @dataclass(frozen=True, slots=True)
 class LmdbMeta:
-    """What a data file says of itself.
-
-    Attributes:
-        page_bytes: of every page.
-        main: the unnamed database, in which named ones are listed.
-    """
-
     page_bytes: int
-    main: LmdbTree
+    main: LmdbTree  # the unnamed database, which lists the named ones
 
 
 @dataclass(frozen=True, slots=True)
 class LeafNode:
-    """A key and its value in a leaf page, by their places in that page.
+    """A key and its value in a leaf page, by their positions in the page."""
 
-    Attributes:
-        flags: `ON_OVERFLOW_PAGES`, `IS_TREE`, `HAS_DUPLICATES`.
-        key: of it.
-        start: where the node begins.
-        data: where its value begins, or the number of the page where that lies.
-        size: of the value, bytes.
-    """
-
-    flags: int
+    flags: int  # `ON_OVERFLOW_PAGES`, `IS_TREE`, `HAS_DUPLICATES`
     key: bytes
-    start: int
-    data: int
-    size: int
+    start: int  # where the node begins
+    data: int  # where its value begins, or the number of its overflow page
+    size: int  # of the value, bytes
 
 
 class LmdbPage:
-    """A page, or a small one within another; every place that it names is checked.
-
-    Args:
-        data: all of it.
-        at: where it begins in the object.
-        name: of the object, for errors.
-        number: that it must have; None for one within another.
-    """
+    """A page, or a small one within another; every position that it names is checked."""
 
     __slots__ = ("at", "count", "data", "flags", "name", "pad")
 
@@ -119,32 +91,24 @@ class LmdbPage:
             raise self.damaged("has no such number of nodes")
 
     def damaged(self, what: str) -> FormatError:
-        """Return the error that says so of this page."""
         return FormatError(f"{self.name}: damaged LMDB file: the page at {self.at:,} {what}")
 
     def must_be(self, kind: int) -> None:
-        """Check of which kind it is.
-
-        Raises:
-            FormatError: of another one, or without nodes.
-        """
         if not self.flags & kind or self.count < 1:
             wanted = {BRANCH: "branch", LEAF: "leaf"}[kind]
             raise self.damaged(f"is no {wanted} page, which was expected there")
 
     def child(self, index: int) -> int:
-        """Return the number of the page below a node of a branch."""
         low, high, highest, _ = _NODE.unpack_from(self.data, self._place(index))
         return int(low | high << 16 | highest << 32)
 
     def branch_key(self, index: int) -> bytes:
-        """Return the key from which on a branch's node counts."""
+        """Return the least key below a node of a branch."""
         start = self._place(index)
         size = _NODE.unpack_from(self.data, start)[3]
         return self._cut(start + _NODE.size, size)
 
     def node(self, index: int) -> LeafNode:
-        """Return a node of a leaf."""
         start = self._place(index)
         low, high, flags, key_size = _NODE.unpack_from(self.data, start)
         size, at = low | high << 16, start + _NODE.size
@@ -157,12 +121,12 @@ class LmdbPage:
         return LeafNode(flags, key, start, at, size)
 
     def fixed(self, index: int) -> tuple[int, bytes]:
-        """Return where a value of a page of equally long ones lies, and the value."""
+        """Return position and bytes of a value on a page of values of equal length."""
         at = PAGE_HEADER_BYTES + index * self.pad
         return at, self._cut(at, self.pad)
 
     def value(self, node: LeafNode) -> bytes:
-        """Return the value of a node that lies in this page."""
+        """Return the value of a node that is stored in this page."""
         return self._cut(node.data, node.size)
 
     def _place(self, index: int) -> int:
@@ -178,28 +142,12 @@ class LmdbPage:
 
 
 def meta_bytes(head: bytes, name: str) -> int:
-    """Return how many bytes from the start on hold both descriptions.
-
-    Args:
-        head: at least `META_BYTES` from the start of the object.
-        name: of the object.
-
-    Raises:
-        FormatError: no LMDB data file of format 1.
-    """
+    """Return the bytes from the start on that hold both meta pages; ``head`` has `META_BYTES`."""
     return _page_bytes(head, name) + META_BYTES
 
 
 def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
-    """Return the description with the newer transaction.
-
-    Args:
-        head: at least `meta_bytes` from the start of the object.
-        name: of the object.
-
-    Raises:
-        FormatError: it is damaged.
-    """
+    """Return the meta page of the newer transaction; ``head`` has `meta_bytes`."""
     size = _page_bytes(head, name)
     if _page_bytes(head[size:], name) != size:
         raise FormatError(f"{name}: damaged LMDB file: its first two pages differ in size")
@@ -210,11 +158,6 @@ def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
 
 
 def parse_lmdb_tree(data: bytes, at: int, name: str) -> LmdbTree:
-    """Return the tree that 48 bytes describe.
-
-    Raises:
-        FormatError: it is damaged.
-    """
     if at + _TREE.size > len(data):
         raise FormatError(f"{name}: damaged LMDB file: a database's description is cut off")
     _, _, depth, _, _, _, entries, root = _TREE.unpack_from(data, at)
@@ -261,41 +204,25 @@ _TOP_BYTES = 512  # bytes, that an object's upper end takes beside its list
 
 @dataclass(frozen=True, slots=True)
 class LmdbValue:
-    """A value.
-
-    Attributes:
-        key: of it.
-        start: where it lies in the object: of its node; of itself on pages of its own.
-        stop: one past its last byte.
-        data: the value; None: on pages of its own, not read yet.
-    """
-
     key: bytes
-    start: int
-    stop: int
-    data: bytes | None
+    start: int  # of its node in the object, or of itself on overflow pages
+    stop: int  # one past its last byte
+    data: bytes | None  # None: on overflow pages, not read yet
 
 
 @dataclass(frozen=True, slots=True)
 class TreeTop:
-    """The upper end of a database's tree, which every visit needs.
-
-    Attributes:
-        page_bytes: of every page.
-        entries: values in all.
-        pages: all pages of one level, in order; few enough, but as many as could be had.
-        levels: from these down to the leaves, both counted; 0: the database is empty.
-    """
+    """The upper levels of a database's tree, which every visit needs."""
 
     page_bytes: int
-    entries: int
-    pages: Sequence[int]
-    levels: int
+    entries: int  # number of values
+    pages: Sequence[int]  # all pages of one level, in order
+    levels: int  # from these down to the leaves, both counted; 0: the database is empty
 
 
 @dataclass(frozen=True, slots=True)
 class _PositionRange:
-    """Positions of what is below one page."""
+    """The positions below one page."""
 
     page: int
     start: Fraction
@@ -303,11 +230,7 @@ class _PositionRange:
 
 
 class TreeReader:
-    """Reads values of databases; what it keeps of objects is bounded.
-
-    Args:
-        database: its name; None: the unnamed one.
-    """
+    """Reads values of a database; its memory of objects is bounded."""
 
     def __init__(self, database: str | None) -> None:
         self._database = database
@@ -315,11 +238,6 @@ class TreeReader:
         self._tops: SingleFlightCache[Entry, TreeTop] = SingleFlightCache(_KEPT_TOP_BYTES)
 
     async def top(self, reader: ObjectReader) -> TreeTop:
-        """Return the upper end of the tree.
-
-        Raises:
-            FormatError: no LMDB file, or none with that database.
-        """
         return await self._tops.get(reader.entry, lambda: self._read_top(reader))
 
     async def _read_top(self, reader: ObjectReader) -> tuple[TreeTop, int]:
@@ -339,11 +257,7 @@ class TreeReader:
         return TreeWalk(reader, meta.page_bytes, self._pages, meta.main)
 
     async def databases(self, reader: ObjectReader) -> dict[str, int]:
-        """Return the named databases with their values, where there is nothing beside them.
-
-        Raises:
-            FormatError: no LMDB file.
-        """
+        """Return the named databases and their number of values, if the file has nothing else."""
         walk = await self._begun(reader)
         if not 0 < walk.main.entries <= MOST_DATABASES:
             return {}
@@ -361,13 +275,13 @@ class TreeReader:
         }
 
     def walk(self, reader: ObjectReader, top: TreeTop) -> TreeWalk:
-        """Return what begins a visit's way from the upper end on."""
+        """Return a visit's walk from the upper levels on."""
         return TreeWalk(reader, top.page_bytes, self._pages)
 
     async def find(
         self, reader: ObjectReader, top: TreeTop, part: int, parts: int
     ) -> list[LmdbValue]:
-        """Return the values of a part; those on pages of their own without their bytes."""
+        """Return the values of a part; large ones, on pages of their own, without their bytes."""
         if not top.levels:
             return []
         walk = self.walk(reader, top)
@@ -393,7 +307,6 @@ class TreeReader:
         return found
 
     async def fetch(self, reader: ObjectReader, found: Sequence[LmdbValue]) -> list[bytes]:
-        """Return the bytes of values."""
         far = [one for one in found if one.data is None]
         ranges = [(one.start - PAGE_HEADER_BYTES, one.stop) for one in far]
         read = dict(zip(ranges, await read_ranges(reader, ranges), strict=True))
@@ -430,12 +343,11 @@ class TreeWalk:
 
     @property
     def main(self) -> LmdbTree:
-        """The unnamed database."""
         assert self._main is not None
         return self._main
 
     async def read(self, numbers: Iterable[int]) -> list[LmdbPage]:
-        """Return pages, from what is kept where they are there."""
+        """Return pages, from memory where possible."""
         wanted = list(numbers)
         self._left -= len(wanted)
         if self._left < 0:
@@ -457,7 +369,7 @@ class TreeWalk:
         return [found[number] for number in wanted]
 
     async def top(self, tree: LmdbTree) -> TreeTop:
-        """Return the upper end of a tree: as many levels as few requests tell of."""
+        """Return as many upper levels of a tree as few requests give."""
         if tree.entries > self._reader.entry.size:
             raise FormatError(
                 f"{self.name}: damaged LMDB file: it claims {tree.entries:,} values in "
@@ -474,11 +386,6 @@ class TreeWalk:
         return TreeTop(self._page_bytes, tree.entries, pages, levels)
 
     async def named(self, name: bytes) -> LmdbTree:
-        """Return a named database.
-
-        Raises:
-            FormatError: there is none of that name.
-        """
         tree, number = self.main, self.main.root
         for _ in range(tree.depth - 1):
             (page,) = await self.read([number])
@@ -498,14 +405,14 @@ class TreeWalk:
         raise FormatError(f"{self.name}: expected a database {name.decode()!r}; {near}")
 
     def below(self, page: LmdbPage, stretch: _PositionRange) -> list[_PositionRange]:
-        """Return the pages below a branch that have some of its positions."""
+        """Return the children of a branch that have some of its positions."""
         page.must_be(BRANCH)
         first, last = stretch.start * page.count, stretch.stop * page.count
         indices = range(math.floor(first), math.ceil(last))
         return _position_ranges({i: page.child(i) for i in indices}, first, last)
 
     async def values(self, page: LmdbPage, index: int) -> list[LmdbValue]:
-        """Return what a node of a leaf holds: mostly one value."""
+        """Return the values of a leaf's node: mostly one."""
         node = page.node(index)
         if node.flags & IS_TREE:
             if not node.flags & HAS_DUPLICATES:
@@ -528,7 +435,6 @@ class TreeWalk:
         return [LmdbValue(node.key, page.at + node.start, stop, page.value(node))]
 
     async def leaves(self, tree: LmdbTree) -> list[LmdbPage]:
-        """Return all leaves of a tree."""
         numbers: list[int] = [tree.root]
         for _ in range(tree.depth - 1):
             above = await self.read(numbers)
@@ -541,7 +447,7 @@ class TreeWalk:
 def _position_ranges(
     pages: Sequence[int] | dict[int, int], start: Fraction, stop: Fraction
 ) -> list[_PositionRange]:
-    """Return which pages lie from one position to another, each page being one long."""
+    """Return the pages between two positions; each page is one position wide."""
     return [
         _PositionRange(pages[i], max(start - i, Fraction(0)), min(stop - i, Fraction(1)))
         for i in range(math.floor(start), math.ceil(stop))
@@ -549,11 +455,7 @@ def _position_ranges(
 
 
 def refuse_database_names(walk: TreeWalk, leaves: Sequence[LmdbPage]) -> None:
-    """Refuse leaves that list databases, and nothing else.
-
-    Raises:
-        FormatError: they do.
-    """
+    """Refuse leaves that list databases, and nothing else."""
     if leaves and all(map(_lists_databases, leaves)):
         raise FormatError(
             f"{walk.name}: expected values, found names of databases only; choose one with "
@@ -568,7 +470,7 @@ def _lists_databases(page: LmdbPage) -> bool:
 
 
 def _duplicate_values(page: LmdbPage, key: bytes) -> list[LmdbValue]:
-    """Return the values of one key, which stand as keys on a page of their own."""
+    """Return the values of one key, which are keys on a page of their own."""
     page.must_be(LEAF)
     if page.flags & LEAF2:
         if not page.pad:

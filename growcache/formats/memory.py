@@ -24,21 +24,11 @@ MOST_DECODED_BYTES = 512_000_000  # of all visits of a sampler
 
 @dataclass(slots=True, eq=False)
 class _DecodingVisit:
-    """What one visit holds.
-
-    Attributes:
-        gate: that it goes through.
-        largest: bytes that a sample may have, where that is known before it is transformed.
-        held: bytes, now.
-        ended: whether nothing of it counts any more: what it began may end later.
-        before: what was counted around it.
-    """
-
     gate: DecodeGate
-    largest: int | None
-    held: int = 0
-    ended: bool = False
-    before: Token[_DecodingVisit | None] | None = None
+    largest: int | None  # most bytes of a sample, if known before the transform
+    held: int = 0  # bytes
+    ended: bool = False  # what it started may end later, and no longer counts
+    before: Token[_DecodingVisit | None] | None = None  # resets the context
 
     def __enter__(self) -> None:
         self.before = _current_visit.set(self)
@@ -55,11 +45,7 @@ _current_visit: ContextVar[_DecodingVisit | None] = ContextVar(
 
 
 class DecodeGate:
-    """Lets visits decode as far as they fit together; for one event loop.
-
-    Args:
-        most: bytes that all may hold.
-    """
+    """Lets visits decode while all fit into ``most`` bytes; for one event loop."""
 
     def __init__(self, most: int = MOST_DECODED_BYTES) -> None:
         self._most = most
@@ -67,15 +53,11 @@ class DecodeGate:
         self._queue: deque[tuple[_DecodingVisit, int, asyncio.Future[None]]] = deque()
 
     def visit(self, largest: int | None) -> _DecodingVisit:
-        """Return a context in which is counted what is decoded, until it ends.
-
-        Args:
-            largest: bytes that a sample may have; None: that cannot be said.
-        """
+        """Return a context that counts what a visit decodes; ``largest`` bounds one sample."""
         return _DecodingVisit(self, largest)
 
     async def enter(self, one: _DecodingVisit, nbytes: int) -> None:
-        """Return once a visit may decode so many bytes more."""
+        """Return once a visit may decode ``nbytes`` more."""
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((one, nbytes, came))
         self._let_in()
@@ -87,7 +69,7 @@ class DecodeGate:
                 self._let_in()
 
     def keep(self, one: _DecodingVisit, nbytes: int) -> None:
-        """Note that a visit holds so many bytes now."""
+        """Note that a visit holds ``nbytes`` now."""
         if one.ended:
             return
         self._held += nbytes - one.held
@@ -112,7 +94,7 @@ class DecodeGate:
             came.set_result(None)
 
     def _next(self) -> tuple[_DecodingVisit, int, asyncio.Future[None]] | None:
-        """Return who may go on: whoever holds some already, else the first if it fits."""
+        """Return the next to go on: one that already holds bytes, else the first if it fits."""
         for entry in self._queue:
             if entry[0].held or entry[0].ended:
                 return entry
@@ -121,23 +103,19 @@ class DecodeGate:
 
 
 async def reserve_decoded(nbytes: int) -> None:
-    """Return once this visit may decode so many bytes; at once where no visit is counted."""
+    """Return once this visit may decode ``nbytes``; at once where no visit is counted."""
     if (one := _current_visit.get()) is not None:
         await one.gate.enter(one, nbytes)
 
 
 def correct_decoded(nbytes: int, before: int) -> None:
-    """Note that what was decoded takes so many bytes, and not the ``before`` that were thought."""
+    """Note that the decoded bytes are ``nbytes``, and not the ``before`` that were reserved."""
     if (one := _current_visit.get()) is not None:
         one.gate.keep(one, max(0, one.held + nbytes - before))
 
 
 def refuse_large_sample(nbytes: int, key: str) -> None:
-    """Refuse to decode a sample that no group of shards could hold.
-
-    Raises:
-        FormatError: says how large it is, and may be.
-    """
+    """Refuse to decode a sample that no group of shards could hold."""
     one = _current_visit.get()
     if one is not None and one.largest is not None and nbytes > one.largest:
         raise FormatError(
@@ -148,11 +126,7 @@ def refuse_large_sample(nbytes: int, key: str) -> None:
 
 
 class ByteSemaphore:
-    """Lets as many in as fit together.
-
-    Args:
-        most: of whatever is counted, at once.
-    """
+    """Admits callers while their counts fit into ``most``."""
 
     def __init__(self, most: int) -> None:
         self._free = most
@@ -160,7 +134,7 @@ class ByteSemaphore:
 
     @contextmanager
     def of(self, count: int) -> Iterator[None]:
-        """Wait until so many, at most all there may be, have their turn."""
+        """Hold ``count`` of the semaphore, at most all of it."""
         with self._changed:
             self._changed.wait_for(lambda: self._free >= count)
             self._free -= count
@@ -177,11 +151,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """The values that were used last, as many as fit.
-
-    Args:
-        most: bytes of all of them together, as `put` is told.
-    """
+    """The values that were used last, up to ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -189,7 +159,6 @@ class LruCache(Generic[K, V]):
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """Return what is kept of a key; None: nothing."""
         found = self._values.get(key)
         if found is None:
             return None
@@ -197,7 +166,7 @@ class LruCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, nbytes: int) -> None:
-        """Keep a value of about so many bytes, instead of those that were not used for longest."""
+        """Keep a value of about ``nbytes``, and drop the least recently used ones for it."""
         self._bytes -= self._values.pop(key, (None, 0))[1]
         self._values[key] = (value, nbytes)
         self._bytes += nbytes
@@ -206,13 +175,10 @@ class LruCache(Generic[K, V]):
 
 
 class SingleFlightCache(Generic[K, V]):
-    """What is asked of the store once, and kept; who wants it meanwhile waits for the answer.
+    """A cache of what is fetched once; concurrent callers wait for the first one's result.
 
-    Visits to one object begin side by side, and all of them need its header. Where the one that
-    asks fails, or is given up, the next one asks itself.
-
-    Args:
-        most: bytes of all answers together, as `get` is told.
+    Visits to one object begin together and all need its header. If the first caller fails or is
+    cancelled, the next one fetches itself.
     """
 
     def __init__(self, most: int) -> None:
@@ -220,16 +186,10 @@ class SingleFlightCache(Generic[K, V]):
         self._asking: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
 
     def known(self, key: K) -> V | None:
-        """Return what is kept of a key; None: nothing."""
         return self._kept.get(key)
 
     async def get(self, key: K, ask: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """Return what is known of a key.
-
-        Args:
-            key: whatever tells one from another.
-            ask: returns that, and about how many bytes it takes.
-        """
+        """Return the value of a key; ``ask`` fetches it and says about how many bytes it takes."""
         if (known := self._kept.get(key)) is not None:
             return known
         lock = self._asking.setdefault(key, asyncio.Lock())

@@ -57,40 +57,26 @@ _MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What an ``.npy`` header says.
-
-    Attributes:
-        data: where the values start, bytes.
-        dtype: of one value, byte order included.
-        shape: of the array.
-        fortran: whether the first axis varies fastest.
-    """
-
-    data: int
-    dtype: np.dtype[np.generic]
+    data: int  # where the values start, bytes
+    dtype: np.dtype[np.generic]  # byte order included
     shape: tuple[int, ...]
-    fortran: bool
+    fortran: bool  # whether the first axis varies fastest
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class NpyWholeFormat:
-    """An object is one sample."""
-
     ranged = False
     listed = True
     code_digest = None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         header = await read_npy_header(reader)
         return Measure(float(header.nbytes), reader.entry.size - header.nbytes, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         data = await read_whole(reader)
         header = parse_npy_header(data, reader.entry)
         shape = header.shape
@@ -100,12 +86,6 @@ class NpyWholeFormat:
 
 
 class NpyRowsFormat:
-    """An object is many samples along its first axis.
-
-    Args:
-        grid: which rows are samples.
-    """
-
     ranged = headed = True
     listed = True
     code_digest = None
@@ -117,7 +97,6 @@ class NpyRowsFormat:
         self._probe = _PROBE
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         rows = await self._located(reader)
         if not rows.row_bytes:
             raise FormatError(
@@ -127,7 +106,6 @@ class NpyRowsFormat:
         return self.grid.measure(rows, reader.entry.size)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
             reader = FetchedObject(reader, await reader.read())
         return await read_samples(reader, await self._located(reader), self.grid, visit)
@@ -142,15 +120,7 @@ class NpyRowsFormat:
 
 
 async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeader:
-    """Return the header of an object, mostly by one small read.
-
-    Args:
-        reader: of the object.
-        probe: bytes that the header is thought to have; no result depends on it.
-
-    Raises:
-        FormatError: not an ``.npy`` file of numbers, or shorter than it says.
-    """
+    """Return the header of an object, mostly by one read of ``probe`` bytes."""
     head = await reader.read(0, probe)
     if (end := npy_header_end(head, reader.entry)) > memoryview(head).nbytes:
         head = await reader.read(0, end)
@@ -158,12 +128,7 @@ async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeade
 
 
 def parse_npy_header(data: Buffer, entry: Entry) -> NpyHeader:
-    """Return what the header at the start of ``data`` says; nothing is executed or unpickled.
-
-    Raises:
-        FormatError: not an ``.npy`` header of numbers, or one that promises more than the object
-            holds.
-    """
+    """Return the header at the start of ``data``; nothing is executed or unpickled."""
     view = memoryview(data)
     end = npy_header_end(view, entry)
     try:
@@ -179,11 +144,6 @@ def parse_npy_header(data: Buffer, entry: Entry) -> NpyHeader:
 
 
 def npy_header_end(data: Buffer, entry: Entry) -> int:
-    """Return where the values start, by the first 12 bytes.
-
-    Raises:
-        FormatError: not an ``.npy`` file.
-    """
     view = memoryview(data)
     if view.nbytes < 12 or view[:6] != _MAGIC or view[6] not in (1, 2, 3):
         raise FormatError(f"{entry.key}: expected an .npy file, found {bytes(view[:8])!r}")
@@ -199,11 +159,6 @@ def npy_header_end(data: Buffer, entry: Entry) -> int:
 
 @functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
 def _parse_dict(head: bytes) -> NpyHeader:
-    """Return what a header says, of all bytes before the values.
-
-    Raises:
-        FormatError: not that of an array of numbers.
-    """
     start = 10 if head[6] == 1 else 12
     fields = _header_items(head[start:], "utf-8" if head[6] == 3 else "latin-1")
     header = NpyHeader(len(head), _dtype(fields["descr"]), *_shape(fields))
@@ -213,7 +168,7 @@ def _parse_dict(head: bytes) -> NpyHeader:
 
 
 def _header_items(text: bytes, encoding: str) -> dict[str, str]:
-    """Return the texts of the three values; any order, as other programs than NumPy have it."""
+    """Return the texts of the three values, in any order."""
     found = _parsed(text, encoding)
     if found is None:
         raise FormatError(f"its .npy header is not one: {text[:80]!r}")
@@ -258,11 +213,7 @@ def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
 
 
 def row_layout(header: NpyHeader, entry: Entry) -> RowLayout:
-    """Return where the rows of an array lie.
-
-    Raises:
-        FormatError: it has none, or none that are contiguous.
-    """
+    """Return where the rows of an array are; refuse one whose rows are not contiguous."""
     if not header.shape:
         raise FormatError(
             f"{entry.key}: expected an array with an axis 0, found a single value"

@@ -62,25 +62,13 @@ _INFLATE_SEMAPHORE = ByteSemaphore(MOST_VISIT_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class ZipMember:
-    """A file in an archive.
-
-    Attributes:
-        name: of it.
-        method: `STORED_METHOD` or `DEFLATED_METHOD`.
-        crc: CRC-32 of its bytes.
-        packed: bytes that it takes in the archive.
-        size: bytes that it has.
-        start: where it begins, with its own header.
-        stop: before which it ends: where the next one, or the directory, begins.
-    """
-
     name: str
-    method: int
+    method: int  # `STORED_METHOD` or `DEFLATED_METHOD`
     crc: int
-    packed: int
-    size: int
-    start: int
-    stop: int
+    packed: int  # bytes in the archive
+    size: int  # bytes, unpacked
+    start: int  # of its local header
+    stop: int  # where the next member or the directory begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +87,6 @@ def find_directory(tail: Buffer, size: int, key: str) -> ZipDirectory | None:
         tail: the last bytes of the object.
         size: of the object.
         key: of it, for errors.
-
-    Raises:
-        FormatError: it is no archive in one piece.
     """
     data = bytes(memoryview(tail))
     at = data.rfind(b"PK\x05\x06")
@@ -147,11 +132,6 @@ def _end64(data: bytes, at: int, base: int, key: str) -> tuple[int, ...] | None:
 
 
 def parse_directory(data: bytes, directory: ZipDirectory, key: str) -> list[ZipMember]:
-    """Return the members, in the order of the directory.
-
-    Raises:
-        FormatError: damaged, or members that lie in the same place or have the same name.
-    """
     rows, at = [], 0
     for _ in range(directory.count):
         row, at = _directory_entry(data, at, key)
@@ -226,16 +206,7 @@ def _member_name(name: bytes, flags: int) -> str:
 
 
 def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
-    """Return at which byte of the object a member's packed bytes begin.
-
-    Args:
-        head: of the member: its first `LOCAL_HEADER_BYTES` bytes or more.
-        member: of which archive.
-        key: of that.
-
-    Raises:
-        FormatError: the member is not where the directory says.
-    """
+    """Return the position in the object at which a member's packed bytes begin."""
     if len(head) >= LOCAL_HEADER_BYTES:
         mark, *_, name_bytes, extra_bytes = _LOCAL.unpack_from(head)
         start = member.start + LOCAL_HEADER_BYTES + int(name_bytes) + int(extra_bytes)
@@ -245,16 +216,7 @@ def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
 
 
 def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
-    """Return a member's bytes, checked.
-
-    Args:
-        data: [start, stop) of the member.
-        member: of which archive.
-        key: of that.
-
-    Raises:
-        FormatError: they are not what the directory says.
-    """
+    """Return a member's bytes, checked; ``data`` is [start, stop) of the member."""
     first = member_data_start(bytes(data[:LOCAL_HEADER_BYTES]), member, key) - member.start
     found = data[first : first + member.packed]
     if member.method == DEFLATED_METHOD:
@@ -283,11 +245,7 @@ _WHOLE_BYTES = 1 << 16  # bytes; such an object is fetched whole rather than in 
 
 
 async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> dict[str, Array]:
-    """Return the arrays of an archive: those named, or all.
-
-    Raises:
-        FormatError: it is no archive of arrays, has none of that name, or is too large.
-    """
+    """Return the arrays of an archive: those named, or all."""
     entry = reader.entry
     if fields is None or entry.size <= _WHOLE_BYTES:
         whole = memoryview(await read_whole(reader)).cast("B")
@@ -350,11 +308,7 @@ def _no_archive_error(head: memoryview, entry: Entry) -> FormatError:
 async def read_members(
     reader: ObjectReader, fields: tuple[str, ...] | None
 ) -> dict[str, ZipMember]:
-    """Return the members by their fields, mostly by one small read of the end.
-
-    Raises:
-        FormatError: no archive of arrays, or none of these names in it.
-    """
+    """Return the members by their fields, mostly by one small read of the end."""
     entry = reader.entry
     directory: ZipDirectory | None = None
     tail, start = b"", entry.size
@@ -407,11 +361,9 @@ class NpzWholeFormat:
         self._fields = fields
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         arrays = await read_arrays(reader, self._fields)
         return [(dict(arrays), 0, reader.entry.size)]
 
@@ -428,13 +380,11 @@ class NpzWholeRowsFormat:
         self._grid = grid
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         arrays = await read_arrays(reader, self._fields)
         count = len(self._grid.starts(_common_length(arrays, reader.entry), 0))
         return Measure(reader.entry.size / max(1, count), 0, count)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         arrays = await read_arrays(reader, self._fields)
         count = _common_length(arrays, reader.entry)
         row = sum(array[:1].nbytes for array in arrays.values())
@@ -447,7 +397,7 @@ class NpzWholeRowsFormat:
 
 
 class NpzRowsFormat:
-    """The same, of arrays that are not compressed: rows are read by byte range."""
+    """Rows of arrays that are not compressed, read by byte range."""
 
     ranged = headed = True
     listed = True
@@ -461,7 +411,6 @@ class NpzRowsFormat:
         )
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         rows = _summed_layout(await self._located(reader))
         if not rows.row_bytes:
             raise FormatError(
@@ -471,7 +420,6 @@ class NpzRowsFormat:
         return self._grid.measure(rows, reader.entry.size)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
             reader = FetchedObject(reader, await reader.read())
         located = await self._located(reader)
@@ -508,7 +456,6 @@ def _zip_fields(
 
 
 def _summed_layout(located: Mapping[str, RowLayout]) -> RowLayout:
-    """Return rows as long as those of all fields together."""
     row = sum(rows.row_bytes for rows in located.values())
     return RowLayout(0, next(iter(located.values())).count, (row,), np.dtype("u1"))
 
@@ -529,7 +476,6 @@ def _same_length(lengths: Mapping[str, int], entry: Entry) -> int:
 
 
 async def _member_layout(reader: ObjectReader, member: ZipMember) -> RowLayout:
-    """Return where the rows of a member lie."""
     entry, inner = reader.entry, member_entry(reader.entry, member)
     head = bytes(memoryview(await reader.read(member.start, member.start + _MEMBER_HEAD_BYTES)))
     start = member_data_start(head, member, entry.key)

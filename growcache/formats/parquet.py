@@ -52,10 +52,7 @@ def column_bytes(array: Any) -> int:
 def column_values(name: str, array: Any) -> ColumnValues:
     """Return the rows of a column.
 
-    Null is NaN among floating point numbers. Elsewhere it is no value: such rows are marked.
-
-    Raises:
-        FormatError: it is of another type, or holds text that is no Unicode.
+    Null is NaN among floating point numbers. Elsewhere such rows are marked as without value.
     """
     import pyarrow as pa
 
@@ -95,7 +92,6 @@ def _dictionary_values(name: str, array: Any) -> ColumnValues:
 
 
 def _lengths(values: Any, at: Array) -> Array:
-    """Return how many bytes some of the values have, of text or bytes."""
     import pyarrow as pa
 
     type_ = values.type
@@ -162,8 +158,6 @@ _ROW_BYTES = 64  # that a row takes beside its values
 
 
 class ParquetFormat:
-    """An object is a table, each of whose rows is a sample."""
-
     ranged = True
     listed = True
     code_digest = None
@@ -173,14 +167,12 @@ class ParquetFormat:
         self._drop_nulls = drop_nulls
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         footer = await self._footers.of(reader)
         rows, groups = footer.starts[-1], len(footer.starts) - 1
         stride = reader.entry.size / max(1, rows)
         return Measure(stride, 0, rows, max(1, -(-rows // max(1, groups))))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """See `ObjectFormat.read`."""
         footer = await self._footers.of(reader)
         wanted = choose_ordinals(footer.starts[-1], visit, reader.entry.key, footer.unit_of)
         if len(wanted) > MOST_VISIT_SAMPLES:
@@ -198,7 +190,6 @@ class ParquetFormat:
         return found
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        """See `Chunked.ordinals`."""
         footer = await self._footers.of(reader)
         return choose_ordinals(footer.starts[-1], visit, reader.entry.key, footer.unit_of)
 

@@ -38,41 +38,25 @@ _OLD_WRITER_BYTES = 100  # bytes that writers of old left out of a chunk's size
 
 @dataclass(frozen=True, slots=True)
 class ParquetFooter:
-    """What the end of a file says.
-
-    Attributes:
-        metadata: as pyarrow has it.
-        starts: first row of each row group, and the number of all rows.
-        columns: those that are wanted.
-        leaves: the numbers of their stored columns.
-        variable: whether a value of one can have any length.
-        sound: row groups whose description Arrow bears.
-    """
-
-    metadata: Any
-    starts: list[int]
-    columns: tuple[str, ...]
-    leaves: tuple[int, ...]
-    variable: bool
-    sound: set[int] = field(default_factory=set)
+    metadata: Any  # of pyarrow
+    starts: list[int]  # first row of each row group, and the number of all rows
+    columns: tuple[str, ...]  # the wanted ones
+    leaves: tuple[int, ...]  # the numbers of their stored columns
+    variable: bool  # whether a value can have any length
+    sound: set[int] = field(default_factory=set)  # row groups that were checked
 
     def group_of(self, row: int) -> int:
-        """Return which row group a row is in."""
         return bisect_right(self.starts, row) - 1
 
     def unit_of(self, row: int) -> range:
-        """Return the rows of the row group that a row is in."""
         group = self.group_of(row)
         return range(self.starts[group], self.starts[group + 1])
 
     def check(self, group: int, entry: Entry) -> None:
-        """Have Arrow look at what is said of a row group where it can say that it is wrong.
+        """Let Arrow check the description of a row group in a way that raises where it is damaged.
 
-        To ask its metadata for a column ends the process where that is damaged; to begin to read
-        one looks at the same, and raises. What it would read first is not needed for that.
-
-        Raises:
-            FormatError: it is damaged.
+        To ask its metadata for a column would end the process. To begin to read a column checks the
+        same description and raises; the read itself may fail, because nothing was fetched.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -90,12 +74,9 @@ class ParquetFooter:
         self.sound.add(group)
 
     def decoded_bytes(self, group: int, entry: Entry) -> int:
-        """Return what the columns of a row group take decoded, of one that was checked.
+        """Return the decoded size of the columns of a row group that was checked.
 
         A dictionary's value counts once, however many rows have it.
-
-        Raises:
-            FormatError: it is more than compression could make of the object.
         """
         metadata = self.metadata.row_group(group)
         nbytes = sum(metadata.column(leaf).total_uncompressed_size for leaf in self.leaves)
@@ -107,10 +88,10 @@ class ParquetFooter:
         return max(0, int(nbytes))
 
     def shared(self, group: int) -> list[str]:
-        """Return the columns of text and bytes to be read as a dictionary and numbers in it.
+        """Return the columns of text and bytes to be read as a dictionary and indices.
 
-        Many rows may share one long value, which would else be copied for each. Of columns of
-        many bytes Arrow would have to look for values that are alike, which takes long.
+        Many rows may share one long value, which would otherwise be copied for each. In columns of many
+        bytes Arrow would have to look for equal values, which takes long.
         """
         metadata = self.metadata.row_group(group)
         columns = [metadata.column(leaf) for leaf in self.leaves]
@@ -124,7 +105,7 @@ class ParquetFooter:
         ]
 
     def batch_rows(self, group: int) -> int:
-        """Return how many rows are decoded at once: few where each may have one long value."""
+        """Return the rows to decode at once: few where each may have one long value."""
         if not self.variable:
             return _BATCH_ROWS
         metadata = self.metadata.row_group(group)
@@ -136,11 +117,7 @@ class ParquetFooter:
         )
 
     def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
-        """Return where the columns of a row group lie, of one that was checked.
-
-        Raises:
-            FormatError: elsewhere, or they are more than a sampler can hold.
-        """
+        """Return the byte ranges of the columns of a row group that was checked."""
         try:
             return self._ranges(group, entry)
         except FormatError:
@@ -173,11 +150,11 @@ class ParquetFooter:
 
 
 class _NotFetchedError(OSError):
-    """Bytes are asked for that were not fetched."""
+    """A read of bytes that were not fetched."""
 
 
 class FetchedRanges(io.RawIOBase):
-    """The ranges of a file that were fetched, as a file."""
+    """The fetched ranges of a file, as a file."""
 
     def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
         super().__init__()
@@ -186,29 +163,20 @@ class FetchedRanges(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
 
     def readinto(self, buffer: Buffer) -> int:
-        """Fill the buffer.
-
-        Raises:
-            OSError: with bytes that were not fetched.
-        """
         into = memoryview(buffer).cast("B")
         stop = self._at + len(into)
         for (first, last), data in self._pieces.items():
@@ -220,11 +188,7 @@ class FetchedRanges(io.RawIOBase):
 
 
 class FooterCache:
-    """Reads footers, each once for all visits to its file.
-
-    Args:
-        columns: that are wanted; None: all.
-    """
+    """Reads footers, each once for all visits; ``columns`` None means all."""
 
     def __init__(self, columns: tuple[str, ...] | None) -> None:
         self._columns = columns
@@ -232,12 +196,6 @@ class FooterCache:
         self._tail = _TAIL_BYTES  # what the footers before needed, and some more
 
     async def of(self, reader: ObjectReader) -> ParquetFooter:
-        """Return the footer of an object.
-
-        Raises:
-            FormatError: it has none, or not the columns.
-        """
-
         async def ask() -> tuple[ParquetFooter, int]:
             data = await self._bytes(reader)
             footer = await asyncio.to_thread(_parse_footer, data, self._columns, reader.entry)
@@ -306,7 +264,7 @@ def _chosen_columns(
 
 
 def _leaves(schema: Any, columns: Sequence[str], count: int, entry: Entry) -> tuple[int, ...]:
-    """Return which of the stored columns hold these; a list of lists is one, a struct several."""
+    """Return the numbers of the stored columns; a struct has several."""
     found: list[int] = []
     at = 0
     for one in schema:
@@ -324,17 +282,11 @@ def _width(type_: Any) -> int:
 
 
 def parquet_error(entry: Entry, error: Exception) -> FormatError:
-    """Return what is said of a file that Arrow cannot read."""
     said = " ".join(str(error).split()) or type(error).__name__
     return FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}")
 
 
 def check_column_type(name: str, type_: Any) -> None:
-    """Refuse a column that has no place in a sample.
-
-    Raises:
-        FormatError: names the column, its type, and what can be done.
-    """
     if column_kind(type_) is None:
         raise FormatError(
             f"column {name!r:.40} has type {str(type_)[:60]}; numbers, bool, times, strings, "
@@ -343,7 +295,7 @@ def check_column_type(name: str, type_: Any) -> None:
 
 
 def is_variable(type_: Any) -> bool:
-    """Whether few bytes of the object can stand for a value of any length."""
+    """Whether a few bytes of the object can stand for a value of any length."""
     return column_kind(type_) in ("text", "binary", "list", "dictionary")
 
 

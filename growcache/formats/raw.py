@@ -27,7 +27,7 @@ _BYTES_OPTIONS = ("decode",)
 
 
 class BytesFormat:
-    """The object's bytes as field ``data``, or decoded by a function of the user's."""
+    """The object's bytes as field ``data``, or decoded by a user's function."""
 
     ranged = False
     listed = True
@@ -38,11 +38,9 @@ class BytesFormat:
         self.code_digest = decode.digest if decode else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         data = bytes(memoryview(await read_whole(reader)))
         sample: Sample | None = {"data": data}
         if self._decode is not None:
@@ -81,7 +79,7 @@ _RAW_OPTIONS = (
 
 
 class RawFormat:
-    """RowLayout of one dtype and shape behind ``offset`` bytes; what fills no row at the end is left out."""
+    """Rows of one dtype and shape behind ``offset`` bytes; an incomplete last row is left out."""
 
     ranged = True
     listed = True
@@ -96,11 +94,9 @@ class RawFormat:
         self._grid = grid
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         return self._grid.measure(self._rows(reader.entry), reader.entry.size)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`."""
         return await read_samples(reader, self._rows(reader.entry), self._grid, visit)
 
     def _rows(self, entry: Entry) -> RowLayout:

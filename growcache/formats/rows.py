@@ -35,70 +35,49 @@ _READ_ALONG_BYTES = 1 << 18  # bytes; a gap smaller than this is read along
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where the rows of one object lie.
-
-    Attributes:
-        offset: of the first row, bytes.
-        count: rows.
-        shape: of one row.
-        dtype: of one value, byte order included.
-    """
-
-    offset: int
-    count: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
+    offset: int  # of the first row, bytes
+    count: int  # rows
+    shape: tuple[int, ...]  # of one row
+    dtype: np.dtype[np.generic]  # of one value, byte order included
 
     @property
     def row_bytes(self) -> int:
-        """Bytes from one row to the next."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """Which runs of rows are samples.
+    """Which runs of rows are samples."""
 
-    Attributes:
-        window: rows of one sample; None: single rows, without an axis for them.
-        stride: rows from one start to the next.
-        pad: whether windows that reach past the last row are kept, filled with zeros.
-        random_phase: whether the grid starts at a random row, anew in every pass.
-        channels: the subset of the row's first axis; None: all.
-    """
-
-    window: int | None = None
-    stride: int = 1
-    pad: bool = False
-    random_phase: bool = False
-    channels: tuple[int, ...] | None = None
+    window: int | None = None  # rows of one sample; None: single rows, without an axis for them
+    stride: int = 1  # rows from one start to the next
+    pad: bool = False  # whether windows beyond the last row are kept, filled with zeros
+    random_phase: bool = False  # whether every pass starts at another random row
+    channels: tuple[int, ...] | None = None  # the subset of the row's first axis; None: all
 
     @property
     def length(self) -> int:
-        """RowLayout of one sample."""
         return self.window or 1
 
     @property
     def lost(self) -> int:
-        """RowLayout that an object has beyond its samples' strides; negative where these have more."""
+        """Rows of an object beyond its samples' strides; negative if the strides reach further."""
         return 1 - self.stride if self.pad else self.length - self.stride
 
     def without_phase(self) -> SampleGrid:
-        """Return the grid that starts at row 0 in every pass."""
         return replace(self, random_phase=False)
 
     def possible(self, rows: int) -> int:
-        """Return at how many rows a sample can start."""
+        """Return the number of rows at which a sample can start."""
         return rows if self.pad else max(0, rows - self.length + 1)
 
     def starts(self, rows: int, phase: int) -> range:
-        """Return the first rows of all samples."""
         return range(phase, self.possible(rows), self.stride)
 
     def phase(self, rows: int, visit: Visit, key: str) -> int:
         """Return where the grid starts in this pass.
 
-        Uniform over the stride, so that every possible start is equally likely; over the
+        Uniform over the stride, so that every possible start is equally likely. Uniform over the
         possible starts where those are fewer, so that a short object is not passed over.
         """
         choices = min(self.stride, self.possible(rows))
@@ -118,18 +97,12 @@ class SampleGrid:
 async def read_samples(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, visit: Visit
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples of a visit, in the order of the object."""
     return await read_rows(reader, rows, grid, wanted_starts(reader, rows, grid, visit))
 
 
 def wanted_starts(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, visit: Visit
 ) -> Sequence[int]:
-    """Return the first rows of a visit's samples.
-
-    Raises:
-        FormatError: they are more than a sampler can hold.
-    """
     starts = grid.starts(rows.count, grid.phase(rows.count, visit, reader.entry.key))
     given = visit.given(len(starts))
     wanted = _starts_at(
@@ -153,7 +126,7 @@ async def read_rows(
 def _refuse_too_much(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
 ) -> None:
-    """Refuse what a sampler cannot hold: objects may have longer rows than the first one."""
+    """Refuse what a sampler cannot hold, because rows may be longer than in the first object."""
     stride = min(grid.stride, grid.length)  # overlapping windows are read once
     length = min(rows.count, stride * max(0, len(wanted) - 1) + grid.length)
     padded = grid.length if grid.pad and wanted else 0
@@ -214,14 +187,9 @@ def cut_samples(
     first: int = 0,
     count: int | None = None,
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples that begin at these rows.
+    """Return the samples that begin at rows ``starts``.
 
-    Args:
-        values: rows of the array.
-        grid: which runs of rows are samples.
-        starts: the first row of each.
-        first: the number of the first row in ``values``.
-        count: rows of the whole array; as many as there are values, by default.
+    ``values`` are rows of an array of ``count`` rows, from row ``first`` on.
     """
     end = len(values) if count is None else count
     return [
@@ -251,11 +219,7 @@ def native_order(values: Array) -> Array:
 
 
 def grid_option(options: Mapping[str, Any]) -> SampleGrid | None:
-    """Return what ``axis``, ``window``, ``stride``, ``edge`` and ``phase`` ask for; None: no rows.
-
-    Raises:
-        ConfigError: a value that cannot be meant.
-    """
+    """Return the grid of ``axis``, ``window``, ``stride``, ``edge`` and ``phase``; None: no rows."""
     axis, window = options.get("axis"), integer_option(options, "window", 1)
     stride = integer_option(options, "stride", 1)
     if axis not in (None, 0) or isinstance(axis, bool):

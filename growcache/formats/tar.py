@@ -56,17 +56,7 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
 
 def value_of_member(data: bytes, ext: str, entry: Entry, *, images: bool) -> Value:
-    """Return the value of a member; what its extension says nothing of stays bytes.
-
-    Args:
-        data: its content.
-        ext: its extension, of which the last part counts: ``seg.png`` is a PNG.
-        entry: of the object.
-        images: whether images are decoded.
-
-    Raises:
-        FormatError: it is not what its extension says.
-    """
+    """Return the value of a member by its extension: ``seg.png`` is a PNG; others are bytes."""
     kind = ext.rpartition(".")[2]
     try:
         if kind in IMAGE_EXTENSIONS and images:
@@ -128,8 +118,6 @@ _MOST_RANDOM_RANGES = 64
 
 
 class TarFormat:
-    """Samples of one archive."""
-
     listed = True
 
     def __init__(
@@ -151,7 +139,6 @@ class TarFormat:
         self.code_digest = code.digest if code else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         refuse_empty_object(reader)
         size = reader.entry.size
         if isinstance(self._samples, SampleOffsets) and self.ranged:
@@ -185,7 +172,7 @@ class TarFormat:
         return sum(sample.stop - sample.start for sample in found) / len(found)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
+        """An origin is a range of the bytes, unpacked ones."""
         refuse_empty_object(reader)
         size = reader.entry.size
         start = visit.part * size // visit.parts
@@ -217,7 +204,7 @@ class TarFormat:
     async def _stretches(
         self, reader: ObjectReader, visit: Visit, start: int, stop: int
     ) -> Unread:
-        """Return samples of stretches at random, until there are enough to take some."""
+        """Return the samples of random ranges, as many as the visit takes."""
         key = reader.entry.key
         found: dict[int, Unread] = {}
         for at, end in random_ranges(
@@ -285,11 +272,7 @@ class TarFormat:
 
 
 def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[str, bytes]:
-    """Return the bytes of a sample's members by their extensions, those that are wanted.
-
-    Raises:
-        FormatError: one is missing, is there twice, or cannot be read.
-    """
+    """Return the bytes of a sample's wanted members by their extensions."""
     found: dict[str, bytes] = {}
     for member, content in zip(packed.members, packed.contents, strict=True):
         if fields is not None and member.ext not in fields:
@@ -311,11 +294,6 @@ def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[
 
 
 def _samples_or_raise(found: Unread) -> list[TarSample]:
-    """Return the samples of the first part of an object.
-
-    Raises:
-        FormatError: there are none, for something is wrong.
-    """
     if found.wrong is not None and not found.samples:
         raise found.wrong
     return found.samples

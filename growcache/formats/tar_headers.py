@@ -29,19 +29,10 @@ _META_NAME = re.compile(r"__[^/]*__")
 
 @dataclass(frozen=True, slots=True)
 class TarHeader:
-    """A header's 512 bytes.
-
-    Attributes:
-        kind: its type, one byte.
-        name: of the member, as this header alone has it.
-        size: of what follows, bytes.
-        more: whether further blocks of a sparse file's map follow.
-    """
-
-    kind: bytes
+    kind: bytes  # one byte
     name: bytes
-    size: int
-    more: bool
+    size: int  # of the content, bytes
+    more: bool  # whether further blocks of a sparse file's map follow
 
 
 def padded(size: int) -> int:
@@ -54,7 +45,7 @@ def padded(size: int) -> int:
 
 
 def parse_tar_header(block: bytes) -> TarHeader | None:
-    """Return what a block says; None: it is no header, for its checksum is not that of one."""
+    """Return the header in a block; None where its checksum is not that of a header."""
     if len(block) < TAR_BLOCK or not _has_right_checksum(block):
         return None
     size = _header_number(block[124:136])
@@ -72,7 +63,7 @@ def parse_tar_header(block: bytes) -> TarHeader | None:
 
 
 def is_header(view: memoryview, at: int) -> bool:
-    """Whether a header is at a place; quick where none is."""
+    """Whether a block is a header; quick where it is none."""
     if at + TAR_BLOCK > len(view) or view[at + 155] not in b" \0":
         return False
     return parse_tar_header(bytes(view[at : at + TAR_BLOCK])) is not None
@@ -99,7 +90,6 @@ def _header_number(field: bytes) -> int | None:
 
 
 def is_regular(header: TarHeader) -> bool:
-    """Whether a member is a file."""
     return header.kind in _REGULAR
 
 
@@ -122,7 +112,7 @@ def pax_records(data: Buffer) -> dict[bytes, bytes] | None:
 
 
 def pax_size(text: bytes) -> int | None:
-    """Return the size that a PAX header says; None: it is no number."""
+    """Return the size in a PAX header; None where it is no number."""
     return int(text) if _DIGITS.fullmatch(text) else None
 
 
@@ -147,35 +137,23 @@ ReadBytes = Callable[[int, int], Awaitable[bytes]]
 
 
 class NoMemberError(FormatError):
-    """Where a member should begin, none does."""
+    """No member begins where one should."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A member of an archive.
-
-    Attributes:
-        start: of its first header, long names included.
-        data: where its content begins.
-        size: of the content.
-        stop: one past it, padding included.
-        key: of its sample; None: it belongs to none.
-        ext: its extension.
-        wrong: why it cannot be read; empty where it can.
-    """
-
-    start: int
-    data: int
-    size: int
-    stop: int
-    key: str | None
-    ext: str
-    wrong: str
+    start: int  # of its first header, long names included
+    data: int  # where its content begins
+    size: int  # of the content
+    stop: int  # one past the content, padding included
+    key: str | None  # of its sample; None: of no sample
+    ext: str  # its extension
+    wrong: str  # why it cannot be read, or empty
 
 
 @dataclass(slots=True)
 class _Extensions:
-    """What headers before that of a member say about it."""
+    """What the headers before that of a member say about it."""
 
     name: bytes | None = None
     size: int | None = None
@@ -186,13 +164,9 @@ class _Extensions:
 async def member_at(
     fetch: ReadBytes, entry: Entry, at: int, *, certain: bool
 ) -> TarMember | None:
-    """Return the member whose headers begin at a place, or behind zeros there; None: none does.
+    """Return the member whose headers begin at ``at``, or after zeros there; None: no member.
 
-    Args:
-        fetch: the bytes of the archive.
-        entry: of the object.
-        at: where.
-        certain: whether it is known that this is no content of another member.
+    ``certain`` says that this is not the content of another member.
 
     Raises:
         NoMemberError: something else is there.
@@ -223,7 +197,7 @@ async def _read_header(fetch: ReadBytes, entry: Entry, at: int) -> TarHeader:
 
 
 async def _past_zeros(fetch: ReadBytes, entry: Entry, at: int, certain: bool) -> int | None:
-    """Return where zeros end, with which an archive does; None: with them the object does."""
+    """Return where the zeros at ``at`` end; None where the object ends with them."""
     first = at
     while at < entry.size:
         block = await fetch(at, at + TAR_BLOCK)
@@ -264,7 +238,7 @@ def _apply_extension(notes: _Extensions, header: TarHeader, content: bytes) -> N
 
 
 async def _past_map(fetch: ReadBytes, header: TarHeader, at: int) -> int:
-    """Return where the content begins: a sparse file's map may go on for blocks."""
+    """Return where the content begins: a sparse file's map may take several blocks."""
     at += TAR_BLOCK
     more = header.more
     for _ in range(_MOST_MAP_BLOCKS if more else 0):  # the chain breaks behind a longer one
@@ -295,7 +269,6 @@ def _described_member(
 
 
 def no_member_error(entry: Entry, at: int, found: bytes) -> NoMemberError:
-    """Return what is said where no member begins."""
     if not at:
         refuse_compressed(entry, found)
     what = (

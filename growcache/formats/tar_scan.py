@@ -42,19 +42,14 @@ LOOK_BEHIND_BYTES = (
 
 
 class SliceReader:
-    """Fetches what comes next, and some more, into a window.
-
-    Args:
-        window: of the object.
-        more: bytes.
-    """
+    """Fetches the requested bytes and ``more`` after them into a window."""
 
     def __init__(self, window: GrowingSlice, more: int) -> None:
         self._window = window
         self._more = more
 
     async def __call__(self, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop), fewer where the object ends."""
+        """Return the bytes [start, stop), fewer at the end of the object."""
         if stop > self._window.stop:
             await self._window.reach(stop + self._more)
         begin = self._window.start
@@ -62,18 +57,14 @@ class SliceReader:
 
 
 def block_start_before(start: int, nbytes: int) -> int:
-    """Return so many bytes before the block of the archive that a place is in; at least 0."""
+    """Return the start of the archive's block that is ``nbytes`` before a position; at least 0."""
     return max(0, start // TAR_BLOCK * TAR_BLOCK - nbytes)
 
 
 async def first_member(window: GrowingSlice, entry: Entry, start: int, stop: int) -> int | None:
-    """Return where the first member in [start, stop) begins: its first header, if it has several.
+    """Return where the first member in [start, stop) begins, with its first header.
 
-    Args:
-        window: from ``block_start_before(start, LOOK_BEHIND_BYTES)`` on, to ``stop`` at least; it may grow.
-        entry: of the object.
-        start: of the block.
-        stop: of the block.
+    ``window`` reaches from ``block_start_before(start, LOOK_BEHIND_BYTES)`` to ``stop``, and may grow.
 
     Raises:
         NoMemberError: it begins before, and does not end well.
@@ -95,14 +86,14 @@ async def first_member(window: GrowingSlice, entry: Entry, start: int, stop: int
 
 
 async def _first_header(window: GrowingSlice, at: int, least: int) -> int:
-    """Return where the headers begin whose last one, or one of them, is here."""
+    """Return where the headers begin of which one is here."""
     while (noted := await _extension_before(window, at, least)) is not None:
         at = noted
     return at
 
 
 async def _extension_before(window: GrowingSlice, at: int, least: int) -> int | None:
-    """Return where a header lies that is about the one here, not before ``least``."""
+    """Return where an extension header of the one here is, not before ``least``."""
     found = _nearest_header(window, at)
     if found is None and least < window.start and _may_have_extension(window, at):
         await window.reach_back(least)
@@ -115,7 +106,7 @@ async def _extension_before(window: GrowingSlice, at: int, least: int) -> int | 
 
 
 def _nearest_header(window: GrowingSlice, at: int) -> tuple[int, TarHeader] | None:
-    """Return the last header before a place, and where it is."""
+    """Return the last header before a position, and its position."""
     view, begin = window.view, window.start
     for start in range(at - TAR_BLOCK, max(begin, at - MOST_EXTENSION_BYTES) - 1, -TAR_BLOCK):
         if is_header(view, start - begin):
@@ -125,10 +116,10 @@ def _nearest_header(window: GrowingSlice, at: int) -> tuple[int, TarHeader] | No
 
 
 def _may_have_extension(window: GrowingSlice, at: int) -> bool:
-    """Whether what is known before a place, without a header, can be the end of a note.
+    """Whether the bytes before a position, without a header, can end an extension.
 
-    A long name has no zeros but those behind it, and attributes are lines. Content of members
-    mostly has zeros and ends otherwise; then nothing more must be read to know.
+    A long name has zeros only behind it, and attributes are lines. The content of members mostly
+    has zeros and ends otherwise, so that no more must be read.
     """
     if at - window.start >= MOST_EXTENSION_BYTES:
         return False
@@ -147,49 +138,37 @@ _KEPT_BYTES = 1 << 25  # bytes of the indexes that are remembered
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    """A sample as it lies in an archive.
+    """A sample as it is stored in an archive."""
 
-    Attributes:
-        key: what the names of its members have in common.
-        members: of it, in their order.
-        contents: of the members, as they are.
-    """
-
-    key: str
-    members: tuple[TarMember, ...]
-    contents: tuple[memoryview, ...]
+    key: str  # what the names of its members have in common
+    members: tuple[TarMember, ...]  # in their order
+    contents: tuple[memoryview, ...]  # of the members
 
     @property
     def start(self) -> int:
-        """Where its first member begins."""
         return self.members[0].start
 
     @property
     def stop(self) -> int:
-        """Where its last member ends."""
         return self.members[-1].stop
 
 
 @dataclass(frozen=True, slots=True)
 class TarSamples:
-    """The samples of a block, and what ended the search for more, if anything was wrong."""
+    """The samples of a block, and the error that ended the search, if any."""
 
     samples: list[TarSample]
     wrong: NoMemberError | None = None
 
 
 class SampleScan:
-    """Finds samples by byte range; remembers how long they are, to read as little as it can."""
+    """Finds samples by byte range; learns how long they are, to read as little as it can."""
 
     def __init__(self) -> None:
         self._ahead = 1 << 15  # behind a block; no result depends on it
 
     async def between(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
-        """Return the samples behind whose preceding member begins in [start, stop).
-
-        Raises:
-            FormatError: more than a sampler can hold.
-        """
+        """Return the samples behind a member that begins in [start, stop)."""
         if start >= stop:
             return TarSamples([])
         small = reader.entry.size <= READ_WHOLE_BYTES
@@ -225,7 +204,7 @@ class SampleScan:
         *,
         certain: bool,
     ) -> tuple[list[TarMember], NoMemberError | None]:
-        """Return the members of samples until the last sample of the block is complete."""
+        """Return the members up to the end of the block's last sample."""
         entry, at = reader.entry, first
         fetch = SliceReader(window, self._ahead)
         members: list[TarMember] = []
@@ -250,7 +229,7 @@ class SampleScan:
 
 
 def sample_of_members(window: GrowingSlice, members: Sequence[TarMember]) -> TarSample:
-    """Return a sample with what the window holds of it."""
+    """Return a sample with the contents that the window holds."""
     begin = window.start
     contents = (window.view[m.data - begin : m.data + m.size - begin] for m in members)
     return TarSample(members[0].key or "", tuple(members), tuple(contents))
@@ -267,7 +246,7 @@ def _without_last_run(members: Sequence[TarMember]) -> list[TarMember]:
 def _owned_runs(
     members: Sequence[TarMember], start: int, stop: int, *, first: int
 ) -> list[list[TarMember]]:
-    """Return the samples of a block among those that follow one another."""
+    """Return the samples of a block among consecutive ones."""
     runs = _member_runs(members)
     owned = [
         run for before, run in itertools.pairwise(runs) if start <= before[-1].start < stop
@@ -278,7 +257,7 @@ def _owned_runs(
 def _look_alike_error(
     window: GrowingSlice, entry: Entry, members: Sequence[TarMember], block: int
 ) -> NoMemberError | None:
-    """Return what is said of a member in which other blocks would find members."""
+    """Return the error of a member in which other blocks would find members."""
     for member in members:
         if member.stop - member.start > block:
             begin, end = member.data - window.start, member.data + member.size - window.start
@@ -294,7 +273,7 @@ def _look_alike_error(
 
 
 class SampleOffsets:
-    """Walks from header to header, from an object's first one on, and remembers its samples."""
+    """Walks from header to header of an object, and keeps the offsets of its samples."""
 
     def __init__(self) -> None:
         self._known: SingleFlightCache[Entry, npt.NDArray[np.int64]] = SingleFlightCache(
@@ -302,11 +281,7 @@ class SampleOffsets:
         )
 
     async def of(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
-        """Return where each sample starts and stops.
-
-        Raises:
-            FormatError: there is no way to the end of the object.
-        """
+        """Return the [start, stop) of each sample."""
 
         async def ask() -> tuple[npt.NDArray[np.int64], int]:
             found = np.array(await self._walk(reader), np.int64).reshape(-1, 2)
@@ -330,11 +305,7 @@ class SampleOffsets:
         return found
 
     async def between(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
-        """Return the samples that begin in [start, stop).
-
-        Raises:
-            FormatError: there is no way to the end of the object, or too much is asked for.
-        """
+        """Return the samples that begin in [start, stop)."""
         known = await self.of(reader)
         first, last = np.searchsorted(known[:, 0], [start, stop]).tolist()
         if first == last:
@@ -359,7 +330,7 @@ async def _members_between(
 
 
 class _HeaderReader:
-    """Fetches headers, and reads through all that lies between them where that is little."""
+    """Fetches headers, and reads through short content between them."""
 
     def __init__(self, reader: ObjectReader) -> None:
         self._reader = reader
@@ -377,11 +348,6 @@ class _HeaderReader:
 
 
 async def all_samples(reader: ObjectReader) -> TarSamples:
-    """Return all samples of an object in memory.
-
-    Raises:
-        FormatError: more than a sampler can hold.
-    """
     window = GrowingSlice(reader, 0)
     await window.reach(reader.entry.size)
     members: list[TarMember] = []
@@ -398,10 +364,6 @@ async def all_samples(reader: ObjectReader) -> TarSamples:
 
 
 def refuse_empty_object(reader: ObjectReader) -> None:
-    """Refuse an object without a byte: an archive has zeros at its end.
-
-    Raises:
-        FormatError: it is one.
-    """
+    """Refuse an object without a byte, because an archive ends with zeros."""
     if not reader.entry.size:
         raise FormatError(f"{reader.entry.key}: expected a tar archive, found no bytes")

@@ -79,11 +79,7 @@ def _message_fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
 
 
 def parse_example(data: memoryview) -> dict[str, Feature]:
-    """Return the features of a serialized tf.train.Example.
-
-    Raises:
-        FormatError: it is none.
-    """
+    """Return the features of a serialized tf.train.Example."""
     found: dict[str, Feature] = {}
     try:
         for number, features in _message_fields(data):
@@ -157,24 +153,11 @@ def varints(data: memoryview) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """What a feature shall become.
-
-    Attributes:
-        name: of the feature and the field.
-        dtype: of NumPy, ``bytes`` or ``str``; None: as found.
-        shape: with at most one None; None: as found.
-    """
-
-    name: str
-    dtype: str | None = None
-    shape: tuple[int | None, ...] | None = None
+    name: str  # of the feature and the field
+    dtype: str | None = None  # of NumPy, ``bytes`` or ``str``; None: as found
+    shape: tuple[int | None, ...] | None = None  # with at most one None; None: as found
 
     def of(self, features: Mapping[str, Feature]) -> Value:
-        """Return the value of the feature.
-
-        Raises:
-            FormatError: there is none, or it is something else.
-        """
         if self.name not in features:
             known = ", ".join(sorted(features)[:10])
             raise FormatError(f"expected a feature {self.name!r}, found {known}")
@@ -217,7 +200,7 @@ def _cast(values: Array, wanted: np.dtype[Any]) -> Array:
 
 
 def value_of_feature(feature: Feature) -> Value:
-    """Return a feature as a value: one as itself, any other number of them as an array."""
+    """Return a single value as itself, any other number of values as an array."""
     if isinstance(feature, list):
         return _single_bytes(feature)
     return feature[0:1].reshape(()) if len(feature) == 1 else feature
@@ -226,22 +209,13 @@ def value_of_feature(feature: Feature) -> Value:
 def sample_of_features(
     features: Mapping[str, Feature], wishes: Sequence[FeatureSpec] | None
 ) -> Sample:
-    """Return the sample that features are.
-
-    Raises:
-        FormatError: one is not what it should be.
-    """
     if wishes is None:
         wishes = [FeatureSpec(name) for name in features]
     return {wish.name: wish.of(features) for wish in wishes}
 
 
 def features_option(value: object) -> tuple[FeatureSpec, ...] | None:
-    """Return the features that the option ``features`` names; None: all that there are.
-
-    Raises:
-        ConfigError: it cannot be meant.
-    """
+    """Return the features that the option ``features`` names; None for all."""
     named = named_specs_option("features", value, "{x: [float32, 64, 64], y: int64}")
     return (
         None
@@ -278,8 +252,6 @@ _MOST_RANDOM_RANGES = 64
 
 
 class TFRecordFormat:
-    """RecordScan of one object, as samples."""
-
     listed = True
 
     def __init__(
@@ -301,7 +273,6 @@ class TFRecordFormat:
         self.code_digest = decode.digest if decode else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         size = reader.entry.size
         if not self.ranged:
             count = len(await self._all(reader))
@@ -329,7 +300,7 @@ class TFRecordFormat:
         return sum(record.stop - record.start for record in found) / len(found)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """See `ObjectFormat.read`; an origin is a range of the bytes, unpacked ones."""
+        """An origin is a range of the bytes, unpacked ones."""
         size = reader.entry.size
         start = visit.part * size // visit.parts
         stop = (visit.part + 1) * size // visit.parts
@@ -364,7 +335,7 @@ class TFRecordFormat:
     async def _stretches(
         self, reader: ObjectReader, visit: Visit, start: int, stop: int
     ) -> list[Record]:
-        """Return records of stretches at random, until there are enough to take some."""
+        """Return the records of random ranges, as many as the visit takes."""
         key = reader.entry.key
         found: dict[int, list[Record]] = {}
         for at, end in random_ranges(

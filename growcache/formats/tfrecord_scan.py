@@ -33,7 +33,7 @@ _SCAN_BYTES = 1 << 16  # bytes that are looked at together
 
 
 def record_length_at(data: memoryview, at: int) -> int | None:
-    """Return the length that the head of a record tells; None: it is no head."""
+    """Return the length in the head of a record; None: it is no head."""
     head = data[at : at + RECORD_HEAD_BYTES]
     if (
         head.nbytes < RECORD_HEAD_BYTES
@@ -45,20 +45,12 @@ def record_length_at(data: memoryview, at: int) -> int | None:
 
 
 def masked_crc(data: memoryview) -> int:
-    """Return the CRC32C of data as TFRecord files have it."""
     crc = google_crc32c.value(bytes(data))
     return int(((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def find_heads(data: memoryview, start: int, stop: int, most: int) -> Iterator[int]:
-    """Yield where in [start, stop) of the data heads of records are, in order.
-
-    Args:
-        data: bytes.
-        start: first position.
-        stop: one past the last.
-        most: bytes that a record can have.
-    """
+    """Yield the positions in [start, stop) of heads of records of at most ``most`` bytes."""
     stop = min(stop, data.nbytes - RECORD_HEAD_BYTES + 1)
     for at in range(start, stop, _SCAN_BYTES):
         end = min(at + _SCAN_BYTES, stop)
@@ -72,7 +64,7 @@ def find_heads(data: memoryview, start: int, stop: int, most: int) -> Iterator[i
 
 
 def _with_right_checksum(part: Array, places: Array, most: int) -> Array:
-    """Return the places where the checksum of a length stands behind it."""
+    """Return the positions of lengths that are followed by their checksum."""
     words = part[places[:, None] + np.arange(RECORD_HEAD_BYTES)]
     lengths = words[:, :8].copy().view("<u8")[:, 0]
     crcs = np.full(len(places), 0xFFFFFFFF, np.uint32)
@@ -86,7 +78,7 @@ def _with_right_checksum(part: Array, places: Array, most: int) -> Array:
 
 
 def _crc_table() -> npt.NDArray[np.uint32]:
-    """Return what CRC32C makes of each byte."""
+    """Return the CRC32C step of each byte."""
     crcs = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         crcs = np.where(
@@ -110,43 +102,25 @@ _LEAST_KEPT_BYTES = _KEPT_BYTES // 64  # of 64 objects at most
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record.
-
-    Attributes:
-        start: of its head in the object.
-        stop: one past its end.
-        data: its content; None where its checksum is wrong.
-    """
-
-    start: int
-    stop: int
-    data: memoryview | None
+    start: int  # of its head in the object
+    stop: int  # one past its end
+    data: memoryview | None  # None where its checksum is wrong
 
 
 class BrokenChainError(Exception):
-    """What should be a record is none.
-
-    Args:
-        at: where.
-    """
-
     def __init__(self, at: int) -> None:
         super().__init__(at)
         self.at = at
 
 
 class RecordScan:
-    """Finds and reads records; remembers how long they are, to read as little as it can."""
+    """Finds and reads records; learns how long they are, to read as little as it can."""
 
     def __init__(self) -> None:
         self._ahead = ReadAhead(1 << 14, RECORD_HEAD_BYTES, _MOST_READ_AHEAD)
 
     async def between(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
-        """Return the records whose heads lie in [start, stop) of an object.
-
-        Raises:
-            FormatError: there is no way from record to record.
-        """
+        """Return the records whose heads are in [start, stop) of an object."""
         if start >= stop:
             return []
         if reader.entry.size <= READ_WHOLE_BYTES or not start:
@@ -171,7 +145,7 @@ class RecordScan:
     async def _found(
         self, reader: ObjectReader, window: GrowingSlice, stop: int
     ) -> list[Record]:
-        """Return the records from the first chain on that does not break."""
+        """Return the records from the first unbroken chain on."""
         entry, first = reader.entry, window.start
         broken: int | None = None
         while (at := _next_head(window, entry, first, stop)) is not None:
@@ -200,7 +174,7 @@ class RecordScan:
 
 
 def _next_head(window: GrowingSlice, entry: Entry, first: int, stop: int) -> int | None:
-    """Return where the first head in [first, stop) of an object is."""
+    """Return the position of the first head in [first, stop) of an object."""
     start = window.start
     found = find_heads(window.view, first - start, stop - start, entry.size - first)
     at = next(found, None)
@@ -208,11 +182,7 @@ def _next_head(window: GrowingSlice, entry: Entry, first: int, stop: int) -> int
 
 
 def _refuse_damaged(entry: Entry, window: GrowingSlice, broken: int, following: int) -> None:
-    """Refuse a block in which the head of a record is damaged, but not what follows the head.
-
-    Raises:
-        FormatError: it is.
-    """
+    """Refuse a block in which only the head of a record is damaged."""
     begin, end = (
         broken - window.start + RECORD_HEAD_BYTES,
         following - window.start - RECORD_TAIL_BYTES,
@@ -227,7 +197,7 @@ def _refuse_damaged(entry: Entry, window: GrowingSlice, broken: int, following: 
 async def read_chain(
     reader: ObjectReader, window: GrowingSlice, first: int, stop: int
 ) -> list[Record]:
-    """Return the records from ``first`` on to the last one that starts before ``stop``.
+    """Return the records from ``first`` to the last one that starts before ``stop``.
 
     Raises:
         BrokenChainError: one of them, or what follows the last, is none.
@@ -267,11 +237,7 @@ def _record_at(window: GrowingSlice, begin: int, nbytes: int) -> Record:
 
 
 def refuse_look_alikes(entry: Entry, record: Record) -> None:
-    """Refuse a record, longer than a block, in which blocks would find other records.
-
-    Raises:
-        FormatError: says what to set.
-    """
+    """Refuse a record, longer than a block, in which blocks would find other records."""
     if record.data is None:
         return
     view = record.data
@@ -288,7 +254,6 @@ def refuse_look_alikes(entry: Entry, record: Record) -> None:
 
 
 def no_record_error(entry: Entry, at: int, window: GrowingSlice) -> FormatError:
-    """Return what is said where there is no record."""
     found = bytes(window.view[at - window.start : at - window.start + RECORD_HEAD_BYTES])
     if not at:
         refuse_compressed(entry, found)
@@ -298,7 +263,7 @@ def no_record_error(entry: Entry, at: int, window: GrowingSlice) -> FormatError:
 
 
 class RecordOffsets:
-    """Walks from head to head, from an object's first record on, and remembers the way."""
+    """Walks from head to head of an object, and keeps the offsets of its records."""
 
     def __init__(self) -> None:
         self._known: SingleFlightCache[Entry, npt.NDArray[np.int64]] = SingleFlightCache(
@@ -306,11 +271,7 @@ class RecordOffsets:
         )
 
     async def of(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
-        """Return where each record starts, and the end of the last.
-
-        Raises:
-            FormatError: there is no way to the end of the object.
-        """
+        """Return the start of each record, and the end of the last."""
 
         async def ask() -> tuple[npt.NDArray[np.int64], int]:
             found = np.array([at async for at in self._walk(reader)], np.int64)
@@ -335,11 +296,7 @@ class RecordOffsets:
         yield entry.size
 
     async def between(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
-        """Return the records whose heads lie in [start, stop) of an object.
-
-        Raises:
-            FormatError: there is no way from record to record.
-        """
+        """Return the records whose heads are in [start, stop) of an object."""
         heads = await self.of(reader)
         first, last = np.searchsorted(heads[:-1], [start, stop]).tolist()
         if first == last:

@@ -38,15 +38,12 @@ class ObjectFile(io.RawIOBase):
         self._ahead = _FIRST_READ_AHEAD
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -148,9 +145,6 @@ class UserStore:
         """Return the object of a key, in the bucket or on the host of `url`.
 
         On file systems a key that does not begin with ``/`` lies below the folder of `url`.
-
-        Raises:
-            StoreError: there is none, or it is refused.
         """
         return UserObject(self._call, self._found.reader(key, self._call, self._reader))
 
@@ -164,7 +158,7 @@ class UserStore:
 
 
 class _KnownObjects:
-    """Objects that were asked for by key: a second read costs no second question."""
+    """Objects that were looked up by key; a second read needs no second look-up."""
 
     _MOST = 4096  # some 300 bytes each
 
@@ -196,12 +190,11 @@ class UserReadFormat:
         self.code_digest = code.digest
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         found = await self.read(reader, Visit(0, 1, 0, 0))
         return Measure(reader.entry.size / max(1, len(found)), 0, len(found))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`; an origin is the sample's number among those yielded."""
+        """An origin is the sample's number among those yielded."""
         key = reader.entry.key
 
         def work(call: UserCall) -> list[Sample]:
@@ -239,7 +232,7 @@ class UserReadFormat:
 
 
 class UserSampleFormat:
-    """``sample(store, rng)``: the function draws; nobody knows how many samples there are."""
+    """``sample(store, rng)``: the function draws; the number of samples is unknown."""
 
     ranged = True
     listed = False
@@ -251,11 +244,10 @@ class UserSampleFormat:
         self.code_digest = code.digest
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         return Measure(1.0, 0, ENDLESS_PARTS)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`; an origin is the number of the draw."""
+        """An origin is the number of the draw."""
 
         def work(call: UserCall) -> list[tuple[Sample, int, int]]:
             return [

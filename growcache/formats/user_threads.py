@@ -20,14 +20,11 @@ _this_thread = threading.local()  # the call that a thread of ours is running
 
 
 class UserCall:
-    """One run of the user's code, which may ask the event loop for bytes.
-
-    Attributes:
-        failure: the transient failure of a read, if one failed so; whatever the user's code
-            made of it, its result is then not the one that the next try would give.
-    """
+    """One run of the user's code, which may ask the event loop for bytes."""
 
     def __init__(self) -> None:
+        # Of a read. The result is then not what the next try would give, even if the user's
+        # code handled the failure.
         self.failure: TransientStoreError | None = None
         self._loop = asyncio.get_running_loop()
         self._given_up = False
@@ -35,7 +32,7 @@ class UserCall:
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, from the user's thread, and return its result.
 
-        The user's code may keep a file for its later calls: then those are what fails.
+        After the call has ended this fails, because the user's code may keep a file.
         """
         running: UserCall = getattr(_this_thread, "call", self)
         try:
@@ -48,11 +45,7 @@ class UserCall:
             work.close()
 
     def check(self) -> None:
-        """End the user's code early, where nobody wants its result any more.
-
-        Raises:
-            StoreError: the group was given up.
-        """
+        """End the user's code early if its result is no longer needed."""
         if self._given_up:
             raise StoreError("this read was given up")
 
@@ -61,23 +54,18 @@ class UserCall:
         self._given_up = True
 
     def run(self, work: Callable[[UserCall], T]) -> T:
-        """Return what ``work`` returns, in the user's thread."""
         _this_thread.call = self
         return work(self)
 
 
 class UserThreads:
-    """Runs synchronous code; made when first used."""
+    """A pool of threads for synchronous code, created when first used."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[UserCall], T]) -> T:
-        """Return what ``work`` returns.
-
-        Raises:
-            TransientStoreError: one of its reads failed so, whatever became of that.
-        """
+        """Return the result of ``work``; raise the transient failure of a read, if it had one."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MOST_THREADS, "growcache-user")
         call = UserCall()
@@ -97,11 +85,6 @@ class UserThreads:
 
 
 def load_decoder(name: object) -> UserCode:
-    """Return the user's function from bytes to a sample.
-
-    Raises:
-        ConfigError: it cannot be loaded, or does not take ``data``.
-    """
     where = ("source.options.decode", "source.options")
     code = load_code(str(name), {}, ("data", "key"), where)
     if "data" not in code.parameters:

@@ -57,35 +57,15 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ZarrMetadata:
-    """Of one array.
-
-    Attributes:
-        shape: of the array.
-        chunks: of a chunk, which is one object.
-        dtype: of a value once it is decoded.
-        fill: value of chunks that were never written.
-        decode: makes an array of a chunk's bytes.
-        name: makes the name of a chunk's object, below that of the array, of its place.
-    """
-
     shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fill: Array
+    chunks: tuple[int, ...]  # shape of a chunk, which is one object
+    dtype: np.dtype[Any]  # of a decoded value
+    fill: Array  # of chunks that were never written
     decode: ChunkDecoder
-    name: Callable[[Sequence[int]], str]
+    name: Callable[[Sequence[int]], str]  # of a chunk's object by its place, below the array
 
 
 def parse_zarr_metadata(data: Buffer, file: str) -> ZarrMetadata:
-    """Return what a metadata object says.
-
-    Args:
-        data: of the object.
-        file: its name, one of `METADATA_FILES`.
-
-    Raises:
-        FormatError: it is none of an array, or of one that cannot be read.
-    """
     try:
         found = orjson.loads(bytes(memoryview(data)))
         if not isinstance(found, dict):
@@ -195,13 +175,6 @@ _SLASHED_PLACE = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
 
 
 class _ZarrArray:
-    """An array, as a `Series`.
-
-    Attributes:
-        root: the key of its folder, with a slash at its end.
-        metadata: of it.
-    """
-
     def __init__(self, root: str, metadata: ZarrMetadata) -> None:
         self.root = root
         self.metadata = metadata
@@ -222,7 +195,7 @@ class _ZarrArray:
 
 
 class _ZarrField:
-    """The rows of an array, for one visit, which holds one of its chunks already."""
+    """The rows of an array, for one visit."""
 
     def __init__(self, name: str, array: _ZarrArray, reader: ObjectReader) -> None:
         self.name = name
@@ -287,13 +260,12 @@ class ZarrFormat:
         )
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """See `ObjectFormat.measure`."""
         found = await self._owned(reader, Visit(0, 1, 0, 0), self._grid.without_phase())
         samples = len(found[1]) if found else 0
         return Measure(max(1.0, reader.entry.size / max(1, samples)), 0, samples)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """See `ObjectFormat.read`; an origin is rows of the array."""
+        """An origin is rows of the array."""
         found = await self._owned(reader, visit, self._grid)
         if found is None:
             return []
@@ -310,13 +282,7 @@ class ZarrFormat:
         return await read_owned_windows(series, self._grid, visit, reader.entry, starts)
 
     async def array_of(self, reader: ObjectReader) -> tuple[str, ZarrMetadata] | None:
-        """Return the array of a chunk: the key of its folder, and what is said of it.
-
-        None of what is no chunk.
-
-        Raises:
-            FormatError: its array is none that can be read.
-        """
+        """Return the folder and the metadata of a chunk's array; None where the key is no chunk."""
         located = await self._located(reader)
         return None if located is None else (located[0].root, located[0].metadata)
 
@@ -337,7 +303,7 @@ class ZarrFormat:
         return array, starts[max(0, first) : max(0, stop)]
 
     async def _located(self, reader: ObjectReader) -> tuple[_ZarrArray, ChunkPlace] | None:
-        """Return the array of a chunk and its place there; None of what is no chunk."""
+        """Return the array of a chunk and its place there; None where the key is no chunk."""
         key = reader.entry.key
         problem: FormatError | None = None
         for root, place in _possible_places(key):
@@ -363,7 +329,7 @@ class ZarrFormat:
 async def _metadata_or_error(
     reader: ObjectReader, root: str
 ) -> tuple[ZarrMetadata | FormatError, int]:
-    """Return the metadata of an array, or why there is none; it counts as one."""
+    """Return the metadata of an array or its error, and 1 as its size."""
     try:
         return await _fetch_metadata(reader, root), 1
     except FormatError as error:
@@ -419,7 +385,7 @@ def _folder(key: str, end: int) -> str:
 
 
 def _sibling_folder(root: str, path: str) -> str:
-    """Return the folder of an array beside another; it never leaves the folder of both."""
+    """Return the folder of an array next to another; never outside the folder of both."""
     inside = "/".join(part for part in path.split("/") if part not in ("", ".", ".."))
     return f"{root}/{inside}/" if root else f"{inside}/"
 

@@ -24,16 +24,7 @@ _MOST_COUNT = 1 << 31  # of units that one step of a date spans
 
 
 def dtype_from_state(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[Any]:
-    """Return the dtype.
-
-    Args:
-        name: as NumPy wrote it, without byte order.
-        state: what stands in the pickle for the rest.
-        spend: called with the number of fields.
-
-    Raises:
-        FormatError: of objects, or not known.
-    """
+    """Return the dtype ``name`` of NumPy with the rest in ``state``; ``spend`` counts fields."""
     version, order, inner, names, fields, size, _alignment, flags, *more = state
     if version not in (3, 4) or order not in ("<", ">", "|", "="):
         raise ValueError

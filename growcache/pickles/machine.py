@@ -20,10 +20,10 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 
 class Machine:
-    """The place in a pickle, what was read of it so far, and what may still be made.
+    """The position in a pickle, the stack, and the remaining budget.
 
-    Whatever stands on the stack was made here or in `makers`. Nothing is called but what
-    `makers.CALLS` lists, and no object's attributes are read or set.
+    Everything on the stack was made here or in `makers`. Only the functions of `makers.CALLS` are
+    called, and no object's attributes are read or set.
     """
 
     __slots__ = (
@@ -42,7 +42,6 @@ class Machine:
         self.unfinished = 0
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
         start, stop = self.at, self.at + count
         if count < 0 or stop > len(self.data):
             self.at = len(self.data)
@@ -51,11 +50,9 @@ class Machine:
         return self.data[start:stop]
 
     def number(self, width: int) -> int:
-        """Return the next bytes as an unsigned number."""
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> bytes:
-        """Return the bytes up to the end of the line."""
         return self.take(self.data.index(b"\n", self.at) + 1 - self.at)[:-1]
 
     def spend(self) -> None:
@@ -65,12 +62,11 @@ class Machine:
             raise FormatError(f"a pickle has more than {MOST_OBJECTS:,} containers; refused")
 
     def marked(self) -> list[Any]:
-        """Return what was put on the stack since the last mark."""
+        """Return the stack above the last mark."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
     def keep(self, place: int) -> None:
-        """Note the top of the stack under a number."""
         self.left -= 1
         value = self.stack[-1]
         if type(value) is Unfinished:
@@ -80,14 +76,12 @@ class Machine:
         self.memo[place] = value
 
     def recall(self, place: int) -> None:
-        """Put what was noted on the stack again."""
         value = self.memo[place]
         if type(value) is Unfinished:
             raise FormatError("a pickle uses an array or dtype before it has values; refused")
         self.stack.append(value)
 
     def call(self) -> None:
-        """Replace a function and its arguments by its result."""
         arguments = self.stack.pop()
         maker = MAKERS.get(id(self.stack.pop()))
         if maker is None or type(arguments) is not tuple:
@@ -98,7 +92,7 @@ class Machine:
         self.stack.append(made)
 
     def build(self) -> None:
-        """Give an array or dtype its state, which makes it one."""
+        """Give an array or dtype its state, which completes it."""
         state = self.stack.pop()
         unfinished = self.stack.pop()
         if type(unfinished) is not Unfinished:
@@ -112,11 +106,10 @@ class Machine:
         self.stack.append(made)
 
     def name(self, module: str, name: str) -> None:
-        """Put what a name stands for on the stack."""
         self.stack.append(stand_in_for(module, name))
 
     def put_in(self, items: list[Any]) -> None:
-        """Put keys and values, one after the other, into the dict on the stack."""
+        """Put alternating keys and values into the dict on the stack."""
         into = self.stack[-1]
         if type(into) not in _DICTS or len(items) % 2:
             raise TypeError
@@ -127,7 +120,6 @@ class Machine:
         into.update(zip(keys, items[1::2], strict=True))
 
     def made(self, value: object) -> None:
-        """Put a new container on the stack."""
         self.left -= 1
         if self.left < 0:
             self.spend()

@@ -35,11 +35,7 @@ class KeyChecker:
         self._tuples = 0
 
     def check(self, key: object) -> None:
-        """Refuse what may take long to hash or to compare.
-
-        Raises:
-            FormatError: not text, bytes, a number or None, or a short tuple of these.
-        """
+        """Refuse a key that may take long to hash or to compare."""
         kind = type(key)
         if (kind is str or kind is bytes) and len(key) <= MOST_TEXT:  # type: ignore[arg-type]
             return
@@ -83,10 +79,10 @@ _SHOWN = 100  # characters of a name
 
 
 class CopyBudget:
-    """Bytes and items that calls may copy: each byte of a sound pickle is so twice at most.
+    """The bytes and items that calls may copy: twice each byte of a sound pickle at most.
 
-    What was noted once can be used again by two bytes; so without a bound a pickle could ask
-    for a copy of its largest value by every few.
+    Two bytes can use a memoized value again, so without a bound every few bytes of a pickle could
+    ask for a copy of its largest value.
     """
 
     __slots__ = ("_left",)
@@ -95,11 +91,7 @@ class CopyBudget:
         self._left = 2 * size + _SLACK
 
     def spend(self, count: int) -> None:
-        """Count what is about to be copied.
-
-        Raises:
-            FormatError: more than a sound pickle needs.
-        """
+        """Count what is about to be copied."""
         self._left -= count
         if self._left < 0:
             raise FormatError("a pickle uses the same values over and over; refused")
@@ -107,15 +99,10 @@ class CopyBudget:
 
 @dataclass(slots=True)
 class Unfinished:
-    """An array or dtype that its state, which comes next, will make.
+    """An array or dtype that its state, which comes next, completes."""
 
-    Attributes:
-        finish: from the state to what it stands for.
-        places: where it is noted.
-    """
-
-    finish: Callable[[Any, CopyBudget], object]
-    places: list[int] = field(default_factory=list)
+    finish: Callable[[Any, CopyBudget], object]  # makes the value of its state
+    places: list[int] = field(default_factory=list)  # its memo numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +113,6 @@ class NamedFunction:
 
 
 def stand_in_for(module: str, name: str) -> object:
-    """Return what stands for a class or function.
-
-    Raises:
-        FormatError: it is none of the few that are known.
-    """
     home = "builtins" if module == "__builtin__" else module
     if home.startswith("numpy.core."):  # as NumPy 1 called it
         home = f"numpy._core.{home.removeprefix('numpy.core.')}"
@@ -268,7 +250,7 @@ def _frombuffer(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker
 
 
 def _array(shape: Any, dtype: Any, raw: Any, order: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array over the bytes, where all of it fits together."""
+    """Return an array over the bytes, if size and shape fit."""
     if type(raw) is str:  # Python 2's bytes
         raw = raw.encode("latin-1")
     if not isinstance(dtype, np.dtype) or type(raw) not in (bytes, bytearray):

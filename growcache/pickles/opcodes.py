@@ -284,11 +284,7 @@ _OTHER_KINDS = (
 
 
 def interpret(data: bytes) -> object:
-    """Return what the pickle describes; without recursion, however deep that is.
-
-    Raises:
-        FormatError: it is refused, or damaged.
-    """
+    """Return the value of the pickle, without recursion."""
     machine, steps = Machine(data), OPCODES
     try:
         while (code := data[machine.at]) != _STOP:
