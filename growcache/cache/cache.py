@@ -26,7 +26,7 @@ from typing import Any
 
 from growcache.cache.commit import Committer
 from growcache.cache.deferrals import Deferrals
-from growcache.cache.directory import OpenDirectory, adopt, finish_clear
+from growcache.cache.directory import OpenDirectory, adopt, finish_clear, take_over
 from growcache.cache.evict import ShardRemover
 from growcache.cache.eviction import Candidate
 from growcache.cache.files import CacheLayout, refuse_network
@@ -38,7 +38,7 @@ from growcache.cache.lease_views import DeadReader, ForeignLease, LeaseView
 from growcache.cache.locks import FileLock
 from growcache.cache.meta import CacheMeta
 from growcache.cache.reader_status import JobSums
-from growcache.cache.recovery import reconcile_rows, recover, take_over, warn_of_foreign_files
+from growcache.cache.recovery import reconcile_rows, recover, warn_of_foreign_files
 from growcache.cache.refetch import redrawn_differently_reason
 from growcache.cache.shard_table import KnownHole, ShardTable, known_holes
 from growcache.cache.side_files import Edition, Identity

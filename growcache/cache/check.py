@@ -23,7 +23,13 @@ import google_crc32c
 import numpy as np
 
 from growcache.cache.deferrals import ShardDeferrals, newest
-from growcache.cache.directory import adopt, finish_clear, require_cache
+from growcache.cache.directory import (
+    adopt,
+    finish_clear,
+    in_use_error,
+    require_cache,
+    take_over,
+)
 from growcache.cache.files import (
     CacheLayout,
     fsync_directory,
@@ -49,11 +55,9 @@ from growcache.cache.lease_views import remove_torn_leases, survey_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.recovery import (
     ShardsOnDisk,
-    in_use_error,
     numbers_on_disk,
     remade_contents,
     row_from_sidecar,
-    take_over,
     write_side_files,
 )
 from growcache.cache.side_files import (

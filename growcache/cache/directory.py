@@ -12,12 +12,15 @@ would go into another folder.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from growcache.cache.files import (
     LAYOUT_VERSION,
@@ -43,16 +46,20 @@ from growcache.cache.folders import (
 )
 from growcache.cache.index.reader import has_our_tables
 from growcache.cache.index.schema import MOST_PATH_BYTES
-from growcache.cache.locks import close_owned, lock_holder, open_owned
+from growcache.cache.locks import FileLock, LockedError, close_owned, lock_holder, open_owned
 from growcache.cache.side_files import read_identity
 from growcache.cache.sidecar import Sidecar
+from growcache.cache.system import end_samplers, is_process_stopped, process_has_open
 from growcache.errors import (
+    CacheBusyError,
     CacheError,
     CacheGoneError,
     CacheMissingError,
     CachePathError,
     CorruptShardError,
 )
+
+_log = logging.getLogger(__name__)
 
 MARKER_TEXT = (
     "A cache of growcache. Its files come and go as growcache decides; "
@@ -337,3 +344,94 @@ def _index_first(layout: CacheLayout) -> list[str]:
     return [
         path.name for path in first + [p for p in layout.own_files if p not in (*kept, *first)]
     ]
+
+
+# Readers probe the lock for microseconds, by holding it themselves.
+TAKEOVER_PROBE_SECONDS = 0.5
+SAMPLERS_GRACE_SECONDS = (
+    0.5  # that samplers need to end by themselves, with room for a busy machine
+)
+
+
+def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
+    """Return the supervisor's lock, once no sampler of an earlier service lives.
+
+    Args:
+        layout: of the cache.
+        samplers_seconds: how long to wait for samplers that cannot be ended from here.
+
+    Raises:
+        CacheBusyError: somebody else has the cache.
+    """
+    before = lock_holder(layout.supervisor_lock)
+    try:
+        lock = FileLock.acquire(layout.supervisor_lock, seconds=TAKEOVER_PROBE_SECONDS)
+    except LockedError:
+        raise in_use_error(layout, "stop that service, or choose another cache.path") from None
+    try:
+        _wait_for_samplers(layout, samplers_seconds, before)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str, Any]) -> None:
+    """Return once the samplers of a service that died are gone, ended where they hang.
+
+    They end by themselves within milliseconds of it. One that does not is stopped, or in a call
+    that never returns; what it writes is worth nothing, and nobody can start while it lives.
+    """
+    path = layout.samplers_lock
+    began = time.monotonic()
+    try:
+        FileLock.acquire(path, seconds=min(seconds, SAMPLERS_GRACE_SECONDS)).close()
+        return
+    except LockedError:
+        ended = end_samplers(path)
+    try:
+        FileLock.acquire(path, seconds=seconds + began - time.monotonic()).close()
+    except LockedError:
+        raise CacheBusyError(_hung_samplers_message(layout, before, ended)) from None
+    _log.warning(
+        "ended samplers of a service that died, for they hung: %s", ", ".join(map(str, ended))
+    )
+
+
+def _hung_samplers_message(
+    layout: CacheLayout, before: Mapping[str, Any], ended: Sequence[int]
+) -> str:
+    of = f"of the service with pid {before.get('pid', '?')} on {before.get('host', '?')}"
+    if ended:
+        pids = ", ".join(map(str, ended))
+        return (
+            f"samplers {of}, which died, still hold {layout.root}: {pids} were killed and do not "
+            "end, so the kernel is waiting for a disk or a network share; try again later"
+        )
+    return (
+        f"samplers {of}, which died, still hold {layout.root}, and cannot be seen from here: they "
+        "are another user's, or run on another host or in another container; end them there "
+        "(growcache sampler)"
+    )
+
+
+def in_use_error(layout: CacheLayout, advice: str) -> CacheBusyError:
+    """Return the refusal of a cache that a service has, which may be stopped by a signal.
+
+    Args:
+        layout: of the cache.
+        advice: what to do about one that runs.
+    """
+    who = lock_holder(layout.supervisor_lock)
+    pid, host = who.get("pid", "?"), who.get("host", "?")
+    told = f"the cache at {layout.root} is in use by pid {pid} on {host} ({who.get('command', '?')})"
+    if (
+        type(pid) is int
+        and process_has_open(pid, layout.supervisor_lock)
+        and is_process_stopped(pid)
+    ):
+        return CacheBusyError(
+            f"{told}, which is stopped by a signal; let it go on with: kill -CONT {pid}, or end "
+            f"it with: kill -KILL {pid}"
+        )
+    return CacheBusyError(f"{told}; {advice}")

@@ -17,7 +17,6 @@ import functools
 import itertools
 import math
 import os
-import re
 import stat
 import struct
 from bisect import bisect_left
@@ -32,7 +31,14 @@ import orjson
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.folders import is_lease_name
-from growcache.cache.locks import close_owned, is_locked, open_owned, try_lock
+from growcache.cache.locks import (
+    _proc_locks,
+    close_owned,
+    flock_holder,
+    flock_state,
+    open_owned,
+    try_lock,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,16 +517,6 @@ def sum_counters(counters: Iterable[LeaseCounters]) -> LeaseCounters:
     return total
 
 
-PROC_LOCKS = Path("/proc/locks")
-PID_NAMESPACE = Path("/proc/self/ns/pid")
-INITIAL_PID_NAMESPACE = (
-    "pid:[4026531836]"  # the kernel's number of the namespace that sees them all
-)
-
-# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; who waits has an arrow before FLOCK.
-_FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", re.MULTILINE)
-
-
 @dataclass(frozen=True, slots=True)
 class ForeignLease:
     """A lease, by its name, that this process cannot read.
@@ -592,7 +588,7 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 def unreadable_lease(path: Path, status: os.stat_result, *, held: bool) -> ForeignLease:
     """Return what is known of a file that was read, and says nothing."""
-    pid = _flock_holder(status.st_ino, _proc_locks()) if held else None
+    pid = flock_holder(status.st_ino, _proc_locks()) if held else None
     reason = (
         "its content is of another version, or damaged" if status.st_size else "it is empty"
     )
@@ -611,53 +607,6 @@ def _kind_of_file(mode: int) -> str:
         stat.S_IFIFO: "it is a pipe",
     }
     return kinds.get(stat.S_IFMT(mode), "it is no file")
-
-
-def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int | None]:
-    """Return (whether a process holds a file by flock, its pid), without opening the file.
-
-    The kernel lists the locks of the processes that can be seen from here. That a lock is not
-    listed tells something only where all processes can be seen, and where the list names files
-    of this file system by the numbers that `stat` gives. Another lock there shows that.
-
-    Args:
-        status: of the file.
-        known: a lock file in the same file system.
-    """
-    text = _proc_locks()
-    if (pid := _flock_holder(status.st_ino, text)) is not None:
-        return True, pid if pid > 0 else None
-    return (False if _lists_all_locks(text, known) else None), None
-
-
-def _lists_all_locks(text: str, known: Path) -> bool:
-    try:
-        sees_all = str(PID_NAMESPACE.readlink()) == INITIAL_PID_NAMESPACE
-        return (
-            sees_all
-            and is_locked(known)
-            and _flock_holder(known.stat().st_ino, text) is not None
-        )
-    except OSError:
-        return False
-
-
-def _flock_holder(inode: int, text: str) -> int | None:
-    """Return the pid that holds a file of that number.
-
-    >>> _flock_holder(42, "1: FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
-    4711
-    >>> _flock_holder(42, "1: -> FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
-    """
-    found = (int(pid) for pid, number in _FLOCK.findall(text) if int(number) == inode)
-    return next(found, None)
-
-
-def _proc_locks() -> str:
-    try:
-        return PROC_LOCKS.read_text()
-    except OSError:
-        return ""
 
 
 def foreign_leases_message(foreign: Sequence[ForeignLease]) -> str:

@@ -31,6 +31,63 @@ from typing import Any
 from growcache.cache.files import unusable_path_error
 from growcache.errors import CacheError, CachePathError
 
+PROC_LOCKS = Path("/proc/locks")
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+INITIAL_PID_NAMESPACE = (
+    "pid:[4026531836]"  # the kernel's number of the namespace that sees them all
+)
+
+# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; who waits has an arrow before FLOCK.
+_FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", re.MULTILINE)
+
+
+def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int | None]:
+    """Return (whether a process holds a file by flock, its pid), without opening the file.
+
+    The kernel lists the locks of the processes that can be seen from here. That a lock is not
+    listed tells something only where all processes can be seen, and where the list names files
+    of this file system by the numbers that `stat` gives. Another lock there shows that.
+
+    Args:
+        status: of the file.
+        known: a lock file in the same file system.
+    """
+    text = _proc_locks()
+    if (pid := flock_holder(status.st_ino, text)) is not None:
+        return True, pid if pid > 0 else None
+    return (False if _lists_all_locks(text, known) else None), None
+
+
+def _lists_all_locks(text: str, known: Path) -> bool:
+    try:
+        sees_all = str(PID_NAMESPACE.readlink()) == INITIAL_PID_NAMESPACE
+        return (
+            sees_all
+            and is_locked(known)
+            and flock_holder(known.stat().st_ino, text) is not None
+        )
+    except OSError:
+        return False
+
+
+def flock_holder(inode: int, text: str) -> int | None:
+    """Return the pid that holds a file of that number.
+
+    >>> flock_holder(42, "1: FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
+    4711
+    >>> flock_holder(42, "1: -> FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
+    """
+    found = (int(pid) for pid, number in _FLOCK.findall(text) if int(number) == inode)
+    return next(found, None)
+
+
+def _proc_locks() -> str:
+    try:
+        return PROC_LOCKS.read_text()
+    except OSError:
+        return ""
+
+
 HIDDEN_SECRET = "HIDDEN"  # of letters alone, so that a shell needs no quotes around it
 
 _OVERRIDE = re.compile(r"(?:--[\w-]+=)?[^=]*=")

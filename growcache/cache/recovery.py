@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -50,14 +49,7 @@ from growcache.cache.index.reader import DeletedRange, IndexContents
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases
-from growcache.cache.locks import (
-    FileLock,
-    LockedError,
-    close_owned,
-    lock_holder,
-    open_owned,
-    try_lock,
-)
+from growcache.cache.locks import close_owned, open_owned, try_lock
 from growcache.cache.side_files import (
     DEFERRALS,
     Edition,
@@ -76,102 +68,11 @@ from growcache.cache.side_files import (
     write_issued,
 )
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.system import end_samplers, is_process_stopped, process_has_open
-from growcache.errors import CacheBusyError, CacheError, CorruptShardError
-
-# Readers probe the lock for microseconds, by holding it themselves.
-TAKEOVER_PROBE_SECONDS = 0.5
-SAMPLERS_GRACE_SECONDS = (
-    0.5  # that samplers need to end by themselves, with room for a busy machine
-)
+from growcache.errors import CacheError, CorruptShardError
 
 _log = logging.getLogger(__name__)
 
 WriteIndex = Callable[[Callable[[], None]], None]
-
-
-def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
-    """Return the supervisor's lock, once no sampler of an earlier service lives.
-
-    Args:
-        layout: of the cache.
-        samplers_seconds: how long to wait for samplers that cannot be ended from here.
-
-    Raises:
-        CacheBusyError: somebody else has the cache.
-    """
-    before = lock_holder(layout.supervisor_lock)
-    try:
-        lock = FileLock.acquire(layout.supervisor_lock, seconds=TAKEOVER_PROBE_SECONDS)
-    except LockedError:
-        raise in_use_error(layout, "stop that service, or choose another cache.path") from None
-    try:
-        _wait_for_samplers(layout, samplers_seconds, before)
-    except BaseException:
-        lock.close()
-        raise
-    return lock
-
-
-def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str, Any]) -> None:
-    """Return once the samplers of a service that died are gone, ended where they hang.
-
-    They end by themselves within milliseconds of it. One that does not is stopped, or in a call
-    that never returns; what it writes is worth nothing, and nobody can start while it lives.
-    """
-    path = layout.samplers_lock
-    began = time.monotonic()
-    try:
-        FileLock.acquire(path, seconds=min(seconds, SAMPLERS_GRACE_SECONDS)).close()
-        return
-    except LockedError:
-        ended = end_samplers(path)
-    try:
-        FileLock.acquire(path, seconds=seconds + began - time.monotonic()).close()
-    except LockedError:
-        raise CacheBusyError(_hung_samplers_message(layout, before, ended)) from None
-    _log.warning(
-        "ended samplers of a service that died, for they hung: %s", ", ".join(map(str, ended))
-    )
-
-
-def _hung_samplers_message(
-    layout: CacheLayout, before: Mapping[str, Any], ended: Sequence[int]
-) -> str:
-    of = f"of the service with pid {before.get('pid', '?')} on {before.get('host', '?')}"
-    if ended:
-        pids = ", ".join(map(str, ended))
-        return (
-            f"samplers {of}, which died, still hold {layout.root}: {pids} were killed and do not "
-            "end, so the kernel is waiting for a disk or a network share; try again later"
-        )
-    return (
-        f"samplers {of}, which died, still hold {layout.root}, and cannot be seen from here: they "
-        "are another user's, or run on another host or in another container; end them there "
-        "(growcache sampler)"
-    )
-
-
-def in_use_error(layout: CacheLayout, advice: str) -> CacheBusyError:
-    """Return the refusal of a cache that a service has, which may be stopped by a signal.
-
-    Args:
-        layout: of the cache.
-        advice: what to do about one that runs.
-    """
-    who = lock_holder(layout.supervisor_lock)
-    pid, host = who.get("pid", "?"), who.get("host", "?")
-    told = f"the cache at {layout.root} is in use by pid {pid} on {host} ({who.get('command', '?')})"
-    if (
-        type(pid) is int
-        and process_has_open(pid, layout.supervisor_lock)
-        and is_process_stopped(pid)
-    ):
-        return CacheBusyError(
-            f"{told}, which is stopped by a signal; let it go on with: kill -CONT {pid}, or end "
-            f"it with: kill -KILL {pid}"
-        )
-    return CacheBusyError(f"{told}; {advice}")
 
 
 def recover(

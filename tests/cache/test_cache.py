@@ -181,7 +181,7 @@ def test_a_second_supervisor_is_told_who_has_the_cache(root: Path) -> None:
 
 @pytest.mark.mutant(
     28,
-    "growcache.cache.recovery:take_over",
+    "growcache.cache.directory:take_over",
     "_wait_for_samplers(layout, samplers_seconds, before)",
     "",
 )

@@ -436,7 +436,7 @@ def test_a_repair_that_was_cut_short_is_done_again(
     def dies(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for step in ("_set_aside", "_write_index", "write_beside", "write_identity"):
+    for step in ("_set_damaged_aside", "_write_index", "write_side_files", "write_identity"):
         with monkeypatch.context() as patch:
             patch.setattr(f"growcache.cache.check.{step}", dies)
             with pytest.raises(KeyboardInterrupt):
