@@ -119,7 +119,7 @@ def ceph_server() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def ssh_server() -> Iterator[Ssh]:
-    """SFTP; skipped, with the reason, where OpenSSH or paramiko is not installed."""
+    """SFTP; skipped, with the reason, where OpenSSH or asyncssh is not installed."""
     if reason := sftp_missing():
         pytest.skip(reason)
     root = Path(tempfile.mkdtemp(prefix="ssh-", dir="/tmp"))

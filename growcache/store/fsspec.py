@@ -60,7 +60,7 @@ class FsspecBackend:
         self.identity = location.root + location.asked if root else str(hash(self._fs))
         self.sorted = location.scheme in S3_SCHEMES and not root.endswith("--x-s3/")
         self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
-        # Clients such as paramiko's are not meant for several threads: one for each.
+        # Some clients are not meant for several threads: one for each.
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(min(8, concurrency), "growcache-fsspec")
         self._get_async = range_getter(location) if self._is_async else get_plain

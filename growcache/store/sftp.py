@@ -1,19 +1,31 @@
-"""Files of SSH servers: host keys, refusals, and connections that break and are made again."""
+"""Files of SSH servers: host keys, refusals, shared connections and open files.
+
+A few connections are shared by all reads, because asyncssh has any number of requests in flight on each. They
+live in one event loop of a thread of their own. Files stay open for a while after a read, so that another
+part of the same object costs one round trip instead of two.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
+import errno
 import logging
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
+
+import asyncssh
+import uvloop
+from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from growcache.config import SourceConfig
 from growcache.errors import (
@@ -34,177 +46,256 @@ from growcache.usercode import short_key
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+T = TypeVar("T")
 
-# As OpenSSH's client has them; the first that knows a host is believed.
+# As OpenSSH's client has them.
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 _HOST_KEY_POLICIES = ("auto_add", "reject")  # fsspec's names
+_ASYNCSSH_NAMES = {  # those of fsspec and paramiko -> asyncssh's
+    "port": "port",
+    "username": "username",
+    "password": "password",
+    "passphrase": "passphrase",
+    "timeout": "connect_timeout",
+    "auth_timeout": "login_timeout",
+    "banner_timeout": "login_timeout",
+    "gss_auth": "gss_auth",
+    "gss_kex": "gss_kex",
+    "gss_host": "gss_host",
+    "gss_deleg_creds": "gss_delegate_creds",
+}
+_OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
+
+_MOST_CONNECTIONS = 4
+_READS_PER_CONNECTION = 4  # more of them open another connection
+_OPEN_FILES = 32  # per connection
+_REQUEST_BYTES = 1 << 17
+_IN_FLIGHT_BYTES = 1 << 25  # of one read
 
 
 @dataclass(frozen=True)
 class SshServer:
-    """A host, and what else paramiko's ``connect`` is told."""
+    """A host, and how to connect to it; ``settings`` are asyncssh's and may be secret."""
 
     host: str
     url: str
     settings: Mapping[str, Any] = field(repr=False)
-    is_strict: bool
-    stalled: float
+    rejects_unknown_hosts: bool
+    stall_seconds: float  # without an answer, after which a connection is given up
+    uses_agent_only: bool = False
 
     @property
     def identity(self) -> str:
-        """What tells its files from those of another host or user."""
+        """Tells its files from those of another host or user."""
         user, port = self.settings.get("username", ""), self.settings.get("port", 22)
         return f"ssh://{user}@{self.host}:{port}"
 
-    def connect(self) -> SftpConnection:
+    async def connect(self) -> _Connection:
         """Return a new connection.
 
         Raises:
-            CredentialsError: the server lets nobody in with these credentials, a key's file cannot
-            be read, or the server is another one.
+            CredentialsError: the server refuses the user, a key's file cannot be read, or the
+                server shows another key than known_hosts has.
             ConfigError: an option of the wrong kind.
             TransientStoreError: no answer, or one that broke off.
         """
-        from paramiko import SSHClient
-
-        client = SSHClient()
-        client.set_missing_host_key_policy(_HostKeyPolicy(self))
+        check = ssh = None
         try:
-            for path in (Path(name).expanduser() for name in _KNOWN_HOSTS):
-                if path.is_file():
-                    client.load_system_host_keys(str(path))
-            client.connect(self.host, **self.settings)
-            sftp = client.open_sftp()
-        except Exception as error:
-            explained = self._explained(error, client.get_transport())
-            client.close()
-            if explained is None:
-                raise
-            raise explained from None
-        sftp.get_channel().settimeout(self.stalled)
-        return SftpConnection(client, sftp)
-
-    def _explained(self, error: Exception, transport: Any) -> Exception | None:
-        """Return growcache's error; None where it is a bug."""
-        from paramiko.ssh_exception import BadHostKeyException, SSHException
-
-        if isinstance(error, StoreError):
-            return error
-        if isinstance(error, BadHostKeyException):
-            return CredentialsError(
-                f"{self.url} shows another key than known_hosts has for it; if that is meant, "
-                f"run: ssh-keygen -R {self.known_as}, and connect once by ssh"
+            settings = dict(self.settings)
+            if self.uses_agent_only:
+                settings["client_keys"] = await _agent_keys() or None
+            options = asyncssh.SSHClientConnectionOptions(host=self.host, **settings)
+            check = _HostKeyCheck(options, rejects_unknown=self.rejects_unknown_hosts)
+            ssh, _ = await asyncssh.create_connection(
+                check.client,
+                self.host,
+                known_hosts=check.known,
+                server_host_key_algs=check.algorithms,
+                # Of those that ~/.ssh/config allows; AES-GCM takes the least time in Python.
+                encryption_algs=sorted(
+                    map(bytes.decode, options.encryption_algs),
+                    key=lambda name: "gcm" not in name,
+                ),
+                **settings,
             )
-        if isinstance(error, SSHException) and _is_connected(transport, error):
-            return self._refusal(error, is_in=transport.is_authenticated())
+            sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
+        except Exception as error:
+            translated = (
+                self._host_error(error, check) if ssh is None else self._sftp_error(error)
+            )
+            if ssh is not None:
+                ssh.close()
+            if translated is None:
+                raise
+            raise translated from None
+        return _Connection(ssh, sftp, self.stall_seconds)
+
+    def _sftp_error(self, error: Exception) -> Exception:
+        text = error_text(error)
+        if isinstance(error, asyncssh.ConnectionLost | asyncssh.SFTPConnectionLost | OSError):
+            return TransientStoreError(f"{self.url}: no connection ({text})")
+        return CredentialsError(f"{self.url} lets this user in, and offers no SFTP ({text})")
+
+    def _host_error(self, error: Exception, check: _HostKeyCheck | None) -> Exception | None:
+        """Return growcache's error; None where it is a bug."""
+        text = error_text(error)
+        if isinstance(error, asyncssh.HostKeyNotVerifiable) and check is not None:
+            return CredentialsError(f"{self.url} {check.refusal}")
+        if isinstance(error, asyncssh.KeyImportError) and "Passphrase must" in text:
+            return CredentialsError(
+                f"{self.url}: the private key is encrypted; set passphrase in "
+                "source.storage_options, or use an agent"
+            )
+        if isinstance(error, _REFUSALS):
+            return CredentialsError(
+                f"{self.url} refuses the user or the key ({text}); check username, key_filename, "
+                "passphrase and password in source.storage_options, or the keys in ~/.ssh and the "
+                "agent"
+            )
         if isinstance(error, FileNotFoundError | PermissionError) and error.filename:
             return CredentialsError(
                 f"{self.url}: {error.filename} of source.storage_options cannot be read "
                 f"({error.strerror})"
             )
-        if isinstance(error, TypeError | ValueError):  # its text may hold secrets
-            return ConfigError(
-                f"source {self.url}: its storage_options were refused ({type(error).__name__})"
-            )
-        # What is neither the system's nor of the language itself is paramiko's own.
-        if isinstance(error, OSError | EOFError) or type(error).__module__ != "builtins":
-            return TransientStoreError(f"{self.url}: {self._no_connection(error)}")
+        if isinstance(error, asyncssh.ConfigParseError):
+            return ConfigError(f"source {self.url}: ~/.ssh/config cannot be read ({text})")
+        if isinstance(error, TypeError | ValueError | AttributeError):
+            return _refused_options(self.url, error)
+        if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
+            port = self.settings.get("port", 22)
+            text = f"connection refused by {self.host}:{port} (source.url)"
+            return TransientStoreError(f"{self.url}: {text}")
+        if is_ssh_error(error):
+            return TransientStoreError(f"{self.url}: no connection ({text})")
         return None
 
-    def _no_connection(self, error: BaseException) -> str:
-        failed = getattr(error, "errors", None)  # paramiko's: of each address that was tried
-        first = next(iter(failed.values()), error) if isinstance(failed, dict) else error
-        if isinstance(first, ConnectionRefusedError):
-            return f"connection refused by {self.host}:{self.settings.get('port', 22)} (source.url)"
-        return f"no connection ({error_text(error)})"
 
-    def _refusal(self, error: Exception, *, is_in: bool) -> CredentialsError:
-        from paramiko.ssh_exception import PasswordRequiredException
+_REFUSALS = (
+    asyncssh.PermissionDenied,
+    asyncssh.KeyImportError,
+    asyncssh.KeyEncryptionError,
+    asyncssh.IllegalUserName,
+)
 
-        if is_in:
-            return CredentialsError(
-                f"{self.url} lets this user in, and offers no SFTP ({error_text(error)})"
-            )
-        # Of several keys the last failure is told, be it only that a file holds another kind.
-        if isinstance(error, PasswordRequiredException):
-            return CredentialsError(
-                f"{self.url}: the private key is encrypted; set passphrase in "
-                "source.storage_options, or use an agent"
-            )
-        return CredentialsError(
-            f"{self.url} refuses the user or the key ({error_text(error)}); check username, "
-            "key_filename, passphrase and password in source.storage_options, or the keys in "
-            "~/.ssh and the agent"
+
+def _refused_options(url: str, error: Exception) -> ConfigError:
+    """Return the error of options of the wrong kind; the exception's text may hold secrets."""
+    return ConfigError(
+        f"source {url}: its storage_options were refused ({type(error).__name__})"
+    )
+
+
+async def _agent_keys() -> list[Any]:
+    try:
+        return list(await (await asyncssh.connect_agent()).get_keys())
+    except OSError:
+        return []
+
+
+class _HostKeyCheck:
+    """Compares a host's key with known_hosts.
+
+    A host that has any key there must show one of them. A host that has none is accepted unless
+    ``rejects_unknown``.
+    """
+
+    def __init__(self, options: Any, *, rejects_unknown: bool) -> None:
+        host, port = options.host_key_alias or options.host, options.port
+        name = host if port == 22 else f"[{host}]:{port}"
+        self.known = _known_hosts().match(name, "", None)
+        keys, authorities = self.known[:2]
+        algorithms = [get_default_certificate_algs()] if authorities else []
+        algorithms += [key.sig_algorithms for key in keys]
+        every = dict.fromkeys([*chain(*algorithms), *get_default_public_key_algs()])
+        self.algorithms = [bytes(name).decode() for name in every]  # known ones first
+        self.refusal = (
+            f"shows another key than known_hosts has for it; if that is meant, run: ssh-keygen -R "
+            f"{name}, and connect once by ssh"
+            if keys
+            else "is not in ~/.ssh/known_hosts, and host_key_policy is reject; connect once by ssh"
         )
+        self._accepts_others = not keys and not rejects_unknown
 
-    @property
-    def known_as(self) -> str:
-        """Its name in known_hosts."""
-        port = self.settings.get("port", 22)
-        return self.host if port == 22 else f"[{self.host}]:{port}"
-
-
-@dataclass(frozen=True)
-class SftpConnection:
-    """An open one; who keeps ``sftp`` alone loses it, for it ends with its client."""
-
-    client: Any
-    sftp: Any
-
-    def close(self) -> None:
-        """End it."""
-        self.client.close()
+    def client(self) -> Any:
+        """Return asyncssh's client, which asks about host keys that are not in known_hosts."""
+        answer = {"validate_host_public_key": lambda *_: self._accepts_others}
+        return type("Client", (asyncssh.SSHClient,), answer)()
 
 
-class _HostKeyPolicy:
-    """What paramiko asks of a host that no known_hosts has; it refuses changed keys itself."""
-
-    def __init__(self, server: SshServer) -> None:
-        self._server = server
-
-    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        if self._server.is_strict:
-            raise CredentialsError(
-                f"{self._server.url} is not in ~/.ssh/known_hosts, and host_key_policy is "
-                "reject; connect once by ssh"
-            )
+def _known_hosts() -> Any:
+    known = asyncssh.SSHKnownHosts()
+    for path in (Path(name).expanduser() for name in _KNOWN_HOSTS):
+        if path.is_file():
+            for line in path.read_text(errors="replace").splitlines():
+                with suppress(ValueError):  # OpenSSH skips a damaged line, too
+                    known.load(line)
+    return known
 
 
 def ssh_server(
-    url: str, location: Location, options: Mapping[str, Any], stalled: float
+    url: str, location: Location, options: Mapping[str, Any], stall_seconds: float
 ) -> SshServer:
-    """Return the server of a URL.
+    """Return the server of a URL, which may hold user and password.
 
     Raises:
-        ConfigError: paramiko is missing, the URL names no host, or an option is unknown.
+        ConfigError: the URL names no host, or an option is unknown or of the wrong kind.
     """
-    try:
-        from paramiko import SSHClient
-    except ImportError:
-        raise ConfigError(
-            f"source.url {location.url}: SFTP needs paramiko: pip install 'growcache[sftp]'"
-        ) from None
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # prints tracebacks of its own
+    asyncssh.set_log_level(logging.CRITICAL)
     options = dict(options)
     policy = options.pop("host_key_policy", "auto_add")
     if policy not in _HOST_KEY_POLICIES:
         raise ConfigError(
             f"source.storage_options: expected a host_key_policy of {' or '.join(_HOST_KEY_POLICIES)}"
         )
-    known = set(inspect.signature(SSHClient.connect).parameters) - {"self", "hostname"}
-    if unknown := sorted(set(options) - known):
+    if unknown := sorted(set(options) - {*_ASYNCSSH_NAMES, *_OTHER_OPTIONS}):
+        known = ", ".join(sorted({*_ASYNCSSH_NAMES, *_OTHER_OPTIONS, "host_key_policy"}))
         raise ConfigError(
             f"source {location.url}: its storage_options were refused: no option {unknown[0]!r}; "
-            "those of paramiko's SSHClient.connect are meant"
+            f"expected some of {known}"
         )
     host, address = _parse_ssh_address(url, location.url)
-    waits = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), stalled)
-    settings = {**waits, **address, **options}
-    return SshServer(host, location.root, settings, policy == "reject", stalled)
+    options = {**address, **{k: v for k, v in options.items() if v is not None}}
+    try:
+        key_settings = _key_settings(options)
+    except TypeError as error:
+        raise _refused_options(location.root, error) from None
+    settings = {
+        "connect_timeout": stall_seconds,
+        "login_timeout": stall_seconds,
+        **{_ASYNCSSH_NAMES[k]: v for k, v in options.items() if k in _ASYNCSSH_NAMES},
+        **key_settings,
+    }
+    if "password" in options:
+        settings.setdefault("passphrase", options["password"])
+    if options.get("compress"):
+        settings["compression_algs"] = ["zlib@openssh.com"]
+    agent_only = "client_keys" in settings and settings["client_keys"] is None
+    return SshServer(
+        host,
+        location.root,
+        settings,
+        policy == "reject",
+        stall_seconds,
+        agent_only and options.get("allow_agent", True),
+    )
+
+
+def _key_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which private keys are offered: named files, else those of ~/.ssh/config and ~/.ssh."""
+    settings: dict[str, Any] = {}
+    if "key_filename" in options:
+        given = options["key_filename"]
+        names = [given] if isinstance(given, str) else given
+        settings["client_keys"] = [str(Path(name).expanduser()) for name in names]
+    elif not options.get("look_for_keys", True):
+        settings["client_keys"] = None
+    if not options.get("allow_agent", True):
+        settings["agent_path"] = None
+    return settings
 
 
 def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
-    """Return the host, and what else stands before the path, by paramiko's names."""
+    """Return the host, and what else stands before the path, by the names of storage options."""
     try:
         parsed = urlsplit(url)
         host, port = parsed.hostname, parsed.port
@@ -220,185 +311,350 @@ def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
     return host, {name: value for name, value in found.items() if value is not None}
 
 
-def _is_connected(transport: Any, error: Exception) -> bool:
-    """Whether the server is still there, so that the failure is what it wants."""
-    return (
-        transport is not None and transport.is_active() and "timeout" not in str(error).lower()
-    )
+def is_ssh_error(error: BaseException) -> bool:
+    """Whether an exception is the system's or asyncssh's own, and no bug."""
+    return isinstance(error, OSError | EOFError) or type(error).__module__ != "builtins"
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an error says, in one line."""
-    said = getattr(error, "strerror", None) or str(error)
-    return short_key(" ".join(str(said).split())) or type(error).__name__
+    """Return an error's text in one line."""
+    text = getattr(error, "strerror", None) or str(error)
+    return short_key(" ".join(str(text).split())) or type(error).__name__
 
 
-T = TypeVar("T")
+@dataclass(eq=False)
+class _OpenFile:
+    opening: asyncio.Task[Any]
+    readers: int = 0
+    is_dropped: bool = False
 
-_MOST_CONNECTIONS = 8  # connections that are kept
-_REQUEST_BYTES = 1 << 15  # what every server answers at once; many are asked for together
-_IN_FLIGHT_BYTES = 1 << 25  # whose requests fit into any window, so that asking never waits
+    def close_if_unused(self) -> None:
+        if self.is_dropped and not self.readers:
+            self.opening.add_done_callback(_close_file)
+
+
+def _close_file(opening: asyncio.Task[Any]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        closing = asyncio.ensure_future(opening.result().close())
+        closing.add_done_callback(_ignore_result)
+
+
+def _ignore_result(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class _Connection:
+    """One SFTP channel of one SSH connection, with the files that are open on it."""
+
+    def __init__(self, ssh: Any, sftp: Any, stall_seconds: float) -> None:
+        self.sftp = sftp
+        self.requests = 0
+        self._ssh = ssh
+        self._stall_seconds = stall_seconds
+        self._answered_at = time.monotonic()
+        self._files: OrderedDict[tuple[Any, ...], _OpenFile] = OrderedDict()
+        self._request_bytes = min(_REQUEST_BYTES, sftp.limits.max_read_len or _REQUEST_BYTES)
+
+    def close(self) -> None:
+        self._ssh.close()
+
+    async def wait_closed(self) -> None:
+        await self._ssh.wait_closed()
+
+    async def until_stalled(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what ``work`` returns.
+
+        Raises:
+            TimeoutError: no answer to any request came for `stall_seconds`.
+        """
+        began = time.monotonic()
+        task = asyncio.ensure_future(work)
+        try:
+            while True:
+                left = max(began, self._answered_at) + self._stall_seconds - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"nothing came for {self._stall_seconds:g} s")
+                done, _ = await asyncio.wait({task}, timeout=left)
+                if done:
+                    return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+
+    async def answer(self, request: Awaitable[T]) -> T:
+        """Return the answer to one request; any answer shows that the connection is alive."""
+        try:
+            return await request
+        finally:
+            self._answered_at = time.monotonic()
+
+    async def read(self, entry: Entry, start: int, stop: int) -> bytes:
+        """Return a range of the listed version.
+
+        Servers process the requests for one open file in the order in which they were sent, so
+        the size and time that are asked for last are those after the reads.
+
+        Raises:
+            ObjectChangedError: the file was rewritten.
+        """
+        async with self._opened(entry) as file:
+            parts: list[bytes] = []
+            for first in range(start, stop, _IN_FLIGHT_BYTES):
+                last = min(stop, first + _IN_FLIGHT_BYTES)
+                size = self._request_bytes
+                spans = [(at, min(size, last - at)) for at in range(first, last, size)]
+                *found, stat = await asyncio.gather(
+                    *(self.answer(file.read(count, at)) for at, count in spans),
+                    self.answer(file.stat()),
+                )
+                for (at, count), data in zip(spans, found, strict=True):
+                    if len(data) < count:  # servers may send less than they were asked for
+                        data += await self._rest(file, at + len(data), at + count)
+                        stat = await self.answer(file.stat())
+                    parts.append(data)
+            _require_same(entry, _entry_of_stat(entry.key, _info_of_stat(entry.key, stat)))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _rest(self, file: Any, start: int, stop: int) -> bytes:
+        found = b""
+        while start + len(found) < stop:
+            more = await self.answer(file.read(stop - start - len(found), start + len(found)))
+            if not more:
+                break
+            found += more
+        return found
+
+    @asynccontextmanager
+    async def _opened(self, entry: Entry) -> AsyncIterator[Any]:
+        """Lend the file of a version; a file on which anything failed is opened anew next time."""
+        version = (entry.key, entry.size, entry.mtime)
+        if (file := self._files.get(version)) is None:
+            opening = self.answer(self.sftp.open(entry.key, "rb", block_size=0))
+            file = self._files[version] = _OpenFile(asyncio.ensure_future(opening))
+        self._files.move_to_end(version)
+        file.readers += 1
+        try:
+            yield await asyncio.shield(file.opening)
+        except BaseException:
+            if self._files.get(version) is file:
+                del self._files[version]
+            file.is_dropped = True
+            raise
+        finally:
+            file.readers -= 1
+            file.close_if_unused()
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        while len(self._files) > _OPEN_FILES:
+            file = self._files.popitem(last=False)[1]
+            file.is_dropped = True
+            file.close_if_unused()
+
+    async def list_folder(self, folder: str) -> list[Mapping[str, Any]]:
+        """Return fsspec's entries of a folder, with links as what they point to."""
+        base = folder.rstrip("/")
+        found = await self.answer(self.sftp.readdir(folder))
+        infos = [
+            _info_of_stat(f"{base}/{one.filename}", one.attrs)
+            for one in found
+            if one.filename not in (".", "..")
+        ]
+        infos = await asyncio.gather(*(self._follow_link(info) for info in infos))
+        return [info for info in infos if info["type"] in ("file", "directory")]
+
+    async def _follow_link(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Return what a link points to; itself if that is missing, or a folder that holds the link."""
+        name = info["name"]
+        if info["type"] != "link":
+            return info
+        try:
+            found = _info_of_stat(name, await self.answer(self.sftp.stat(name)))
+        except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPPermissionDenied):
+            return info
+        if found["type"] != "directory":
+            return found
+        paths = [name, *map(str, PurePosixPath(name).parents)]
+        real, *above = await asyncio.gather(
+            *(self.answer(self.sftp.realpath(path)) for path in paths)
+        )
+        return info if real in above else found
+
+
+class _ConnectionPool:
+    """The connections to one server; everything but `call`, `start` and `close` runs in its loop."""
+
+    def __init__(self, server: SshServer, most: int) -> None:
+        self._server = server
+        self._most = min(_MOST_CONNECTIONS, most)
+        self._connections: list[_Connection] = []
+        self._opening: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> Any:
+        """Return the future (of `concurrent.futures`) of one piece of work on a connection."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = uvloop.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="growcache-sftp", daemon=True
+                ).start()
+        return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
+
+    def call(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
+        """Return what the work returns. Blocks."""
+        found: T = self.start(work).result()
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(self._end(loop), loop)
+
+    async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        closing, self._connections = self._connections, []
+        for connection in closing:
+            connection.close()
+        with suppress(Exception):
+            async with asyncio.timeout(1):
+                await asyncio.gather(*(connection.wait_closed() for connection in closing))
+        loop.stop()
+
+    async def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
+        connection = await self._least_busy()
+        connection.requests += 1
+        try:
+            return await connection.until_stalled(work(connection))
+        except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath) as error:
+            raise FileNotFoundError(errno.ENOENT, str(error)) from None
+        except asyncssh.SFTPPermissionDenied as error:
+            raise PermissionError(errno.EACCES, str(error)) from None
+        except (asyncssh.SFTPFailure, StoreError):  # answers, as good as others
+            raise
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            for one in self._connections:  # the same may have befallen all of them
+                one.close()
+            self._connections = []
+            raise
+        finally:
+            connection.requests -= 1
+
+    async def _least_busy(self) -> _Connection:
+        """Return the connection with the fewest requests; where all are busy, another one is opened."""
+        while True:
+            found = min(self._connections, key=lambda one: one.requests, default=None)
+            is_free = found is not None and found.requests < _READS_PER_CONNECTION
+            if not is_free and self._opening is None and len(self._connections) < self._most:
+                self._opening = asyncio.ensure_future(self._open())
+                self._opening.add_done_callback(_ignore_result)
+            if found is not None:
+                return found
+            assert self._opening is not None
+            await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        try:
+            self._connections.append(await self._server.connect())
+        except BaseException:
+            # A server that grants only some connections is not asked for more again and again.
+            self._most = max(1, len(self._connections))
+            raise
+        finally:
+            self._opening = None
 
 
 class SftpBackend:
-    """One user on one host; keys are absolute paths there.
-
-    A connection is lent to one request at a time, and made where none is idle. One on which
-    anything failed is given up, for nobody knows what of it is still on its way.
-    """
+    """One user on one host; keys are absolute paths there."""
 
     sorted = False  # by folder
 
     def __init__(self, server: SshServer, most: int) -> None:
         self._server = server
         self.identity = server.identity
-        self._idle: list[SftpConnection] = []
-        weakref.finalize(self, _close_all, self._idle)  # paramiko itself would keep them
-        self._threads = ThreadPoolExecutor(min(_MOST_CONNECTIONS, most), "growcache-sftp")
+        self._pool = _ConnectionPool(server, most)
+        self._close = weakref.finalize(self, self._pool.close)
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         top = location.prefix.rstrip("/") or "/"
         page = Page()
-        for info in self._lines(
-            walk_folders(_FolderLister(self), top, location.depth, after), top
-        ):
-            page.append(_entry_of_stat(info["name"], info))
-            if len(page) == PAGE_ENTRIES:
-                yield page
-                page = Page()
-        yield page
-
-    def _lines(
-        self, found: Iterator[Mapping[str, Any]], top: str
-    ) -> Iterator[Mapping[str, Any]]:
         try:
-            yield from found
+            for info in walk_folders(_Folders(self._pool), top, location.depth, after):
+                page.append(_entry_of_stat(info["name"], info))
+                if len(page) == PAGE_ENTRIES:
+                    yield page
+                    page = Page()
         except Exception as error:
             if (translated := self._translated(error, top)) is None:
                 raise
             if isinstance(translated, ObjectMissingError):
                 translated.exit_code = 2  # the folder of the URL itself
             raise translated from None
+        yield page
 
     def head(self, key: str) -> Entry:
-        info = self._asked(lambda sftp: _info_of_stat(key, sftp.stat(key)), key)
+        try:
+            found = self._pool.call(lambda one: one.answer(one.sftp.stat(key)))
+        except Exception as error:
+            if (translated := self._translated(error, key)) is None:
+                raise
+            raise translated from None
+        info = _info_of_stat(key, found)
         if info["type"] != "file":
             raise ObjectMissingError(
-                f"{self._where(key)} is not a file; to take all files below a folder, end "
+                f"{self._server.url}{key} is not a file; to take all files below a folder, end "
                 "source.url with /"
             )
         return _entry_of_stat(key, info)
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads,
-            lambda: self._asked(lambda sftp: _read_range(sftp, entry, start, stop), entry.key),
-        )
-
-    async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        _close_all(self._idle)
-
-    @contextmanager
-    def lent(self) -> Iterator[Any]:
-        """Lend a connection.
-
-        Raises:
-            StoreError: there can be none; see `SshServer.connect`.
-            ConfigError: for what `SshServer.connect` says.
-        """
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._server.connect()
-        is_sound = False
-        try:
-            yield connection.sftp
-            is_sound = True
-        except (FileNotFoundError, PermissionError, StoreError):  # answers, as good as others
-            is_sound = True
-            raise
-        finally:
-            if is_sound and len(self._idle) < _MOST_CONNECTIONS:
-                self._idle.append(connection)
-            else:
-                connection.close()
-            if not is_sound:
-                _close_all(self._idle)  # the same may have befallen them
-
-    def _asked(self, ask: Callable[[Any], T], key: str) -> T:
-        try:
-            with self.lent() as sftp:
-                return ask(sftp)
+            reading = self._pool.start(lambda one: one.read(entry, start, stop))
+            data: bytes = await asyncio.wrap_future(reading)
         except Exception as error:
-            if (translated := self._translated(error, key)) is None:
+            if (translated := self._translated(error, entry.key)) is None:
                 raise
             raise translated from None
+        return data
+
+    async def close(self) -> None:
+        self._close()
 
     def _translated(self, error: Exception, key: str) -> Exception | None:
         """Return growcache's error; None where it is a bug."""
+        where = f"{self._server.url}{key}"
         if isinstance(error, StoreError | ConfigError):
             return error
         if isinstance(error, FileNotFoundError):
-            return ObjectMissingError(f"{self._where(key)} does not exist")
+            return ObjectMissingError(f"{where} does not exist")
         if isinstance(error, PermissionError):
-            return AccessError(f"{self._where(key)} may not be read by this user")
-        # What is neither the system's nor of the language itself is paramiko's own.
-        if isinstance(error, OSError | EOFError) or type(error).__module__ != "builtins":
-            return TransientStoreError(f"{self._where(key)}: no answer ({error_text(error)})")
+            return AccessError(f"{where} may not be read by this user")
+        if is_ssh_error(error):
+            return TransientStoreError(f"{where}: no answer ({error_text(error)})")
         return None
 
-    def _where(self, key: str) -> str:
-        return f"{self._server.url}{key}"
 
+class _Folders:
+    """Folders as `walk_folders` wants them."""
 
-class _FolderLister:
-    """Folders as `walk` wants them, with links as what they point to."""
-
-    def __init__(self, backend: SftpBackend) -> None:
-        self._backend = backend
+    def __init__(self, pool: _ConnectionPool) -> None:
+        self._pool = pool
 
     def ls(self, folder: str, detail: bool) -> list[Mapping[str, Any]]:
-        base = folder.rstrip("/")
-        with self._backend.lent() as sftp:
-            # All of them first: the answers to other requests are in between otherwise.
-            listed = [
-                _info_of_stat(f"{base}/{one.filename}", one)
-                for one in sftp.listdir_iter(folder)
-            ]
-            found = [_follow_link(sftp, info) for info in listed]
-        return [info for info in found if info["type"] in ("file", "directory")]
-
-
-def _close_all(idle: list[SftpConnection]) -> None:
-    while idle:
-        idle.pop().close()
+        return self._pool.call(lambda one: one.list_folder(folder))
 
 
 def _info_of_stat(name: str, found: Any) -> dict[str, Any]:
     """Return an entry as fsspec's file systems have them."""
-    mode = found.st_mode
+    mode = found.permissions
     kind = "file" if mode is None or S_ISREG(mode) else "other"
     if mode is not None and (S_ISDIR(mode) or S_ISLNK(mode)):
         kind = "directory" if S_ISDIR(mode) else "link"
-    return {"name": name, "type": kind, "size": found.st_size, "mtime": found.st_mtime}
-
-
-def _follow_link(sftp: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """Return what a link points to; itself where nothing is there, or a folder it lies in."""
-    name = info["name"]
-    if info["type"] != "link":
-        return info
-    try:
-        found = _info_of_stat(name, sftp.stat(name))
-    except (FileNotFoundError, PermissionError):
-        return info
-    if found["type"] != "directory":
-        return found
-    real = sftp.normalize(name)
-    above = any(sftp.normalize(str(folder)) == real for folder in PurePosixPath(name).parents)
-    return info if above else found
+    return {"name": name, "type": kind, "size": found.size, "mtime": found.mtime}
 
 
 def _entry_of_stat(key: str, info: Mapping[str, Any]) -> Entry:
@@ -408,36 +664,18 @@ def _entry_of_stat(key: str, info: Mapping[str, Any]) -> Entry:
     return Entry(key, int(info["size"]), None, None if mtime is None else float(mtime))
 
 
-def _read_range(sftp: Any, entry: Entry, start: int, stop: int) -> bytes:
-    with sftp.open(entry.key, "rb") as file:
-        data = b"".join(_read_pieces(file, start, stop))
-        # After the read: what was written before or during it shows now.
-        found = _entry_of_stat(entry.key, _info_of_stat(entry.key, file.stat()))
+def _require_same(entry: Entry, found: Entry) -> None:
     if (found.size, found.mtime) != (entry.size, entry.mtime):
         raise ObjectChangedError(
             f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
             f"time {entry.mtime}, found {found.size} of {found.mtime}"
         )
-    return data
-
-
-def _read_pieces(file: Any, start: int, stop: int) -> Iterator[bytes]:
-    for first in range(start, stop, _IN_FLIGHT_BYTES):
-        last = min(first + _IN_FLIGHT_BYTES, stop)
-        wanted = [
-            (at, min(_REQUEST_BYTES, last - at)) for at in range(first, last, _REQUEST_BYTES)
-        ]
-        yield from file.readv(wanted)
 
 
 def open_sftp(
     location: Location, url: str, source: SourceConfig, concurrency: int, timeout_seconds: float
 ) -> SftpBackend:
-    """Return the backend of a URL's host.
-
-    Raises:
-        ConfigError: paramiko is missing, the URL names no host, or an option is unknown.
-    """
+    """Return the backend of a URL's host; raises as `ssh_server`."""
     stalled = stalled_seconds(timeout_seconds)
     server = ssh_server(url, location, source.storage_options, stalled)
     return SftpBackend(server, concurrency)

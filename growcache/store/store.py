@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from growcache.config import SourceConfig
 from growcache.errors import (
     AccessError,
+    ConfigError,
     CredentialsError,
     ObjectChangedError,
     ObjectMissingError,
@@ -651,7 +652,12 @@ def _open_backend(
         return open_fsspec(location, url, source, concurrency, timeout_seconds)
 
     if location.scheme in SSH_SCHEMES and source.client != "obstore":
-        from growcache.store.sftp import open_sftp
+        try:
+            from growcache.store.sftp import open_sftp
+        except ImportError:
+            raise ConfigError(
+                f"source.url {location.url}: SFTP needs asyncssh: pip install 'growcache[sftp]'"
+            ) from None
 
         return location, open_sftp(location, url, source, concurrency, timeout_seconds)
     # Imported here: a sampler of local files needs neither obstore nor fsspec.

@@ -56,7 +56,7 @@ def missing() -> str:
     """Why there can be no server; empty where there can."""
     if _program() is None:
         return "sshd is not installed (Debian: openssh-server)"
-    return "" if find_spec("paramiko") else "paramiko is not installed (growcache[sftp])"
+    return "" if find_spec("asyncssh") else "asyncssh is not installed (growcache[sftp])"
 
 
 def _program() -> str | None:

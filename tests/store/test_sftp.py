@@ -17,6 +17,7 @@ from growcache.errors import (
     AccessError,
     ConfigError,
     GrowcacheError,
+    ObjectChangedError,
     ObjectMissingError,
     TransientStoreError,
 )
@@ -114,6 +115,61 @@ STRANGERS = [
 ]
 
 
+def test_the_config_of_ssh_is_read(
+    ssh_server: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_text("1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(
+        f"Host lab\n  HostName 127.0.0.1\n  Port {ssh_server.port}\n"
+        f"  User {ssh_server.options['username']}\n  IdentityFile {ssh_server.root / 'me'}\n"
+    )
+    assert only(opened(f"sftp://lab{tmp_path}/x", {"allow_agent": False})).size == 1
+    with pytest.raises(TransientStoreError, match="connection refused"):
+        listed(opened(f"sftp://lab:{free_port()}{tmp_path}/x", {}, timeout_seconds=0.5))
+
+
+def test_an_encrypted_key_and_its_passphrase(ssh_server: Ssh, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("1")
+    key = tmp_path / "key"
+    key.write_bytes((ssh_server.root / "me").read_bytes())
+    key.chmod(0o600)
+    command = ["ssh-keygen", "-q", "-p", "-a", "1", "-N", "secret", "-P", "", "-f", str(key)]
+    subprocess.run(command, check=True)
+    options = ssh_server.options | {"key_filename": [str(key)], "passphrase": "secret"}
+    assert only(opened(ssh_server.url(f"{tmp_path}/x"), options)).size == 1
+
+
+def test_a_file_that_stays_open_is_never_taken_for_its_successor(
+    ssh_server: Ssh, tmp_path: Path
+) -> None:
+    def put(data: bytes, time: int, name: str = "x") -> None:
+        (tmp_path / name).write_bytes(data)
+        os.utime(tmp_path / name, (time, time))
+
+    put(b"first", 1000)
+    store = opened(ssh_server.url(f"{tmp_path}/x"), ssh_server.options)
+    first = only(store)
+
+    async def use() -> None:
+        assert await read(store, first, 1, 3) == b"ir"
+        put(b"other", 2000, "y")
+        (tmp_path / "y").rename(tmp_path / "x")
+        second = await store.find(first.key)
+        assert await read(store, second) == b"other"
+        assert (
+            await read(store, first) == b"first"
+        )  # still open, and the version that was listed
+        put(b"again", 3000)
+        with pytest.raises(ObjectChangedError):
+            await read(store, second)
+        assert await read(store, await store.find(first.key)) == b"again"
+        await store.close()
+
+    asyncio.run(use())
+
+
 @pytest.fixture(scope="module")
 def keys(ssh_server: Ssh) -> Path:
     """A folder with keys of all kinds."""
@@ -182,7 +238,7 @@ def test_nobody_there_and_nothing_there(ssh_server: Ssh, tmp_path: Path) -> None
 
 
 def test_addresses_of_one_user_and_host_share_connections() -> None:
-    pytest.importorskip("paramiko")
+    pytest.importorskip("asyncssh")
     urls = ["sftp://h/a", "sftp://h/b/*", "ssh://h/c", "sftp://me@h/a", "sftp://h:2/a"]
     store = open_store(SourceConfig.model_validate({"url": urls}))
     assert [id(b) for b in store._backends].count(id(store._backends[0])) == 2
