@@ -49,11 +49,7 @@ from growcache.schema import Schema
 
 
 class Cache:
-    """A cache directory, opened by its only writer. Not for use by several threads.
-
-    Attributes:
-        layout: where everything lies.
-    """
+    """A cache directory, opened by its only writer. Not thread-safe."""
 
     def __init__(self, layout: CacheLayout, config: CacheConfig, lock: FileLock) -> None:
         self.layout = layout
@@ -77,15 +73,15 @@ class Cache:
         *,
         takeover_seconds: float = 10.0,
     ) -> Cache:
-        """Open or create the cache at ``root``, and put right what a crash left behind.
+        """Open or create the cache at ``root`` and recover from a crash.
 
         Args:
             root: the directory.
             config: its bound and rules.
-            takeover_seconds: how long to wait for the samplers of a service that died.
+            takeover_seconds: how long to wait for the samplers of a supervisor that died.
 
         Raises:
-            CacheBusyError: another service, or what is left of one, owns it.
+            CacheBusyError: another supervisor, or samplers of a dead one, use it.
             CachePathError: a network file system, or a path that cannot be written.
             CacheFullError: the disk has no room for an index.
         """
@@ -116,10 +112,10 @@ class Cache:
         self.maintain()
 
     def close(self) -> None:
-        """Close the index and let another service in; nothing temporary is left.
+        """Close the index and release the lock.
 
-        Where another folder took the place of this one, the index is left as after a crash:
-        to close it would remove the log of whatever index is there now.
+        If another folder took the place of this one, the index is left as after a crash, because
+        closing it would remove the log of the index that is there now.
         """
         try:
             if self._anchors.in_place:
@@ -131,11 +127,7 @@ class Cache:
             self._lock.close()
 
     def require_in_place(self) -> None:
-        """Check that the directory and what is held open in it are where they were.
-
-        Raises:
-            CacheGoneError: nobody else would see what is written from here on.
-        """
+        """Raise CacheGoneError if the directory, its lock or its index was moved or replaced."""
         self._anchors.require()
 
     def __enter__(self) -> Cache:
@@ -147,35 +139,24 @@ class Cache:
     # What the cache is of
 
     def record_bytes(self, schema: Schema, sample_bytes: float | None = None) -> int:
-        """Return the bytes that one sample of the schema takes in a shard.
+        """Return the bytes of one sample in a shard. May raise FormatError.
 
-        Args:
-            schema: of the samples.
-            sample_bytes: of the values of a sample on average, where they differ.
-
-        Raises:
-            FormatError: the format cannot hold such samples.
+        ``sample_bytes`` is the mean size of the values where samples differ in size.
         """
         values = schema.nbytes if sample_bytes is None else sample_bytes
         return int(CACHE_FORMATS[self._config.format].record_bytes(schema, values))
 
     def claim(self, parts: dict[str, Any]) -> None:
-        """Say what is wanted, as far as the configuration tells, before the catalog is opened.
+        """Claim the cache for these parts of a configuration, before the catalog is opened.
 
-        A cache without samples of something else is emptied, its catalog included.
-
-        Raises:
-            FingerprintError: it has samples of something else.
+        A cache without samples of another configuration is emptied, with its catalog.
+        FingerprintError: it has samples of another configuration.
         """
         if self._facts.claim(parts, self.totals().drawn):
             self._start_afresh()
 
     def set_identity(self, identity: Identity) -> None:
-        """Say what the cache is of, before the first permit.
-
-        Raises:
-            FingerprintError: it has samples of something else.
-        """
+        """Set the identity before the first permit. FingerprintError: other samples are cached."""
         if self._facts.set_identity(identity, self.totals().drawn):
             self._start_afresh()
 
@@ -194,52 +175,43 @@ class Cache:
 
     @property
     def identity(self) -> Identity | None:
-        """What the cache is of; None before the first sample was measured."""
+        """The cache's identity; None before the first sample was measured."""
         return self._facts.identity
 
     @property
     def editions(self) -> list[Edition]:
-        """The recorded editions, in order."""
         return list(self._facts.editions)
 
     def add_edition(self, edition: Edition) -> None:
-        """Record the next edition, durably; the listing it counts must be so already."""
+        """Record the next edition durably, once its listing is durable."""
         self._facts.add_edition(edition)
 
     @property
     def deferrals(self) -> Deferrals:
-        """Which visits were set aside, and which groups make up for them."""
         return self._facts.deferrals
 
     @property
     def most_deferred(self) -> int:
-        """How many places `deferrals` may speak of."""
+        """The most places that `deferrals` may hold."""
         return self._room.budget.deferred
 
     def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
-        """Record this durably, before the commit or the issue that relies on it.
+        """Record deferrals durably, before the commit or permit that relies on them.
 
-        Args:
-            deferrals: the record.
-            retried: how many holes are none for now.
-
-        Raises:
-            CacheFullError: no room on the disk; the record is as it was.
+        ``retried`` holes stop counting as holes. CacheFullError: nothing was changed.
         """
         self._facts.set_deferrals(deferrals, retried=retried)
 
     def holes(self) -> list[KnownHole]:
-        """Return the visits without a sample that are known one by one."""
         rows = [*self._stock.live.values(), *self._stock.retired.values()]
         return known_holes(self.layout, rows, self._ledger.index.holes())
 
     @property
     def issued(self) -> int:
-        """The highest group that a permit was ever issued for; -1 if none."""
         return self._facts.issued
 
     def issue(self, group: int) -> None:
-        """Note, durably, that a permit for the group is about to be given out."""
+        """Record durably that a permit for the group is about to be granted."""
         self._facts.issue(group)
 
     def unfinished(self, groups: int, group_shards: int) -> list[int]:
@@ -250,22 +222,19 @@ class Cache:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole population is cached."""
         return self._facts.complete
 
     def set_complete(self, complete: bool) -> None:
-        """Say whether the whole population is cached."""
         self._facts.set_complete(complete)
 
     def set_population(self, parts: int | None, samples: float | None) -> None:
-        """Say how large the source is, in parts and in samples (estimated)."""
         self._facts.set_population(parts, samples)
 
     # The bound
 
     @property
     def max_bytes(self) -> int:
-        """The bound that is wanted; lowering it takes effect as shards can go."""
+        """The configured bound; a lower one takes effect as shards can go."""
         return self._room.max_bytes
 
     @max_bytes.setter
@@ -276,16 +245,16 @@ class Cache:
 
     @property
     def bound_in_force(self) -> int:
-        """The bound that holds now; an earlier, larger one while the cache shrinks."""
+        """The bound that holds now: an earlier, larger one while the cache shrinks."""
         return self._room.in_force
 
     @property
     def shrinking(self) -> bool:
-        """Whether more is used or promised than `max_bytes` allows."""
+        """Whether more is used or reserved than `max_bytes` allows."""
         return self._room.in_force > self._room.max_bytes or self._room.left() < 0
 
     def follow(self, config: CacheConfig) -> None:
-        """Go by these settings from now on: ``max_bytes``, ``min_free`` and ``max_reuse``."""
+        """Apply changed ``max_bytes``, ``min_free`` and ``max_reuse``."""
         self._config = config
         if int(config.max_bytes) != self.max_bytes:  # first: it may be the cure of a full disk
             self.max_bytes = int(config.max_bytes)
@@ -293,7 +262,7 @@ class Cache:
 
     @property
     def catalog_bytes(self) -> int:
-        """What the local copy of the listing allocates; the supervisor keeps it current."""
+        """Allocated bytes of the catalog; the supervisor keeps it current."""
         return self._room.catalog_bytes
 
     @catalog_bytes.setter
@@ -302,7 +271,7 @@ class Cache:
 
     @property
     def listing_ahead(self) -> int:
-        """What shards leave free for the rest of the listing; the supervisor sets it."""
+        """Bytes that shards leave free for the rest of the listing; the supervisor sets it."""
         return self._room.listing_ahead
 
     @listing_ahead.setter
@@ -316,68 +285,63 @@ class Cache:
 
     @property
     def bytes_used(self) -> int:
-        """What counts against the bound: shards, catalog and the fixed budget."""
+        """Bytes that count against the bound: shards, catalog and the fixed budget."""
         return self._room.used()
 
     @property
     def bytes_reserved(self) -> int:
-        """What is promised to samplers that are writing."""
         return self._room.reserved
 
     def room(self) -> int:
-        """Return the bytes that may still be used; negative where the bound was lowered."""
+        """Return the bytes that may still be used; negative while the cache shrinks."""
         return self._room.left()
 
     def room_for_shards(self) -> int:
-        """Return the bytes that may still be reserved: all but what the listing is to have."""
+        """Return the bytes that may still be reserved: `room` without `listing_ahead`."""
         return self._room.left_for_shards()
 
     def free_disk_ok(self) -> bool:
-        """Whether the disk has its ``min_free``, whatever the bound says."""
+        """Whether the disk has its ``min_free``, regardless of the bound."""
         free, total = free_disk_bytes(self.layout)
         return free >= min_free_bytes(self._config.min_free, total)
 
     def disk_holds_promises(self) -> bool:
-        """Whether the disk has room for all that is promised, whatever the bound says."""
+        """Whether the disk has room for all that is reserved, regardless of the bound."""
         return free_disk_bytes(self.layout)[0] >= self.bytes_reserved
 
     def disk_holds_a_lease(self) -> bool:
-        """Whether the disk has the little room that a reader's next snapshot takes."""
+        """Whether the disk has room for the lease of a reader's next snapshot."""
         return free_disk_bytes(self.layout)[0] >= LEASE_BYTES
 
     def reserve(self, permit: str, nbytes: int) -> bool:
-        """Promise room to a permit, if there is that much; a second promise replaces the first."""
+        """Reserve bytes for a permit if there is room; this replaces its earlier reservation."""
         return self._room.reserve(permit, nbytes)
 
     def unreserve(self, permit: str) -> None:
-        """Take a promise back, when nothing of it is on the disk any more."""
+        """Release a permit's reservation, once none of its files is on the disk."""
         self._room.release(permit)
 
     # Shards come
 
     def incoming_path(self, permit: str, number: int, suffix: str) -> Path:
-        """Return where a sampler writes a shard (suffix with its dot)."""
         return self.layout.incoming_path(permit, number, suffix)
 
     def discard(self, permit: str, numbers: Iterable[int]) -> None:
-        """Remove what the permit's sampler wrote (it must have ended), and unreserve."""
+        """Remove what the permit's sampler wrote (it must have ended) and release its reservation."""
         discard_incoming(self.layout, permit, numbers)
         self._room.release(permit)
 
     def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[ShardTableRow]:
-        """Make written shards live, all of them or none, and settle the permit's promise.
+        """Make written shards live, all or none, and release the permit's reservation.
 
-        Shards that were committed before are left as they are: a group is filled anew when
-        one of its shards is missing. But those that had left the cache come back, where
-        they are what a lease wishes for; where they are not, the wish is refused.
-
-        Returns:
-            The rows of the new shards.
+        Returns the rows of the new shards. Shards that were committed before stay as they are,
+        because a group is filled again when one of its shards is missing. A shard that was evicted
+        comes back if a lease names its digest; with another digest its refetch is refused.
 
         Raises:
-            CorruptShardError: the files are not what the descriptions say.
+            CorruptShardError: the files do not match their sidecars.
             FingerprintError: they are of another configuration.
-            CacheFullError: no room on the disk to note it; the files are removed.
+            CacheFullError: no room on the disk for the rows; the files are removed.
         """
         identity = self._facts.identity
         rows, merits = self._commits.commit(
@@ -397,43 +361,37 @@ class Cache:
 
     @property
     def leases(self) -> list[LeaseView]:
-        """The unfinished leases, as of the last poll or eviction."""
         return self._evictor.leases
 
     @property
     def kept(self) -> frozenset[int]:
-        """Shards that readers who died hold; none goes before ``resume_seconds`` are over."""
+        """Shards held for dead readers; none goes before ``resume_seconds`` are over."""
         return self._evictor.kept
 
     @property
     def kept_for(self) -> list[DeadReader]:
-        """What is kept for which reader that died, and for how long."""
+        """Which shards are held for which dead reader, and for how long."""
         return self._evictor.kept_for
 
     @property
     def foreign_leases(self) -> list[ForeignLease]:
-        """What lies among the leases and cannot be read; it may protect everything."""
+        """Unreadable files among the leases; each may protect every shard."""
         return self._evictor.foreign
 
     @property
     def job_sums(self) -> dict[str, JobSums]:
-        """What each job received under leases that are finished."""
         return self._evictor.jobs
 
     @property
     def clearing_bytes(self) -> int:
-        """Bytes of retired shards that go as readers end what they are at."""
+        """Bytes of retired shards that go as readers finish their snapshots."""
         kept = self._evictor.kept
         return sum(
             row.allocated for row in self._stock.retired.values() if row.number not in kept
         )
 
     def poll_leases(self, now: float) -> None:
-        """Look at the leases: count the uses of finished ones, delete retired shards let go.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Read the leases: count uses of finished ones, delete retired shards that none holds."""
         self._evictor.poll(now)
         self._room.settle()
 
@@ -442,31 +400,26 @@ class Cache:
         return self._evictor.candidates()
 
     def retire(self, numbers: Iterable[int]) -> None:
-        """Take live shards out of all new snapshots; they are deleted when let go."""
+        """Keep live shards out of new snapshots; they are deleted once no lease holds them."""
         self._evictor.retire(numbers)
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Retire live shards and delete, of all retired, what no reader holds.
-
-        Returns:
-            The shards that were deleted.
-        """
+        """Retire live shards; return the retired shards that could be deleted."""
         return self._evictor.evict(numbers)
 
     # Shards that are wished for
 
     @property
     def wishes(self) -> Mapping[int, str]:
-        """Digests of the shards to be drawn again, by number, in the order to do so."""
+        """Digests of the shards to refetch, by number, in refetch order."""
         return self._evictor.wishlist.pending
 
     @property
     def wanted(self) -> frozenset[int]:
-        """The shards that readers wish for and have not read yet; they are not retired."""
+        """Shards that readers wait to refetch or read; they are not retired."""
         return self._evictor.wishlist.wanted
 
     def refuse_wishes(self, reasons: Mapping[int, str]) -> None:
-        """Say, by shard number, why a wish is never granted."""
         self._evictor.wishlist.refuse(reasons)
 
     def never_committed(self, numbers: Sequence[int]) -> list[int]:
@@ -475,14 +428,13 @@ class Cache:
         return [number for number in numbers if number not in known]
 
     def sizes(self, numbers: Iterable[int]) -> dict[int, int]:
-        """Return the allocated bytes of shards, also of those that left, as far as known."""
+        """Return allocated bytes by shard, of evicted shards too where the index knows them."""
         remains = self._ledger.index.remains(numbers)
         return {number: row.allocated for number, row in remains.items()}
 
     # Accounts
 
     def totals(self) -> CacheTotals:
-        """Return what the cache holds, and what it ever held."""
         stock = self._stock
         return CacheTotals(
             shards=len(stock.live),
@@ -495,17 +447,15 @@ class Cache:
 
     @property
     def index_ok(self) -> bool:
-        """Whether the index keeps within its budget; else no permits may be given."""
+        """Whether the index is within its budget; if not, no permit may be granted."""
         return self._ledger.ok
 
     def maintain(self) -> None:
-        """Keep index and log within their budget, and the ballast in place."""
+        """Bring index and log back within their budget, and restore the ballast."""
         self._ledger.maintain()
 
     def append_history(self, record: dict[str, Any]) -> None:
-        """Add a JSON record to the cache's history, which is thinned as it grows."""
         self._ledger.append_history(record)
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:
-        """Return (wall time, record) in order."""
         return self._ledger.index.history()

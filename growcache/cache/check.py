@@ -80,12 +80,11 @@ Severity: TypeAlias = Literal["error", "info", "mended"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be.
+    """One problem of a cache.
 
     Attributes:
-        severity: ``info`` for what the next start clears up by itself, ``mended`` for an
-            error that is none any more.
-        shard: the number, where it is about one.
+        severity: ``info``: the next start clears it up by itself. ``mended``: a repaired error.
+        shard: its number, where the problem is of one shard.
         message: what was expected and what was found.
         mendable: whether ``--repair`` puts it right.
     """
@@ -99,7 +98,6 @@ class Finding:
 def survey_identity(
     layout: CacheLayout, contents: IndexContents
 ) -> tuple[Identity | None, list[Finding]]:
-    """Return the identity by the file or by the index's copy, and what is wrong with the file."""
     copy = contents.meta.get("identity")
     known = Identity.from_values(copy) if copy else None
     try:
@@ -122,7 +120,6 @@ def _identity_finding(layout: CacheLayout, what: str, known: Identity | None) ->
 
 
 def editions_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    """Yield what is wrong with the file of editions."""
     # It may have one more than the index, which is told of it afterwards.
     found, known = read_editions(layout), contents.editions
     if found is None:
@@ -133,7 +130,6 @@ def editions_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[
 
 
 def deferrals_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    """Yield what is wrong with the record of what was set aside."""
     # The file may be one change ahead of the index, which is told of it afterwards.
     found, known = read_deferrals(layout), deferrals_in_index(contents.meta)
     if found is None:
@@ -144,7 +140,6 @@ def deferrals_findings(layout: CacheLayout, contents: IndexContents) -> Iterator
 
 
 def issued_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    """Yield what is wrong with the note of the highest group issued."""
     found = read_issued(layout)
     least = max((row.group for row in contents.rows), default=-1)
     if found is None:
@@ -155,7 +150,6 @@ def issued_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Fi
 
 
 def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
-    """Yield leases that cannot be read."""
     for lease in survey_leases(layout.root)[1]:
         if lease.protects:
             # Another user's may well be sound: who may not look into it has found nothing.
@@ -169,10 +163,7 @@ def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
 
 
 def marker_findings(layout: CacheLayout) -> Iterator[Finding]:
-    """Yield that the marker is not what was written, and what in the cache is not ours.
-
-    Caches of before there was one have none, and the next start writes it.
-    """
+    """Yield a damaged marker and foreign files. A missing marker is written by the next start."""
     if layout.marker.exists() and read_marker(layout) is None:
         yield Finding("info", None, f"{layout.marker} is damaged; the next start writes it")
     for path in foreign_paths(layout):
@@ -182,13 +173,7 @@ def marker_findings(layout: CacheLayout) -> Iterator[Finding]:
 
 
 def litter_findings(layout: CacheLayout, known: set[int], *, whole: bool) -> Iterator[Finding]:
-    """Yield files that no row speaks of; only while nobody may be about to commit them.
-
-    Args:
-        layout: of the cache.
-        known: numbers of the shards that may lie there.
-        whole: whether the index tells of all of them.
-    """
+    """Yield files without a row. With ``whole``, the index names every shard that may be there."""
     for path in sorted(layout.shards.iterdir() if whole and layout.shards.is_dir() else ()):
         number = shard_number(path)
         if is_shard_name(path.name) and number not in known:
@@ -211,15 +196,6 @@ ShardProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CacheSurvey:
-    """What was found in a cache.
-
-    Attributes:
-        findings: what is amiss.
-        contents: what the index says; empty where it is missing.
-        identity: of the cache; None where nothing but a configuration can tell it.
-        seen: the shards that lie there.
-    """
-
     findings: list[Finding]
     contents: IndexContents
     identity: Identity | None
@@ -227,11 +203,9 @@ class CacheSurvey:
 
 
 def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -> list[Finding]:
-    """Return everything that is amiss, after reading every byte of every live shard.
+    """Return every problem, after reading every byte of every live shard.
 
-    Args:
-        root: the cache directory.
-        on_shard: told (done, all) after each shard.
+    ``on_shard`` is called with (done, all) after each shard.
 
     Raises:
         CacheMissingError: there is no cache at the path.
@@ -246,13 +220,9 @@ def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -
 def survey_cache(
     layout: CacheLayout, on_shard: ShardProgress | None, *, stopped: bool
 ) -> CacheSurvey:
-    """Read everything.
+    """Read the whole cache.
 
-    Args:
-        layout: of the cache.
-        on_shard: told (done, all) after each shard.
-        stopped: whether no service changes it meanwhile; then all shards are read that lie
-            there, not only the live ones.
+    ``stopped``: no supervisor changes it meanwhile, so all shards on disk are read, not only live ones.
     """
     contents, findings = _index_contents(layout)
     identity, more = survey_identity(layout, contents)
@@ -299,8 +269,6 @@ def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
 
 @dataclass(frozen=True, slots=True)
 class _ExaminedShard:
-    """A shard as it lies there: its description, if that is whole, and what is wrong."""
-
     sidecar: Sidecar | None
     problems: Sequence[str]
 
@@ -339,7 +307,7 @@ def _examine(layout: CacheLayout, identity: Identity | None, number: int) -> _Ex
 
 
 def _without_origins(sidecar: Sidecar) -> Sidecar:
-    """Return the description without its thousands of origins: all shards' are kept."""
+    """Drop the thousands of origins, because the sidecars of all shards are kept in memory."""
     return replace(sidecar, origins=type(sidecar.origins)())
 
 
@@ -359,7 +327,6 @@ def _foreign_shard(sidecar: Sidecar, number: int, identity: Identity | None) -> 
 
 
 def _problems_of(row: ShardTableRow | None, examined: _ExaminedShard) -> list[str]:
-    """Return what is wrong with a shard, and where its row says otherwise."""
     told = (
         []
         if row is None or examined.sidecar is None
@@ -381,7 +348,7 @@ def _still_live(
     rows: Mapping[int, ShardTableRow],
     problems: Mapping[int, Sequence[str]],
 ) -> dict[int, Sequence[str]]:
-    """Return the problems of shards that did not go while they were read."""
+    """Return the problems of shards that were not evicted while they were read."""
     if not problems:
         return {}
     now = {row.number: row.seq for row in read_index(layout.root).shards}
@@ -438,7 +405,7 @@ def _shards_to_keep(
     examined: Mapping[int, _ExaminedShard],
     problems: Mapping[int, Sequence[str]],
 ) -> ShardsOnDisk:
-    """Return which shards can be kept; what is another configuration's is neither."""
+    """Return the shards that can be kept; those of another fingerprint are neither whole nor damaged."""
     whole: dict[int, ShardTableRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []
@@ -466,15 +433,13 @@ SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
 def repair(
     root: str | os.PathLike[str], on_shard: ShardProgress | None = None
 ) -> list[Finding]:
-    """Mend a cache that no service fills; return what was found, and what became of it.
+    """Repair a cache that no supervisor uses; return the problems and what became of them.
 
-    Args:
-        root: the cache directory.
-        on_shard: told (done, all) after each shard that was read.
+    ``on_shard`` is called with (done, all) after each shard.
 
     Raises:
         CacheMissingError: there is no cache at the path.
-        CacheBusyError: a service fills it.
+        CacheBusyError: a supervisor uses it.
         CacheFullError: the disk has no room for an index.
     """
     layout = CacheLayout(root)
@@ -502,7 +467,7 @@ def _after_repair(finding: Finding) -> Finding:
 
 
 def _keep_shards_only(layout: CacheLayout) -> None:
-    """Leave the shards only, whose owner the next service will be asked for."""
+    """Keep only the shards; the next supervisor claims them if they are of its configuration."""
     for path in (*_index_files(layout), layout.identity):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)

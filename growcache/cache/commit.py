@@ -24,7 +24,7 @@ SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
 
 
 class Committer:
-    """Turns what samplers wrote into live shards, and counts them."""
+    """Makes written shards live, and counts them."""
 
     def __init__(self, layout: CacheLayout, ledger: IndexWriter, room: Space) -> None:
         self._layout = layout
@@ -33,7 +33,7 @@ class Committer:
         self._next_seq = ledger.index.next_seq()
 
     def start_afresh(self) -> None:
-        """Number commits on from what the index says, in a cache that holds something else."""
+        """Continue numbering commits from the index, after the cache was emptied."""
         self._next_seq = self._ledger.index.next_seq()
 
     def commit(
@@ -43,16 +43,9 @@ class Committer:
         fingerprint: str | None,
         wishes: Mapping[int, str],
     ) -> tuple[list[ShardTableRow], WrittenShards]:
-        """Make written shards live, all that have a claim to it or none.
+        """Make written shards live, all or none; return the rows of the new shards and their fate.
 
-        Args:
-            permit: in whose name they lie there.
-            shards: what was written.
-            fingerprint: of the cache.
-            wishes: the digests of shards that left the cache and shall come back.
-
-        Returns:
-            The rows of the new shards, and what became of each.
+        ``fingerprint`` is the cache's; ``wishes`` are the digests of evicted shards to refetch.
         """
         numbers = sorted(sidecar.number for sidecar in shards)
         known = self.known(numbers)
@@ -68,7 +61,6 @@ class Committer:
             self._room.release(permit)
 
     def known(self, numbers: Sequence[int]) -> set[int]:
-        """Return those of a group's ascending numbers that were ever committed."""
         index = self._ledger.index
         return index.known(numbers[0], numbers[-1] + 1) if numbers else set()
 
@@ -126,11 +118,7 @@ def _sample_rows_bytes(sidecar: Sidecar) -> int:
 
 
 def read_incoming(layout: CacheLayout, permit: str, number: int) -> Sidecar:
-    """Return the sidecar that a sampler wrote, once its shard has the size it says.
-
-    Raises:
-        CorruptShardError: missing, damaged, or not the shard that was asked for.
-    """
+    """Return the sidecar that a sampler wrote, if the shard has its size. May raise CorruptShardError."""
     path = layout.incoming_path(permit, number, SIDECAR)
     try:
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
@@ -154,10 +142,10 @@ def read_incoming(layout: CacheLayout, permit: str, number: int) -> Sidecar:
 
 
 def install_shards(layout: CacheLayout, permit: str, sidecars: Sequence[Sidecar]) -> None:
-    """Give the permit's files their final names, durably.
+    """Rename the permit's files to their final names, durably.
 
-    The sidecar goes first, so that samples never lie there without their description. A
-    directory of arrays comes whole: its files were written and synced where it was.
+    The sidecar goes first, so that samples are never without it. A directory of arrays is
+    renamed as a whole, because its files were written and synced inside it.
     """
     with open_folder(layout.incoming) as incoming, open_folder(layout.shards) as shards:
         for sidecar in sidecars:
@@ -172,7 +160,7 @@ def install_shards(layout: CacheLayout, permit: str, sidecars: Sequence[Sidecar]
 
 
 def remove_failed_commit(layout: CacheLayout, permit: str, numbers: Sequence[int]) -> None:
-    """Remove the files of a commit that failed, under either name."""
+    """Remove the files of a failed commit, under either name."""
     discard_incoming(layout, permit, numbers)
     for number in numbers:
         remove_shard(layout, number)

@@ -31,15 +31,15 @@ _MOST = 1 << 62
 
 @dataclass(frozen=True)
 class Deferrals:
-    """The record of one cache; a change makes a new one.
+    """The deferrals of one cache, immutable.
 
     Attributes:
         deferred: places that were set aside, by group.
         retried: places that were holes and are tried again, by group.
-        makeups: by the number of each makeup group the places whose parts it holds, in their
-            order, each as it was drawn first; none where nobody knows them any more.
-        given_up: groups below this may have been made up for by groups that nobody knows.
-        serial: how many changes led to it.
+        makeups: by makeup group, the places whose parts it holds, each as first drawn; empty
+            where that was lost.
+        given_up: makeup groups lost with their record may hold what groups below this deferred.
+        serial: number of changes that led to it.
     """
 
     deferred: Places = field(default_factory=dict)
@@ -52,7 +52,6 @@ class Deferrals:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the makeup groups, ascending."""
         return tuple(sorted(self.makeups))
 
     def before(self, group: int) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ class Deferrals:
         return self.numbers[: bisect_left(self.numbers, group)]
 
     def draw_number(self, group: int) -> int:
-        """Return how many groups before this one are no makeup groups.
+        """Return the number of groups before this one that are no makeup groups.
 
         >>> [Deferrals(makeups={2: (), 3: ()}).draw_number(group) for group in range(6)]
         [0, 1, 2, 2, 2, 3]
@@ -76,35 +75,29 @@ class Deferrals:
     # Places
 
     def left_out(self, group: int) -> frozenset[int]:
-        """Return the visits without which a group is filled."""
         nothing: frozenset[int] = frozenset()
         return self.deferred.get(group, nothing) | self.retried.get(group, nothing)
 
     @cached_property
     def _renewed(self) -> Mapping[Place, int]:
-        """The places that were holes, each as it was drawn first, with the first such group."""
+        """The places that were holes, each as first drawn, with the first makeup group after each."""
         found: dict[Place, int] = {}
         for group in sorted(self.retried, reverse=True):
             found.update((self.first_drawn((group, at)), group) for at in self.retried[group])
         return found
 
     def renews(self, first: Place, number: int) -> bool:
-        """Whether a place was a hole before a group: its object may be another version by now.
-
-        Args:
-            first: the place, as it was drawn first.
-            number: of the makeup group that holds it.
-        """
+        """Whether a place, as first drawn, was a hole before makeup group ``number``: its object may have another version by now."""
         return self._renewed.get(first, number) < number
 
     def first_drawn(self, place: Place) -> Place:
-        """Return where the part of a place was drawn first."""
+        """Return where the part of a place was first drawn."""
         held = self.makeups.get(place[0])
         return place if held is None else held[place[1]]
 
     @cached_property
     def pending(self) -> tuple[Place, ...]:
-        """The places whose parts no makeup group holds, each as it was drawn first."""
+        """The places whose parts no makeup group holds, each as first drawn."""
         waits = {
             (group, place): group >= self.given_up
             for group in {*self.deferred, *self.retried} - self.makeups.keys()
@@ -118,7 +111,6 @@ class Deferrals:
 
     @cached_property
     def size(self) -> int:
-        """How many places the record speaks of."""
         lists = [*self.deferred.values(), *self.retried.values(), *self.makeups.values()]
         return sum(map(len, lists))
 
@@ -128,28 +120,24 @@ class Deferrals:
     # Changes
 
     def deferring(self, group: int, places: Iterable[int]) -> Self:
-        """Return the record once visits of a group, that is not committed, are set aside."""
+        """Return the record with visits of an uncommitted group set aside."""
         return self._changed(deferred=_with(self.deferred, group, places))
 
     def retrying(self, group: int, places: Iterable[int]) -> Self:
-        """Return the record once holes of a group, that is committed, are to be tried again."""
+        """Return the record with holes of a committed group to be tried again."""
         return self._changed(retried=_with(self.retried, group, places))
 
     def making_up(self, number: int, places: Iterable[Place]) -> Self:
-        """Return the record once a new makeup group holds the parts of pending places.
-
-        Raises:
-            ValueError: the number is not above all makeup groups, or a place is not pending.
-        """
+        """Return the record with a new makeup group, above all others, for pending places. May raise ValueError."""
         held = tuple(sorted(places))
         if number <= max(self.numbers, default=-1) or not set(held) <= set(self.pending):
             raise ValueError(f"group {number} cannot make up for {held[:5]}")
         return self._changed(makeups={**self.makeups, number: held})
 
     def forgetting(self, stop: int) -> Self:
-        """Return the record without what makeup groups below ``stop`` held, that are committed.
+        """Return the record without the contents of committed makeup groups below ``stop``.
 
-        Their numbers stay. What was left out of them counts as left out where it was drawn first.
+        Their numbers stay. A part that one of them deferred counts as deferred where it was first drawn.
         """
         kept = {n: () if n < stop else held for n, held in self.makeups.items()}
         gone = {first for held in self.makeups.values() for first in held}
@@ -172,7 +160,6 @@ class Deferrals:
     # As JSON
 
     def to_values(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {
             "deferred": [
                 [group, sorted(self.deferred[group])] for group in sorted(self.deferred)
@@ -185,11 +172,7 @@ class Deferrals:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Return what `to_values` described.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is damaged.
-        """
+        """Return what `to_values` described; ValueError, TypeError or KeyError if it is damaged."""
         return cls(
             {number(group): _numbers(places) for group, places in values["deferred"]},
             {number(group): _numbers(places) for group, places in values["retried"]},
@@ -201,14 +184,13 @@ class Deferrals:
 
 @dataclass(frozen=True, slots=True)
 class ShardDeferrals:
-    """What one group's description of itself tells of deferrals.
+    """What the sidecar of one group says about deferrals.
 
     Attributes:
-        group: the group.
-        left_out: visits of it that its shard would have counted, but that were left out.
+        group: its group.
+        left_out: visits counted to its shard that were deferred.
         makeups: the makeup groups before it.
-        made_up: where its visits were drawn first, and whether as a hole; empty where it is no
-            makeup group.
+        made_up: of a makeup group, where each visit was first drawn, and whether as a hole.
     """
 
     group: int
@@ -221,15 +203,10 @@ class ShardDeferrals:
 
 
 def from_shards(told: Iterable[ShardDeferrals], last: int, issued: int) -> Deferrals:
-    """Return what shards alone tell, where the record is lost.
+    """Return what shards alone say, where the record is lost. Nothing is drawn twice.
 
-    Nothing is drawn twice: what a makeup group that left the cache held nobody knows, so what
-    was deferred before it is given up.
-
-    Args:
-        told: by the shards that lie there.
-        last: the highest group of a shard that lies there; those after it may have made up, too.
-        issued: the highest group that a permit was given out for.
+    The contents of an evicted makeup group are unknown, so what was deferred before it is given
+    up. ``last`` is the highest group on disk, ``issued`` the highest that a permit was granted for.
     """
     deferred: dict[int, set[int]] = {}
     retried: dict[int, set[int]] = {}
@@ -256,17 +233,13 @@ def from_shards(told: Iterable[ShardDeferrals], last: int, issued: int) -> Defer
 
 
 def newest(records: Iterable[Deferrals | None]) -> Deferrals | None:
-    """Return the newest of the records that were kept; None where there is none."""
+    """Return the newest of several copies of the record; None if there is none."""
     kept = [record for record in records if record is not None and record.serial]
     return max(kept, key=lambda record: record.serial, default=None)
 
 
 def number(value: Any) -> int:
-    """Return a value that must be a number of something.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the value if it is a natural number, else raise ValueError."""
     if type(value) is not int or not 0 <= value < _MOST:
         raise ValueError("a number that is none")
     return value
@@ -289,7 +262,6 @@ def _numbers(values: Sequence[Any]) -> frozenset[int]:
 
 
 def _packed(held: Sequence[Place]) -> list[Any]:
-    """Return places by group, each group's number once."""
     grouped = groupby(held, key=lambda place: place[0])
     return [[group, [place for _, place in places]] for group, places in grouped]
 

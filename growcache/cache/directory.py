@@ -72,14 +72,10 @@ _LOCK_KEYS = {"host", "pid", "command"}
 
 
 def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
-    """Make the folder a cache's, with the directories in it, durably.
+    """Make the folder a cache, durably.
 
-    Args:
-        layout: of the cache.
-        any_owner: whether others may own its directories, as network file systems have it.
-
-    Raises:
-        CachePathError: it is somebody's, or cannot be used; nothing was written into it.
+    ``any_owner``: its directories may belong to others, as on network file systems.
+    CachePathError: it belongs to somebody else or cannot be used; nothing was written into it.
     """
     try:
         _refuse_long_path(layout)
@@ -97,11 +93,7 @@ def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
 
 
 def is_cache(layout: CacheLayout) -> bool:
-    """Return whether growcache has made the folder, by its marker or by what lies in it.
-
-    Raises:
-        CachePathError: a later growcache has.
-    """
+    """Whether growcache made the folder, by marker or contents. CachePathError: a later version made it."""
     version = read_marker(layout)
     if version is not None and version > LAYOUT_VERSION:
         raise newer_layout_error(layout, version)
@@ -109,7 +101,7 @@ def is_cache(layout: CacheLayout) -> bool:
 
 
 def _evidence(layout: CacheLayout) -> Iterator[bool]:
-    """Yield whether something verifies that caches of before the marker have, too."""
+    """Yield the checks that recognise a cache from before there was a marker."""
     with suppress(CacheError):
         yield read_identity(layout.root) is not None
     yield has_our_tables(layout.index)
@@ -128,7 +120,7 @@ def _sidecars(shards: Path) -> Iterator[Path]:
 
 
 def _foreign_names(layout: CacheLayout) -> list[str]:
-    """Return what keeps a folder without any evidence from being empty."""
+    """Return the names because of which a folder without evidence is not empty."""
     with os.scandir(layout.root) as entries:
         names = [entry.name for entry in entries]
     found = [n for n in names if n not in NOT_COUNTED and not _HALF_MARKER.fullmatch(n)]
@@ -166,11 +158,9 @@ def _make_root(root: Path) -> None:
 
 
 def require_cache(layout: CacheLayout) -> None:
-    """Check that a folder is a cache, before anything in it is deleted or mended.
+    """Require a cache, before anything in it is deleted or repaired.
 
-    Raises:
-        CacheMissingError: it is none.
-        CachePathError: a later growcache made it, or it cannot be used.
+    CacheMissingError: it is none. CachePathError: a later version made it, or it cannot be used.
     """
     try:
         check_kinds(layout, any_owner=True)
@@ -186,11 +176,7 @@ def require_cache(layout: CacheLayout) -> None:
 
 
 def check_kinds(layout: CacheLayout, *, any_owner: bool) -> None:
-    """Refuse links and the like under the names that a cache uses, and folders of others.
-
-    Raises:
-        CachePathError: with the name; nothing was read or written.
-    """
+    """Raise CachePathError for a link or other file type under a name of ours, before it is used."""
     me = os.geteuid()
     for path in layout.folders:
         with suppress(FileNotFoundError):
@@ -253,9 +239,9 @@ def _make_directory(directory: Path) -> None:
 
 
 class OpenDirectory:
-    """The cache directory, its lock and its index, as a service has them open.
+    """The cache directory, its lock and its index, as the supervisor has them open.
 
-    The directory is held open, so that no other one is given its number meanwhile.
+    The open descriptor keeps the directory's inode number from being given to another one.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -264,11 +250,7 @@ class OpenDirectory:
         self._known = {path: path.stat() for path in (layout.supervisor_lock, layout.index)}
 
     def require(self) -> None:
-        """Check that all is where it was.
-
-        Raises:
-            CacheGoneError: with what is not.
-        """
+        """Raise CacheGoneError if one of them is not in its place."""
         if not self.in_place:
             raise CacheGoneError(
                 f"the cache directory {self._layout.root} was removed, moved or replaced while "
@@ -282,7 +264,6 @@ class OpenDirectory:
 
     @property
     def in_place(self) -> bool:
-        """Whether the path still leads to the directory that the service was started in."""
         return self._root is None or _is_same_file(self._layout.root, os.fstat(self._root))
 
     def _lost(self) -> Iterator[Path]:
@@ -294,7 +275,6 @@ class OpenDirectory:
                 yield path
 
     def close(self) -> None:
-        """Let go of the directory; twice is harmless."""
         if self._root is not None:
             close_owned(self._root)
             self._root = None
@@ -308,18 +288,17 @@ def _is_same_file(path: Path, known: os.stat_result) -> bool:
 
 
 def clear_cache(layout: CacheLayout) -> None:
-    """Delete everything but marker and locks, so that a crash anywhere leaves all or nothing.
+    """Delete everything but marker and locks; a crash leaves all or nothing.
 
-    Shards are taken over wherever they lie, for they describe themselves. So a note comes
-    first that they are not wanted, and goes last; who finds it goes on with the deletion.
-    What is not growcache's stays.
+    Shards on disk are taken over, because they describe themselves. So a note that they are not
+    wanted is written first and removed last; who finds it continues the deletion. Foreign files stay.
     """
     write_atomic(layout.clearing, b"")
     finish_clear(layout)
 
 
 def finish_clear(layout: CacheLayout) -> None:
-    """Delete the rest of a cache whose deletion had begun; nothing where that is not so."""
+    """Finish a deletion that a crash cut short."""
     if not layout.clearing.exists():
         return
     with open_root(layout) as root:
@@ -338,7 +317,7 @@ def finish_clear(layout: CacheLayout) -> None:
 
 
 def _index_first(layout: CacheLayout) -> list[str]:
-    """Return the index first: readers see all of the cache, or that it is gone."""
+    """Return the index first, so that readers see the whole cache or none."""
     kept = (layout.marker, layout.supervisor_lock, layout.samplers_lock, layout.clearing)
     first = [layout.index]
     return [
@@ -354,14 +333,10 @@ SAMPLERS_GRACE_SECONDS = (
 
 
 def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
-    """Return the supervisor's lock, once no sampler of an earlier service lives.
+    """Return the supervisor's lock, once no sampler of an earlier supervisor lives.
 
-    Args:
-        layout: of the cache.
-        samplers_seconds: how long to wait for samplers that cannot be ended from here.
-
-    Raises:
-        CacheBusyError: somebody else has the cache.
+    ``samplers_seconds``: how long to wait for samplers that cannot be ended from here.
+    CacheBusyError: another process has the cache.
     """
     before = lock_holder(layout.supervisor_lock)
     try:
@@ -377,10 +352,10 @@ def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
 
 
 def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str, Any]) -> None:
-    """Return once the samplers of a service that died are gone, ended where they hang.
+    """Wait for the samplers of a dead supervisor to end, and kill those that hang.
 
-    They end by themselves within milliseconds of it. One that does not is stopped, or in a call
-    that never returns; what it writes is worth nothing, and nobody can start while it lives.
+    They end by themselves within milliseconds. One that does not is stopped or in a call that never
+    returns; its files are worth nothing, and no supervisor can start while it lives.
     """
     path = layout.samplers_lock
     began = time.monotonic()
@@ -416,12 +391,7 @@ def _hung_samplers_message(
 
 
 def in_use_error(layout: CacheLayout, advice: str) -> CacheBusyError:
-    """Return the refusal of a cache that a service has, which may be stopped by a signal.
-
-    Args:
-        layout: of the cache.
-        advice: what to do about one that runs.
-    """
+    """Return the error of a cache with a supervisor, which may be stopped by a signal."""
     who = lock_holder(layout.supervisor_lock)
     pid, host = who.get("pid", "?"), who.get("host", "?")
     told = f"the cache at {layout.root} is in use by pid {pid} on {host} ({who.get('command', '?')})"

@@ -50,13 +50,13 @@ DEAD_READERS_SHARE = 5  # what dead readers keep is at most one part of so many 
 
 
 class _LeaseSummary(NamedTuple):
-    """What the leases say of all shards together.
+    """What all leases together say of the shards.
 
     Attributes:
         held: shards that must not be deleted.
-        kept: of these, those that readers who died hold, in case they come back.
-        reads: how often unfinished leases read a shard.
-        least: tells `Candidate.min_job_uses`.
+        kept: of these, those held for dead readers, which may come back.
+        reads: how often unfinished leases read each shard.
+        least: source of `Candidate.min_job_uses`.
     """
 
     held: frozenset[int]
@@ -66,13 +66,13 @@ class _LeaseSummary(NamedTuple):
 
 
 class LeaseTable:
-    """The leases as they were last read, and the uses of finished ones.
+    """The leases as last read, and the uses of finished ones.
 
     Attributes:
-        leases: those that are not finished.
-        foreign: what lies there and cannot be read.
+        leases: the unfinished ones.
+        foreign: unreadable files among them.
         uses: of finished leases, per job.
-        version: another whenever what `candidates` says of a shard may be different.
+        version: changes whenever `candidates` may change.
     """
 
     def __init__(
@@ -99,11 +99,7 @@ class LeaseTable:
         self._now = 0.0
 
     def refresh(self, now: float | None = None) -> list[LeaseView]:
-        """Read the leases anew; return those that are finished and still have a file.
-
-        Args:
-            now: monotonic seconds; as at the last call if None.
-        """
+        """Read the leases; return the finished ones that still have a file. ``now`` is monotonic seconds."""
         self._now = self._now if now is None else now
         views, foreign = survey_leases(self._layout.root)
         dead = {view.name for view in views if not view.open and not view.closed}
@@ -124,7 +120,7 @@ class LeaseTable:
         return finished
 
     def _heed(self, foreign: list[ForeignLease]) -> None:
-        """Have what cannot be read protect all that is there when it is first seen."""
+        """Let each unreadable lease protect every shard that is there when it is first seen."""
         protecting = {lease.path for lease in foreign if lease.protects}
         if protecting != self._there.keys():
             there = frozenset((*self._stock.live, *self._stock.retired))
@@ -146,16 +142,14 @@ class LeaseTable:
 
     @property
     def held(self) -> frozenset[int]:
-        """The shards that must not be deleted, as of the last refresh."""
         return self._survey().held
 
     @property
     def kept(self) -> frozenset[int]:
-        """The shards that readers who died hold, also where others do: none lets them go."""
+        """Shards held for dead readers, also where living readers hold them: nothing releases them early."""
         return self._survey().kept
 
     def kept_for(self) -> list[DeadReader]:
-        """Return what is kept for which reader that died; it may be nothing."""
         self._survey()
         return [
             DeadReader(lease, self._kept[lease.name], max(0.0, self._seconds_left(lease)))
@@ -167,12 +161,7 @@ class LeaseTable:
         return self._dead_since.get(lease.name, self._now) + self._resume_seconds - self._now
 
     def count(self, finished: Iterable[LeaseView], there: Container[int]) -> list[int]:
-        """Add the uses of finished leases; return every shard once per use.
-
-        Args:
-            finished: the leases.
-            there: the shards whose files lie in the cache; uses of others are of no use.
-        """
+        """Add the uses of finished leases; return every shard of ``there`` once per use."""
         used = []
         for lease in finished:
             mine = self.uses[lease.job] = self.uses.pop(lease.job, {})  # it is last now
@@ -185,13 +174,11 @@ class LeaseTable:
         return used
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Forget the uses of shards that are gone."""
         for mine in self.uses.values():
             for number in numbers:
                 mine.pop(number, None)
 
     def candidates(self, rows: Iterable[ShardTableRow]) -> list[Candidate]:
-        """Return the shards as the eviction policies see them."""
         held, _, reads, least = self._survey()
         return [
             Candidate(
@@ -221,10 +208,10 @@ class LeaseTable:
         return self._known
 
     def _keep(self) -> frozenset[int]:
-        """Return what is kept for readers who died: of the latest first, as far as it goes.
+        """Return the shards to hold for dead readers, the latest first, within their limit.
 
-        Shards are taken by number, so that as others leave the cache the choice stays. The leases
-        themselves have a fifth of the room of all leases, or the living would find none.
+        Shards are taken by number, so that the choice is stable as others are evicted. The leases
+        themselves get a fifth of the space of all leases, so that living readers find room.
         """
         self._kept, kept, left = {}, set[int](), self._kept_below
         room = self._room.budget.leases // DEAD_READERS_SHARE
@@ -249,7 +236,6 @@ class LeaseTable:
         return frozenset().union(*(protected_shards(lease, resumable=True) for lease in leases))
 
     def _counts(self) -> dict[str, Counter[int]]:
-        """Return per job how often its unfinished leases read which shard."""
         counts: dict[str, Counter[int]] = {}
         for lease in self.leases:
             counts.setdefault(lease.job, Counter()).update(lease.used())
@@ -270,11 +256,11 @@ class LeaseTable:
 
 
 class RefetchQueue:
-    """Follows the leases.
+    """The shards to refetch.
 
     Attributes:
-        pending: digests of the shards to be drawn again, by number, in the order to do so.
-        wanted: every shard that an open lease wishes for and has not read, there or not.
+        pending: digests of the shards to refetch, by number, in order.
+        wanted: every shard that an open lease names and has not read, present or not.
     """
 
     def __init__(self, ledger: IndexWriter, stock: ShardTable) -> None:
@@ -289,7 +275,7 @@ class RefetchQueue:
         self._note()
 
     def follow(self, leases: Iterable[LeaseView]) -> None:
-        """Take up what the leases say now; retired shards that are wished for live again."""
+        """Apply the leases as they are now; retired shards that one names become live again."""
         self._leases = refetching_leases(leases)
         wished = {number for lease in self._leases for number in lease.wishing}
         self.wanted = frozenset(wished)
@@ -299,18 +285,16 @@ class RefetchQueue:
         self._settle()
 
     def start_afresh(self) -> None:
-        """Follow the index: everything it noted was forgotten."""
+        """Start over after the index was emptied."""
         self._refused, self._noted, self.pending = {}, {}, {}
 
     def refuse(self, reasons: Mapping[int, str]) -> None:
-        """Grant these pending wishes never; say why."""
         for number, reason in reasons.items():
             if number in self.pending:
                 self._refused[number, self.pending[number]] = reason
         self._settle()
 
     def shards_came(self) -> None:
-        """Follow the stock."""
         if self.pending:
             self._settle()
 
@@ -355,11 +339,7 @@ LEASES_PER_TRANSACTION = 16
 
 
 class ShardRemover:
-    """Counts what readers used, and takes shards off the stock.
-
-    Attributes:
-        wishlist: what readers wish for.
-    """
+    """Counts what readers used, and retires and deletes shards."""
 
     def __init__(
         self,
@@ -382,31 +362,26 @@ class ShardRemover:
 
     @property
     def leases(self) -> list[LeaseView]:
-        """The unfinished leases, as of the last poll or eviction."""
         return self._readers.leases
 
     @property
     def kept(self) -> frozenset[int]:
-        """Shards that readers who died hold, as of the last poll or eviction."""
         return self._readers.kept
 
     @property
     def kept_for(self) -> list[DeadReader]:
-        """What is kept for which reader who died, as of then."""
         return self._readers.kept_for()
 
     @property
     def foreign(self) -> list[ForeignLease]:
-        """What lies among the leases and cannot be read, as of then."""
         return self._readers.foreign
 
     @property
     def jobs(self) -> dict[str, JobSums]:
-        """What each job received under leases that are finished."""
         return self._jobs
 
     def poll(self, now: float) -> None:
-        """Count the uses of finished leases, delete retired shards that were let go."""
+        """Count the uses of finished leases and delete retired shards that no lease holds."""
         finished = self._readers.refresh(now)
         try:
             # A log that cannot be cut must grow slowly: then many leases make one transaction.
@@ -456,7 +431,6 @@ class ShardRemover:
                 lease_path(self._layout, name).unlink(missing_ok=True)
 
     def candidates(self) -> list[Candidate]:
-        """Return the live shards as the eviction policies see them, oldest first."""
         if self._as_of != self._readers.version:
             self._candidates = {}
             self._as_of = self._readers.version
@@ -464,12 +438,11 @@ class ShardRemover:
         return list(self._candidates.values())
 
     def admit(self, rows: Iterable[ShardTableRow]) -> None:
-        """Follow the stock: these shards are live now."""
+        """Add shards that are live now."""
         if self._as_of == self._readers.version:
             self._candidates.update((c.number, c) for c in self._readers.candidates(rows))
 
     def start_afresh(self) -> None:
-        """Follow the stock: the cache was emptied."""
         self._readers.uses.clear()
         self._jobs = {}
         self._deleted.clear()
@@ -477,7 +450,7 @@ class ShardRemover:
         self._as_of = -1
 
     def retire(self, numbers: Iterable[int]) -> None:
-        """Take live shards out of all new snapshots; those that are wished for stay."""
+        """Keep live shards out of new snapshots; those that a refetch names stay."""
         live, index = self._stock.live, self._ledger.index
         going = [n for n in dict.fromkeys(numbers) if n not in self.wishlist.wanted]
         rows = [live[number] for number in going if number in live]
@@ -495,13 +468,13 @@ class ShardRemover:
             self._candidates.pop(row.number, None)
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Retire live shards; return what could be deleted, of all retired ones."""
+        """Retire live shards; return the retired shards that could be deleted."""
         self.retire(numbers)
         self._readers.refresh()  # the next poll counts those that are found finished here
         return self._delete_unheld()
 
     def _delete_unheld(self) -> tuple[int, ...]:
-        """Delete retired shards, by leases that were read after they were retired."""
+        """Delete retired shards, by leases that were read after the shards were retired."""
         held = self._readers.held
         free = tuple(number for number in self._stock.retired if number not in held)
         for number in free:
@@ -520,15 +493,9 @@ class ShardRemover:
 def add_finished_leases(
     jobs: Mapping[str, JobSums], finished: Iterable[LeaseView], stock: ShardTable
 ) -> dict[str, JobSums]:
-    """Return the sums with what was received under finished leases.
+    """Return the sums per job, with finished leases added; the job that ended last comes last.
 
-    Of a reader that does not count, the shards that it used tell what was delivered, as far as
-    they are there.
-
-    Args:
-        jobs: the sums before; the job that ended a lease last is last.
-        finished: the leases.
-        stock: the shards that are there.
+    A reader without counters is taken to have received the samples of the shards it used.
     """
     found = dict(jobs)
     for lease in sorted(finished, key=lambda lease: lease.created):

@@ -12,15 +12,15 @@ RETIRED_SHARE = 0.2
 
 
 class Candidate(NamedTuple):
-    """A live shard, as the policies see it (a tuple, for they are made by the thousand).
+    """A live shard, as the policies see it. A tuple, because thousands are made.
 
     Attributes:
         number: of the shard.
         seq: order of commit, which is the order of age.
-        allocated: bytes that its end would free.
+        allocated: bytes that its deletion would free.
         uses: how often it was read, all jobs together.
-        min_job_uses: how often the live job that used it least did; where no job lives,
-            how often the job did that used it most.
+        min_job_uses: uses by the live job that used it least; without a live job, by the job
+            that used it most.
         leased: whether a reader holds it.
     """
 
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvictionChoice:
-    """What to evict; ``short_bytes`` are still missing when that is done."""
+    """The shards to evict, and how many bytes are still missing after that."""
 
     evict: tuple[int, ...]
     short_bytes: int
@@ -74,15 +74,15 @@ def choose(
     min_uses: int,
     seed: int = 0,
 ) -> EvictionChoice:
-    """Return the first shards of the policy that may go and free ``need_bytes``.
+    """Return the first shards in the policy's order that may go and free ``need_bytes``.
 
     Args:
         policy: a key of `ORDERS`.
         candidates: the live shards.
-        need_bytes: to be freed; 0 or less needs nothing.
-        min_uses: a shard used less by some live job stays.
-        seed: must differ from decision to decision. With one order for ever, ``random``
-            would evict what came last instead of anything.
+        need_bytes: 0 or less needs nothing.
+        min_uses: a shard that some live job used less stays.
+        seed: must differ between decisions; with one order for ever, ``random`` would always evict
+            the newest shard.
     """
     ripe = [c for c in candidates if c.min_job_uses >= min_uses and not c.leased]
     return _take(ORDERS[policy](ripe, seed), need_bytes)
@@ -96,19 +96,11 @@ def retire_ahead(
     min_uses: int,
     seed: int = 0,
 ) -> tuple[int, ...]:
-    """Return the shards to retire although readers hold them.
+    """Return the shards to retire although readers hold them; arguments as for `choose`.
 
-    New snapshots leave retired shards out, so they become free as epochs end; else a
-    cache whose readers always hold everything would never be refreshed.
-
-    Args:
-        policy: a key of `ORDERS`.
-        candidates: the live shards.
-        max_bytes: the bound; at most a fifth of it is retired at a time, but always at
-            least one shard.
-        retired_bytes: what is retired and not yet deleted.
-        min_uses: as for `choose`.
-        seed: as for `choose`.
+    New snapshots leave retired shards out, so they become free as epochs end. Without this a
+    cache whose readers always hold everything would never be refreshed. At most a fifth of
+    ``max_bytes`` is retired at a time, but at least one shard.
     """
     ripe = [c for c in candidates if c.min_job_uses >= min_uses]
     budget = max_bytes * RETIRED_SHARE - retired_bytes
@@ -129,18 +121,11 @@ def shrink(
     min_uses: int,
     seed: int = 0,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shards to evict and those to retire, because the bound was lowered.
+    """Return the shards to evict and to retire after the bound was lowered; arguments as for `choose`.
 
-    The user asked for less, so ``min_uses`` only says which go first, and as much is retired
-    as is needed: it goes as readers let go. With ``none`` nothing ever goes.
-
-    Args:
-        policy: a key of `ORDERS`.
-        candidates: the live shards.
-        need_bytes: to be freed.
-        retired_bytes: of that, what is retired already, and not kept for a reader who died.
-        min_uses: as for `choose`.
-        seed: as for `choose`.
+    The user asked for less, so ``min_uses`` only decides the order, and everything needed is
+    retired at once. ``retired_bytes``: retired already and not held for a dead reader. With
+    policy ``none`` nothing goes.
     """
     ripe = choose(policy, candidates, need_bytes, min_uses, seed)
     left = [c for c in candidates if c.number not in set(ripe.evict)]

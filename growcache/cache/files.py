@@ -19,17 +19,12 @@ _FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
 
 def is_full_disk(error: OSError) -> bool:
-    """Return whether the error says that the disk, or a quota, has no room."""
     return error.errno in _FULL_DISK_ERRORS
 
 
 @contextmanager
 def naming_full_disk(what: str) -> Iterator[None]:
-    """Turn the operating system's word for a full disk into ours.
-
-    Raises:
-        CacheFullError: there was no room for ``what``.
-    """
+    """Turn the operating system's errors of a full disk into CacheFullError."""
     try:
         yield
     except OSError as error:
@@ -44,16 +39,13 @@ CHECKSUM = "crc32c"
 
 
 def checksummed_json(values: dict[str, Any]) -> bytes:
-    """Return the bytes of a file that holds these values, and their checksum."""
+    """Return the bytes of a JSON file with its checksum."""
     sealed = {CHECKSUM: _checksum(values), **values}
     return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
 def verified_json(data: bytes) -> dict[str, Any]:
-    """Return the values of `guarded`.
-
-    Raises:
-        ValueError: the bytes are others.
+    """Return the values of `checksummed_json`. May raise ValueError.
 
     >>> verified_json(checksummed_json({"issued": 7}))
     {'issued': 7}
@@ -97,10 +89,7 @@ LAYOUT_VERSION = 1
 
 
 class _LayoutPath:
-    """The path of one name in a cache directory, made when it is first asked for.
-
-    Every snapshot makes some layouts, and each would make all paths: a tenth of its time.
-    """
+    """The path of one name in a cache directory, made on first use: making all took a tenth of a snapshot."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -115,15 +104,14 @@ class _LayoutPath:
 
 
 class CacheLayout:
-    """Where everything of one cache lies.
+    """The paths of one cache.
 
     Attributes:
         root: the cache directory.
         shards: live and retired shards, each with its sidecar.
-        incoming: shards that samplers are writing, or that are being removed; swept at
-            every start.
+        incoming: shards being written or removed; swept at every start.
         leases: one file per snapshot that a reader holds.
-        marker: says that the folder is a cache; the first file that is written into it.
+        marker: marks the folder as a cache; the first file that is written into it.
     """
 
     marker = _LayoutPath(MARKER)
@@ -147,12 +135,11 @@ class CacheLayout:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The directories in it."""
         return (self.shards, self.incoming, self.leases)
 
     @property
     def own_files(self) -> list[Path]:
-        """The files in it, whether they are there or not; those of SQLite beside the index."""
+        """Paths of the files that a cache may have, with those of SQLite."""
         names = [
             name for name, value in vars(CacheLayout).items() if isinstance(value, _LayoutPath)
         ]
@@ -163,11 +150,9 @@ class CacheLayout:
         return [*files, *(self.index.with_name(self.index.name + end) for end in ends)]
 
     def shard(self, number: int, extension: str = RECORDS) -> Path:
-        """Return the path of the shard's samples (the extension is the cache format's)."""
         return self.shards / f"{number:08d}{extension}"
 
     def sidecar(self, number: int) -> Path:
-        """Return the path of the shard's description of itself."""
         return self.shards / f"{number:08d}{SIDECAR}"
 
     def incoming_path(self, permit: str, number: int, suffix: str) -> Path:
@@ -175,12 +160,7 @@ class CacheLayout:
         return self.incoming / f"{permit}-{number:08d}{suffix}"
 
     def require(self) -> None:
-        """Check that there is a cache.
-
-        Raises:
-            CacheMissingError: there is none.
-            CachePathError: a later growcache made it, or this user may not look.
-        """
+        """Raise CacheMissingError without a cache, CachePathError for a later version's or without permission."""
         try:
             version = read_marker(self)
             there, known = _exists(self.index), _exists(self.identity)
@@ -201,7 +181,6 @@ class CacheLayout:
 
 
 def permission_message(path: Path) -> str:
-    """Return what to say to a user who may not look into a cache, or a part of it."""
     try:
         owner = f"of uid {path.stat().st_uid}"
     except PermissionError:
@@ -221,11 +200,6 @@ def _exists(path: Path) -> bool:
 
 
 def read_marker(layout: CacheLayout) -> int | None:
-    """Return the version of the layout that the marker names; None where none can be read.
-
-    Raises:
-        OSError: the folder cannot be looked into.
-    """
     try:
         data = layout.marker.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -237,7 +211,6 @@ def read_marker(layout: CacheLayout) -> int | None:
 
 
 def newer_layout_error(layout: CacheLayout, version: int) -> CachePathError:
-    """Return the refusal of a cache that a later growcache made."""
     return CachePathError(
         f"the cache at {layout.root} was made by a later growcache (layout {version}, this one "
         f"knows {LAYOUT_VERSION}); upgrade growcache, or choose another cache.path"
@@ -245,7 +218,6 @@ def newer_layout_error(layout: CacheLayout, version: int) -> CachePathError:
 
 
 def unusable_path_error(path: Path, error: OSError) -> CachePathError:
-    """Return what to say where the operating system refuses the cache's path."""
     if error.errno == errno.ENAMETOOLONG:
         size, shown = len(os.fsencode(path)), str(path)
         return CachePathError(
@@ -258,7 +230,6 @@ def unusable_path_error(path: Path, error: OSError) -> CachePathError:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory, and those above it that are missing, for their owner only."""
     try:
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     except FileNotFoundError:
@@ -268,18 +239,17 @@ def make_directory(directory: Path) -> None:
 
 
 def shard_number(path: Path) -> int | None:
-    """Return the shard number that a file's name stands for; None for other names."""
+    """Return the shard number in a file's name; None for other names."""
     return shard_number_in(path.name)
 
 
 def shard_number_in(name: str) -> int | None:
-    """Return the shard number that a file's name stands for; None for other names."""
     stem = name.partition(".")[0]
     return int(stem) if stem.isascii() and stem.isdigit() else None
 
 
 def allocated(path: Path) -> int:
-    """Return the bytes of the file's blocks on disk; 0 where there is none."""
+    """Return the bytes of the file's blocks on disk; 0 if there is none."""
     try:
         return path.lstat().st_blocks * 512
     except FileNotFoundError:
@@ -287,17 +257,17 @@ def allocated(path: Path) -> int:
 
 
 def shard_paths(layout: CacheLayout, number: int) -> list[Path]:
-    """Return the paths of what a shard may consist of, whatever its format; samples first."""
+    """Return the paths that a shard may have, whatever its format; samples first."""
     return [layout.shards / name for name in shard_names(number)]
 
 
 def shard_names(number: int) -> list[str]:
-    """Return their names; for all shards of a cache, since making paths takes a while."""
+    """Return their names: cheaper than paths for all shards of a cache."""
     return [f"{number:08d}{part}" for part in SHARD_PARTS]
 
 
 def allocated_tree(root: Path) -> int:
-    """Return the allocated bytes of everything below the directory, as ``du`` counts them."""
+    """Return the allocated bytes of a directory, as ``du`` counts them."""
     return allocated(root) + sum(_tree(root))
 
 
@@ -336,13 +306,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the file by one with these bytes; readers see the old one or the new one.
-
-    Args:
-        path: the file.
-        data: all of its bytes.
-        durable: whether it must survive a power cut once this returns.
-    """
+    """Replace the file; readers see the old one or the new one. ``durable``: it survives a power cut."""
     with _temporary_file(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
@@ -369,7 +333,7 @@ def _temporary_file(path: Path) -> Iterator[Path]:
 
 
 def file_system_of(path: Path) -> str:
-    """Return the type of the file system that holds the path, as mountinfo names it."""
+    """Return the type of the path's file system, as mountinfo names it."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -384,14 +348,7 @@ def file_system_of(path: Path) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """Refuse a directory on a network file system.
-
-    Args:
-        path: of the directory, or where it is going to be.
-
-    Raises:
-        CachePathError: flock and SQLite cannot be relied on there.
-    """
+    """Raise CachePathError on a network file system, because flock and SQLite fail there."""
     try:
         kind = file_system_of(next(p for p in (path, *path.parents) if _exists(p)))
     except OSError as error:

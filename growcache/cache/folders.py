@@ -71,12 +71,12 @@ def is_temporary_name(name: str) -> bool:
 
 
 def is_temporary_lease_name(name: str) -> bool:
-    """Return whether an entry of ``leases`` is a lease that its reader had begun to write."""
+    """Whether an entry of ``leases`` is a lease that its reader had not finished writing."""
     return _LEASE_TEMPORARY.fullmatch(name) is not None
 
 
 def is_lease_name(name: str) -> bool:
-    """Return whether an entry of ``leases`` is one, or was going to be."""
+    """Whether an entry of ``leases`` is a lease, finished or not."""
     return _LEASE.fullmatch(name) is not None or is_temporary_lease_name(name)
 
 
@@ -97,11 +97,7 @@ _FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int]:
-    """Lend the descriptor of a folder that is no symbolic link.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Yield the descriptor of a folder that is no symbolic link. May raise OSError."""
     descriptor = os.open(path, _FLAGS | os.O_NOFOLLOW)
     try:
         yield descriptor
@@ -111,7 +107,7 @@ def open_folder(path: Path) -> Iterator[int]:
 
 @contextmanager
 def open_root(layout: CacheLayout) -> Iterator[int]:
-    """Lend the descriptor of the cache directory, which may be named by a symbolic link."""
+    """Yield the descriptor of the cache directory, which may be a symbolic link."""
     descriptor = os.open(layout.root, _FLAGS)
     try:
         yield descriptor
@@ -121,7 +117,7 @@ def open_root(layout: CacheLayout) -> Iterator[int]:
 
 @contextmanager
 def make_folder(directory: int, name: str, mode: int) -> Iterator[int]:
-    """Make a folder in a folder, where it is missing, and lend its descriptor."""
+    """Make a folder in a folder if it is missing, and yield its descriptor."""
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=directory)
     descriptor = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=directory)
@@ -134,12 +130,7 @@ def make_folder(directory: int, name: str, mode: int) -> Iterator[int]:
 def own_and_foreign_names(
     directory: int, ours: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
-    """Return the names in a folder that may be removed, and those that may not.
-
-    Args:
-        directory: its descriptor.
-        ours: whether a name is growcache's.
-    """
+    """Return the names in an open folder that may be removed, and those that may not."""
     own: list[str] = []
     foreign: list[str] = []
     with os.scandir(directory) as entries:
@@ -151,7 +142,7 @@ def own_and_foreign_names(
 
 
 def cache_folders(layout: CacheLayout) -> list[tuple[Path, Callable[[str], bool]]]:
-    """Return the folders of a cache that are there, each with what tells a name of ours."""
+    """Return the existing folders of a cache, each with the test for names of ours."""
     places: list[tuple[Path, Callable[[str], bool]]] = [
         (layout.shards, is_shard_name),
         (layout.incoming, is_incoming_name),
@@ -161,7 +152,7 @@ def cache_folders(layout: CacheLayout) -> list[tuple[Path, Callable[[str], bool]
 
 
 def foreign_paths(layout: CacheLayout) -> list[Path]:
-    """Return what lies in a cache and is not growcache's."""
+    """Return the paths in a cache that are not growcache's."""
     inner = cache_folders(layout)
     own = {path.name for path in (*layout.own_files, *(path for path, _ in inner))}
     found = [
@@ -176,7 +167,7 @@ def foreign_paths(layout: CacheLayout) -> list[Path]:
 
 
 def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
-    """Return what they allocate, but for what is looked at all the time (`Room.other_bytes`)."""
+    """Return their allocated bytes, without the places that `Space.other_bytes` counts."""
     return sum(
         allocated_tree(path)
         for path in found
@@ -186,10 +177,7 @@ def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
 
 
 def remove_entry(directory: int, name: str) -> None:
-    """Remove a file, or a folder with its arrays, as far as it is there.
-
-    What is no array of ours stays in such a folder, and the folder with it.
-    """
+    """Remove a file or a folder of arrays, if it exists. Foreign files in such a folder stay, and so does it."""
     with suppress(FileNotFoundError):
         if is_array_folder_name(name):
             _remove_arrays(directory, name)
@@ -225,10 +213,10 @@ def _is_array(entry: os.DirEntry[str]) -> bool:
 
 
 def remove_shard(layout: CacheLayout, number: int) -> None:
-    """Unlink a shard and its sidecar, as far as they are there.
+    """Unlink a shard and its sidecar, as far as they exist.
 
-    Whoever opens it meanwhile finds it whole or missing: the samples go first, and a
-    directory goes at once, to where only litter lies.
+    A reader that opens it meanwhile finds it whole or missing: the samples go first, and a
+    directory is renamed to where only litter is.
     """
     with open_folder(layout.shards) as shards:
         for name in shard_names(number):
@@ -239,7 +227,7 @@ def remove_shard(layout: CacheLayout, number: int) -> None:
 
 
 def _move_away_and_remove(layout: CacheLayout, shards: int, name: str) -> None:
-    """Move a folder of arrays to where it is swept, and remove it there."""
+    """Move a folder of arrays to `incoming`, which is swept, and remove it there."""
     if not _is_folder(shards, name):
         return
     aside = f"{REMOVED_PREFIX}{uuid.uuid4().hex[:8]}{name}"
@@ -264,7 +252,7 @@ def _is_folder(directory: int, name: str) -> bool:
 
 
 def remove_incoming_shard(layout: CacheLayout, prefix: str) -> None:
-    """Remove all files of a shard under one prefix in ``incoming``, as far as they are there."""
+    """Remove all files of a shard under one prefix in ``incoming``, as far as they exist."""
     with suppress(FileNotFoundError), open_folder(layout.incoming) as incoming:
         for part in SHARD_PARTS:
             remove_entry(incoming, prefix + part)

@@ -57,15 +57,9 @@ def exceeds_page_cache(max_bytes: int, memory: int) -> bool:
 def open_direct(
     path: str | os.PathLike[str], mode: int, directory: int | None = None
 ) -> int | None:
-    """Return a descriptor for `write_direct`; None where the file system has no such thing.
+    """Return a descriptor for `write_direct`; None if the file system has no O_DIRECT.
 
-    Args:
-        path: of the file.
-        mode: of the file.
-        directory: the descriptor of the folder that a relative path starts from.
-
-    Raises:
-        OSError: the file cannot be made at all.
+    ``directory``: descriptor of the folder of a relative path. OSError: the file cannot be made.
     """
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,16 +71,9 @@ def open_direct(
 
 
 def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
-    """Write the pieces one after the other, in aligned chunks, and cut the file to its size.
+    """Write the pieces in aligned chunks, and cut the file to ``size`` bytes. May raise OSError.
 
-    Args:
-        descriptor: of `open_direct`; its blocks are allocated.
-        pieces: contiguous bytes, of ``size`` bytes together; each is copied before the next
-            is asked for.
-        size: bytes of the file.
-
-    Raises:
-        OSError: as of ``write``.
+    The blocks are allocated. Each piece is copied before the next is requested.
     """
     for chunk in _aligned_chunks(pieces):
         _write_chunk(descriptor, chunk)
@@ -94,7 +81,7 @@ def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
 
 
 def _aligned_chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
-    """Yield the same bytes in an aligned block; the last time rounded up, with zeros."""
+    """Yield the same bytes in an aligned block; the last chunk is padded with zeros."""
     block, filled = _block_of_thread(), 0
     for piece in pieces:
         rest: Bytes = np.frombuffer(piece, np.uint8)
@@ -112,10 +99,9 @@ def _aligned_chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
 
 
 class _ThreadBlock(threading.local):
-    """The block of each thread that writes, kept for its next file.
+    """The block of each writing thread, kept for its next file.
 
-    A new one for every file is cleared by the kernel page by page, which costs as much as
-    the writing.
+    The kernel clears a new one page by page, which costs as much as writing.
     """
 
     block: Bytes | None = None
@@ -125,7 +111,7 @@ _thread_block = _ThreadBlock()
 
 
 def _block_of_thread() -> Bytes:
-    """Return this thread's block, aligned; its content is that of the last file."""
+    """Return this thread's aligned block; it contains bytes of the last file."""
     if _thread_block.block is None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, CHUNK_BYTES + HUGE_BYTES, flags=flags)
@@ -149,19 +135,19 @@ PLACEHOLDER_CRC = 2**32 - 1
 
 
 def file_without_checksum(file: EncodedFile) -> ShardFile:
-    """Return what is known of a file before it is written."""
+    """Return the entry of a file that is not written yet."""
     return ShardFile(file.suffix, file.nbytes, None if file.guarded else PLACEHOLDER_CRC)
 
 
 class ShardChecksum:
-    """Watches the files of a shard go by, in their order, and completes its description."""
+    """Checksums the files of a shard as they are written, in order."""
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
         self._files: list[ShardFile] = []
 
     def passing(self, file: EncodedFile) -> Iterator[Buffer]:
-        """Yield the pieces of the next file, each of them checked while it is at hand."""
+        """Yield the pieces of the next file, and checksum each."""
         crc = 0
         for buffer in file.pieces:
             for piece in split_buffer(buffer):
@@ -174,7 +160,7 @@ class ShardChecksum:
         )
 
     def on(self, sidecar: Sidecar) -> Sidecar:
-        """Return the description with the checksums of the files that have gone by."""
+        """Return the sidecar with the checksums of the written files."""
         if not self._files:
             return sidecar
         return replace(sidecar, digest=self._digest.hexdigest(), files=tuple(self._files))
@@ -184,10 +170,7 @@ class ShardChecksum:
 class EncodedShard:
     """The samples of a shard, encoded.
 
-    Attributes:
-        files: to be written.
-        facts: the part of the `Sidecar` that is about the files, by argument; a `ShardChecksum`
-            on the files that are written completes it.
+    ``facts`` are the arguments of `Sidecar` about the files, which a `ShardChecksum` completes.
     """
 
     files: list[EncodedFile]
@@ -195,11 +178,7 @@ class EncodedShard:
 
 
 def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -> EncodedShard:
-    """Return the samples as the files of a shard.
-
-    Raises:
-        FormatError: a sample is not what the schema says.
-    """
+    """Return the samples as the files of a shard. FormatError: a sample breaks the schema."""
     module = CACHE_FORMATS[cache_format]
     files: list[EncodedFile] = module.encode(schema, samples)
     facts = {
@@ -223,11 +202,10 @@ NAME_BYTES = 24  # what a file's name takes in its directory, beside its text
 
 
 def bytes_to_reserve(sidecar: Sidecar) -> int:
-    """Return the bytes on disk to reserve for the shard and its sidecar.
+    """Return the bytes to reserve for the shard and its sidecar; the commit frees the rest.
 
-    One block more per file, which a directory may need to grow, and a part of the size, which
-    a file system may need to map a file that lies in fragments, and counts to the file (ext4
-    with small blocks, none beside another, takes most). The commit frees what was not used.
+    One more block per file for growth of the directory, and a share of the size, because a file
+    system needs blocks to map a fragmented file (most in ext4 with small blocks).
     """
     sizes = [file.nbytes for file in sidecar.files] + [len(sidecar.to_bytes())]
     inner = [file.suffix for file in sidecar.files if "/" in file.suffix]
@@ -244,20 +222,10 @@ def write_incoming(
     *,
     direct: bool = False,
 ) -> Sidecar:
-    """Write the shard (where it has samples) and its sidecar, durably, for `Cache.commit`.
+    """Write the shard (if it has samples) and its sidecar durably, for `Cache.commit`.
 
-    Args:
-        layout: of the cache.
-        permit: in whose name.
-        sidecar: of the shard, without the checksums of its files.
-        files: of the shard.
-        direct: past the page cache; see `growcache.cache.incoming`.
-
-    Returns:
-        the whole description, as it was written.
-
-    Raises:
-        OSError: ENOSPC, EDQUOT and the like; nothing is left behind then.
+    Returns the complete sidecar. ``direct``: bypass the page cache. OSError: ENOSPC, EDQUOT and
+    others; nothing is left behind then.
     """
     number = sidecar.number
     prefix = layout.incoming_path(permit, number, "").name
@@ -276,7 +244,7 @@ def write_incoming(
 def _write_files(
     incoming: int, prefix: str, files: Sequence[EncodedFile], *, direct: bool
 ) -> ShardChecksum:
-    """Write all but the sidecar, each where its suffix says: some in a folder, synced last."""
+    """Write the files; the folder of a format with a folder is synced last."""
     seal = ShardChecksum()
     with ExitStack() as stack:
         inner: dict[str, int] = {}
@@ -293,7 +261,7 @@ def _write_files(
 
 
 def discard_incoming(layout: CacheLayout, permit: str, numbers: Iterable[int]) -> None:
-    """Remove what was written under the permit for these shards, as far as it is there."""
+    """Remove what was written under the permit for these shards, as far as it exists."""
     for number in numbers:
         remove_incoming_shard(layout, layout.incoming_path(permit, number, "").name)
 

@@ -43,13 +43,7 @@ from growcache.cache.locks import (
 
 @dataclass(frozen=True, slots=True)
 class DeadReader:
-    """What is kept for a reader that died, in case it comes back.
-
-    Attributes:
-        lease: of the reader.
-        shards: that are kept.
-        seconds: for which they are kept yet.
-    """
+    """Shards held for a reader that died, in case it comes back, and for how many seconds."""
 
     lease: LeaseView
     shards: tuple[int, ...]
@@ -77,16 +71,16 @@ STAGE_OPEN, STAGE_CLOSED, STAGE_SETTLED = b"\0", b"\1", b"\2"
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """What the lease of one rank of a job says to the other ranks.
+    """What the lease of one rank says to the other ranks of its job.
 
     Attributes:
-        run: names one start of the job; a job that is started anew has another.
-        walk: the how-manieth walk over the cache of this run it is.
+        run: names one start of the job; a restarted job has another.
+        walk: ordinal of the walk within the run.
         pass_number: the pass that the lease is for.
         rank: of its reader, among those that share the cache; 0 leads.
         ranks: how many share the cache.
-        follows: the name of the lease of rank 0 that this one copies; empty for rank 0.
-        settings: what must be alike on all ranks, by the names of the arguments.
+        follows: name of the lease of rank 0 that this one copies; empty for rank 0.
+        settings: arguments that must be equal on all ranks, by name.
     """
 
     run: str
@@ -113,11 +107,11 @@ class LeaseView:
         closed: whether the reader ended it in good order.
         numbers: its shards, ascending.
         states: one of HELD, MAPPED, READ, DROPPED, BEGUN per shard.
-        wishes: the digests of those that must come, or come back, by number.
-        settled: whether all that it holds is there, as `growcache.loading.resume` proves; of
-            rank 0 of a job besides, whether the others may copy its list.
-        ranks: what it says to other ranks of its job; None where it is of none.
-        counters: what its reader received; None where a reader of an earlier version has it.
+        wishes: digests of the shards to refetch, by number.
+        settled: whether all that it holds is present, as `growcache.loading.resume` proves; for
+            rank 0, also whether the other ranks may copy its list.
+        ranks: what it says to other ranks of its job; None without ranks.
+        counters: what its reader received; None from a reader of an earlier version.
     """
 
     name: str
@@ -137,12 +131,12 @@ class LeaseView:
 
     @property
     def resumable(self) -> bool:
-        """Whether its reader, if it died, may come back for the rest: it gave a state."""
+        """Whether a dead reader may come back for the rest, because it gave a state."""
         return not self.closed and (self.counters is None or self.counters.gave_state)
 
     @property
     def delivered(self) -> int | None:
-        """The samples that its loop received; None where its reader does not count them."""
+        """Samples that its loop received; None if its reader does not count them."""
         return self.counters.delivered if self.counters and self.counters.counts else None
 
     def holding(self) -> tuple[int, ...]:
@@ -151,11 +145,9 @@ class LeaseView:
 
     @property
     def holds(self) -> bool:
-        """Whether there is any shard that `holding` returns."""
         return any(state in self.states for state in (HELD, MAPPED, BEGUN))
 
     def unread(self) -> tuple[int, ...]:
-        """Return the shards that were neither read nor dropped."""
         return self._with(HELD)
 
     def unfinished(self) -> tuple[int, ...]:
@@ -163,22 +155,21 @@ class LeaseView:
         return self._with(HELD, BEGUN)
 
     def used(self) -> tuple[int, ...]:
-        """Return the shards that were read, mapped still or not.
+        """Return the shards that were read, still mapped or not.
 
-        Each rank of a job reads a part of every shard. Together that is one use, which the
-        lease of rank 0 counts; the others protect, and count nothing.
+        All ranks of a job together make one use, which the lease of rank 0 counts; the leases of
+        other ranks protect, and count nothing.
         """
         if self.ranks is not None and self.ranks.rank:
             return ()
         return self._with(MAPPED, READ, BEGUN)
 
     def kept(self) -> tuple[int, ...]:
-        """Return the shards that were not dropped."""
         return self._with(HELD, MAPPED, READ, BEGUN)
 
     @functools.cached_property
     def wishing(self) -> Mapping[int, str]:
-        """The wishes that its reader still waits for, or has not read yet."""
+        """The refetches that its reader still waits for or has not read yet."""
         if not self.open or not self.wishes:
             return {}
         return {
@@ -192,31 +183,23 @@ class LeaseView:
 
 
 def protected_shards(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
-    """Return the shards that must not be deleted because of this lease.
-
-    Args:
-        lease: as it was just read.
-        resumable: whether its reader died so lately that it may come back for the rest;
-            its maps died with it.
-    """
+    """Return the shards that the lease protects. ``resumable``: its dead reader may come back, without its maps."""
     if lease.open:
         return lease.holding()
     return lease.unfinished() if resumable and not lease.closed else ()
 
 
 def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
-    """Return all leases that can be read, in order of name; see `survey_leases`."""
     return survey_leases(root)[0]
 
 
 def survey_leases(
     root: str | os.PathLike[str],
 ) -> tuple[list[LeaseView], list[ForeignLease]]:
-    """Return all leases that are visible now, in order of name, and those that cannot be read.
+    """Return all leases that are visible now, by name, and those that cannot be read.
 
-    Those that come meanwhile are among them: a reader that makes a new lease and then ends
-    the old one would else be seen with neither, where the new one was made after the look
-    into the directory, and the old one ended before it was read.
+    Leases made during the look are included. A reader that makes a new lease before it ends the
+    old one could otherwise be seen with neither.
     """
     layout, found = CacheLayout(root), dict[str, LeaseView | ForeignLease | None]()
     while new := [name for name in _lease_names(layout.leases) if name not in found]:
@@ -229,7 +212,7 @@ def survey_leases(
 
 
 def remove_torn_leases(layout: CacheLayout) -> None:
-    """Remove leases that say nothing and that nobody holds: a power cut leaves such."""
+    """Remove unreadable leases that no process holds: a power cut leaves such."""
     for lease in survey_leases(layout.root)[1]:
         if not is_lease_name(lease.path.name) or lease.protects or not lease.path.is_file():
             continue
@@ -239,11 +222,7 @@ def remove_torn_leases(layout: CacheLayout) -> None:
 
 
 def end_dead_lease(layout: CacheLayout, name: str) -> bool:
-    """End the lease of a dead reader, as it would have itself; False where nobody died.
-
-    Raises:
-        PermissionError: it is another user's.
-    """
+    """End a dead reader's lease as it would have; False if it lives. PermissionError: another user's."""
     try:
         descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -260,7 +239,6 @@ def end_dead_lease(layout: CacheLayout, name: str) -> bool:
 
 
 def lease_path(layout: CacheLayout, name: str) -> Path:
-    """Return the file of the lease with that name."""
     return layout.leases / (name + SUFFIX)
 
 
@@ -316,11 +294,7 @@ def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
 
 
 def _split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
-    """Return (where the header begins, its length, the counters) of a lease.
-
-    Raises:
-        ValueError: it is none, or of a version that is not known here.
-    """
+    """Return the start and length of the header, and the counters. ValueError: no lease of a known version."""
     magic = data[: len(MAGIC)]
     if magic == FIRST_MAGIC:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
@@ -341,7 +315,7 @@ def _parse_counters(data: bytes) -> LeaseCounters:
 
 @functools.lru_cache(maxsize=HEADERS_KEPT)
 def _parse_header(data: bytes, states: int) -> Mapping[str, Any]:
-    """Return what a header says of a lease with so many states, by attribute of the view."""
+    """Return the attributes of the view that a header gives."""
     header: dict[str, Any] = orjson.loads(data)
     return {
         "job": _checked_text(header["job"]),
@@ -358,12 +332,9 @@ def _parse_header(data: bytes, states: int) -> Mapping[str, Any]:
 
 
 def _parse_ranges(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:
-    """Return the numbers of ranges [first, count], counted before they are believed.
+    """Return the numbers of ranges [first, count], or raise ValueError.
 
-    A damaged header may claim 10^15 shards, and the supervisor reads it.
-
-    Raises:
-        ValueError: they are not as many as there are states, or no shards' numbers.
+    They are counted before they are expanded, because a damaged header may claim 10^15 shards.
     """
     pairs = [(_checked_number(first), _checked_number(count)) for first, count in ranges]
     if sum(count for _, count in pairs) != expected:
@@ -378,7 +349,7 @@ def _checked_number(value: object) -> int:
 
 
 def _parse_rank_note(**said: Any) -> RankNote:
-    """Return what the header says to other ranks, if it is of the kinds that they expect."""
+    """Return what the header says to other ranks, if its types are right."""
     note = RankNote(**said)
     for text in (note.run, note.follows):
         _checked_text(text)
@@ -415,16 +386,16 @@ class LeaseCounters:
     """What one reader received under one lease.
 
     Attributes:
-        gave_state: whether its loader ever gave a `state_dict()`, or went on from one, so that
-            it may come back for the rest.
-        counts: whether its reader counts at all; else its uses tell what was delivered.
+        gave_state: whether its loader gave a `state_dict()` or resumed from one, so that it may
+            come back for the rest.
+        counts: whether its reader counts at all; if not, its uses tell what was delivered.
         progress_at: wall time of the last sample that the loop received.
-        epoch: in which the loop stands.
+        epoch: of the loop.
         pass_number: of the lease.
         delivered: samples that the loop received.
         batches: that it received.
-        waits: batches that it had to wait for, longer than the first of `WAIT_BOUNDS`.
-        wait_seconds: that it had no batch, in all.
+        waits: batches that it waited for longer than the first of `WAIT_BOUNDS`.
+        wait_seconds: without a batch, in all.
         histogram: those waits by bucket. The first bucket is empty here, see `wait_histogram`.
     """
 
@@ -440,7 +411,6 @@ class LeaseCounters:
     histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
 
     def receive(self, samples: int, now: float) -> None:
-        """Count a batch."""
         self.delivered += samples
         self.batches += 1
         self.progress_at = now
@@ -460,11 +430,10 @@ class LeaseCounters:
             self.histogram[bisect_left(WAIT_BOUNDS, seconds)] += 1
 
     def wait_histogram(self) -> list[int]:
-        """Return the batches by the bucket of their wait; most had none to speak of."""
+        """Return the batches by the bucket of their wait, with those that did not wait."""
         return [max(0, self.batches - self.waits), *self.histogram[1:]]
 
     def pack(self) -> bytes:
-        """Return the fields as a lease has them."""
         flags = _GAVE_STATE * self.gave_state | _COUNTS * self.counts
         buckets = self.histogram + [0] * (24 - WAIT_BUCKETS)
         return _FIELDS.pack(
@@ -474,11 +443,7 @@ class LeaseCounters:
 
     @classmethod
     def unpack(cls, data: bytes) -> LeaseCounters:
-        """Return what `pack` wrote; fields that are missing are zero.
-
-        Raises:
-            ValueError: no reader wrote that.
-        """
+        """Return what `pack` wrote, or raise ValueError; missing fields are zero."""
         padded = data[: _FIELDS.size].ljust(_FIELDS.size, b"\0")
         fields = _FIELDS.unpack(padded)
         flags, at, epoch, pass_number, delivered, batches, waits, seconds = fields[:8]
@@ -501,7 +466,7 @@ class LeaseCounters:
 
 
 def sum_counters(counters: Iterable[LeaseCounters]) -> LeaseCounters:
-    """Return the sums over leases of one job, and of the rest the latest."""
+    """Return the sums over the leases of one job, and the latest of other fields."""
     total = LeaseCounters()
     for one in counters:
         total.gave_state |= one.gave_state
@@ -519,15 +484,15 @@ def sum_counters(counters: Iterable[LeaseCounters]) -> LeaseCounters:
 
 @dataclass(frozen=True, slots=True)
 class ForeignLease:
-    """A lease, by its name, that this process cannot read.
+    """A lease that this process cannot read.
 
     Attributes:
-        path: of it.
+        path: its path.
         reason: why it cannot be read, in words.
         uid: of its owner.
-        pid: of who holds it, where the kernel tells.
-        held: whether a process holds it; None: nobody here can tell.
-        opened: whether its content could be read, and says nothing.
+        pid: of its holder, if the kernel tells.
+        held: whether a process holds it; None if that cannot be known here.
+        opened: whether its content could be read, and was no lease.
     """
 
     path: Path
@@ -539,7 +504,7 @@ class ForeignLease:
 
     @property
     def protects(self) -> bool:
-        """Whether there may be a reader, whose shards nobody knows."""
+        """Whether there may be a reader with unknown shards."""
         return self.held is not False
 
     @property
@@ -565,13 +530,7 @@ class ForeignLease:
 
 
 def refused_lease(path: Path, error: OSError, known: Path) -> ForeignLease | None:
-    """Return what is known of a lease that could not be opened; None where it is gone.
-
-    Args:
-        path: of the lease.
-        error: why.
-        known: a lock file in the same file system, see `flock_state`.
-    """
+    """Return what is known of a lease that could not be opened; None if it is gone."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -587,7 +546,7 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
 def unreadable_lease(path: Path, status: os.stat_result, *, held: bool) -> ForeignLease:
-    """Return what is known of a file that was read, and says nothing."""
+    """Return what is known of a file that was read and is no lease."""
     pid = flock_holder(status.st_ino, _proc_locks()) if held else None
     reason = (
         "its content is of another version, or damaged" if status.st_size else "it is empty"
@@ -596,7 +555,7 @@ def unreadable_lease(path: Path, status: os.stat_result, *, held: bool) -> Forei
 
 
 def lease_that_is_no_file(path: Path, status: os.stat_result) -> ForeignLease:
-    """Return what is known of something that is no file: no reader makes such."""
+    """Return what is known of an entry that is no file: no reader makes such."""
     return ForeignLease(path, _kind_of_file(status.st_mode), status.st_uid, None, False)
 
 
@@ -610,7 +569,7 @@ def _kind_of_file(mode: int) -> str:
 
 
 def foreign_leases_message(foreign: Sequence[ForeignLease]) -> str:
-    """Return in words which of them hold shards back; empty where none does."""
+    """Return in words which of them hold shards back; empty if none does."""
     holding = [lease for lease in foreign if lease.protects]
     if not holding:
         return ""

@@ -68,8 +68,8 @@ class Lease:
     """A reader's hold on shards; it ends with `close`, garbage collection or the process.
 
     Attributes:
-        numbers: the shards it was made for, ascending, those it wishes for among them.
-        wishes: the digest that each of the shards must have that it wishes for.
+        numbers: its shards, ascending, including those to refetch.
+        wishes: the required digest of each shard to refetch.
         path: of its file.
     """
 
@@ -97,25 +97,25 @@ class Lease:
     ) -> Lease:
         """Return a lease that the supervisor sees from now on.
 
-        Afterwards the caller reads the index (again) and drops the shards that are not
-        live any more; only then may it open the others. What it wished for it keeps: those
-        shards come, or are refused (`growcache.cache.refetch.refetch_outcomes`).
+        Afterwards the caller reads the index again and drops the shards that are not live any more;
+        only then may it open the others. It keeps the shards to refetch: they come, or are refused
+        (`growcache.cache.refetch.refetch_outcomes`).
 
         Args:
             root: of the cache.
             job: whose uses are counted.
             numbers: the shards to protect; those of ``wishes`` are added.
-            wishes: the digest by shard number. Shards that are live may be named too: they
-                stay so, and come back where they were just retired.
+            wishes: digest by shard number, of shards to refetch. Live shards may be named too: they
+                stay live, and come back if they were just retired.
             ranks: for the other ranks of the job.
-            room_bytes: that all leases together may take; None: as many as there are.
-            counters: of the reader, where it counts what it delivers.
+            room_bytes: limit of all leases together; None: no limit.
+            counters: of the reader, if it counts what it delivers.
 
         Raises:
-            CacheError: the leases directory cannot be written, or the service heeds no leases
-                of this version.
-            LeasesFullError: others take all the room that there is for leases.
-            CacheFullError: the disk has not one block left.
+            CacheError: the leases directory cannot be written, or the supervisor is too old to
+                read leases of this version.
+            LeasesFullError: other leases take all the space for leases.
+            CacheFullError: the disk has no block left.
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
@@ -147,33 +147,32 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """The name of its file, without suffix, as `LeaseView` has it."""
         return self.path.name.removesuffix(SUFFIX)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Let go of shards that were not read (retired ones, or those left out)."""
+        """Release shards that were not read (retired ones, or those left out)."""
         self._set(numbers, DROPPED)
 
     def mark_begun(self, *numbers: int) -> None:
-        """Count a use of the shards, of which more will be read; they are mapped."""
+        """Count a use of mapped shards that will be read further."""
         self._set(numbers, BEGUN)
 
     def mark_read(self, *numbers: int, mapped: bool) -> None:
-        """Count a use of the shards, once; they are protected for as long as they are mapped."""
+        """Count a use of the shards, once; they stay protected while they are mapped."""
         self._set(numbers, MAPPED if mapped else READ)
 
     def settle(self) -> None:
-        """Say that all it still holds is there, and stays: others may rely on that."""
+        """Declare that all shards it still holds are present and stay: others may rely on that."""
         self._file.settle()
 
     def count(self, samples: int) -> None:
-        """Count samples as delivered; that is noted a few times a second, and at the end."""
+        """Count delivered samples; written a few times a second, and at the end."""
         self._file.count(samples)
 
     def keep_for_service(self) -> None:
-        """Leave the file to the next service even where none runs when it is closed.
+        """Leave the file for the next supervisor, even if none runs when it is closed.
 
-        Until then it says itself what was used, so that limits on reuse hold without a service.
+        Until then the file itself says what was used, so that limits on reuse hold without a supervisor.
         """
         self._file.kept = True
 
@@ -182,11 +181,10 @@ class Lease:
 
     @property
     def closed(self) -> bool:
-        """Whether it protects nothing any more."""
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """End the lease; its uses are counted by the supervisor. Twice is harmless."""
+        """End the lease; the supervisor counts its uses. Twice is harmless."""
         self._finalizer()
 
     def __enter__(self) -> Lease:
@@ -199,7 +197,7 @@ class Lease:
 def _publish_lease(
     layout: CacheLayout, body: bytes, room_bytes: int | None
 ) -> tuple[Path, int]:
-    """Return the path of a new lease that everybody can see, and the descriptor that holds it."""
+    """Return the path of a new, visible lease, and the descriptor that holds it."""
     deadline = time.monotonic() + WAIT_FOR_ROOM_SECONDS
     while True:
         # One at a time: two that each find room for one lease would make two.
@@ -232,14 +230,14 @@ def _make_lease(layout: CacheLayout, body: bytes) -> tuple[Path, int]:
 
 
 def _give_to_owner(layout: CacheLayout, descriptor: int) -> None:
-    """Let the service read what root made, as in a container: it may run as another user."""
+    """Let the supervisor read a lease that root made, as in a container: it may be another user."""
     if os.geteuid() == 0 and (owner := layout.leases.stat()).st_uid != 0:
         with suppress(PermissionError):  # a root that may not do that
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _leases_allocated(layout: CacheLayout) -> int:
-    """Return what all leases take; blocks that the disk has promised, and not given, count."""
+    """Return the bytes of all leases, including blocks that the disk has promised only."""
     with os.scandir(layout.leases) as entries:
         paths = [entry.path for entry in entries]
     return sum(map(allocated, map(Path, paths)))
@@ -260,11 +258,7 @@ def _and_ended(number: int) -> str:
 
 
 def _refuse_old_service(layout: CacheLayout) -> None:
-    """Refuse a service that would not heed this lease, and delete shards under its reader.
-
-    Raises:
-        CacheError: such a service runs.
-    """
+    """Raise CacheError if the supervisor is too old to honour this lease."""
     told = lock_holder(layout.supervisor_lock)
     if told.get("leases", LEASES_VERSION if not told else 1) >= LEASES_VERSION:
         return
@@ -277,7 +271,7 @@ def _refuse_old_service(layout: CacheLayout) -> None:
 
 
 def _creation_error(layout: CacheLayout, error: OSError) -> CacheError:
-    """Return what it means that no lease can be made, and what to do."""
+    """Return the error for a lease that cannot be made, with advice."""
     if is_full_disk(error):
         return CacheFullError(f"no room for a lease in {layout.leases}: {error}")
     text = f"cannot write a lease in {layout.leases}: {error.strerror}; "
@@ -308,8 +302,8 @@ def _owner_text(layout: CacheLayout) -> str:
 class _LeaseFile:
     """The open file of a lease, apart from `Lease` so that a finalizer can hold it.
 
-    In a forked child it is inert: the lease stays the parent's. Threads take turns, or one
-    would write into what another just closed; a finalizer may run in the midst of either.
+    In a forked child it is inert: the lease stays the parent's. A lock keeps threads from writing
+    into a file that another just closed; a finalizer may run inside either.
     """
 
     def __init__(
@@ -369,9 +363,9 @@ class _LeaseFile:
             self._uncounted, self._counted_at = False, time.monotonic()
 
     def end_at_sigterm(self) -> None:
-        """Note that the reader ended in good order; the process dies at once, and frees the rest.
+        """Record that the reader ended in good order; the process dies at once.
 
-        What another thread does with the file at this moment is waited for, though not long.
+        Waits briefly for another thread that uses the file.
         """
         if self._pid == os.getpid() and self._turn.acquire(timeout=PAUSE_SECONDS):
             if self._open:
@@ -409,7 +403,7 @@ at_sigterm(_end_all_at_sigterm)
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Return [first, count] of runs, so that the lease of a large cache still is one block.
+    """Return [first, count] of runs, so that the lease of a large cache is one block.
 
     >>> _ranges([3, 4, 5, 9])
     [[3, 3], [9, 1]]

@@ -42,15 +42,11 @@ _FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", r
 
 
 def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int | None]:
-    """Return (whether a process holds a file by flock, its pid), without opening the file.
+    """Return (whether a process holds a flock on a file, its pid), without opening the file.
 
-    The kernel lists the locks of the processes that can be seen from here. That a lock is not
-    listed tells something only where all processes can be seen, and where the list names files
-    of this file system by the numbers that `stat` gives. Another lock there shows that.
-
-    Args:
-        status: of the file.
-        known: a lock file in the same file system.
+    The kernel lists locks of visible processes. A missing entry counts only if all processes are
+    visible and the list names files of this file system by the numbers that `stat` gives, which the
+    ``known`` lock file shows. The first value is None if that is not so.
     """
     text = _proc_locks()
     if (pid := flock_holder(status.st_ino, text)) is not None:
@@ -71,7 +67,7 @@ def _lists_all_locks(text: str, known: Path) -> bool:
 
 
 def flock_holder(inode: int, text: str) -> int | None:
-    """Return the pid that holds a file of that number.
+    """Return the pid that holds a flock on a file of that inode number.
 
     >>> flock_holder(42, "1: FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
     4711
@@ -130,10 +126,9 @@ _postponed_errors: list[BaseException] = []
 
 
 def fork_lock() -> RLock:
-    """Return what to hold in a block that forks by other threads wait for.
+    """Return the context of a block during which no other thread forks.
 
-    Blocks exclude only forks, not one another, and may nest. In a child there is no other
-    thread in one.
+    Blocks exclude only forks, not one another, and may nest. A child has no other thread in one.
     """
     me = get_ident()
     own = _lock_of_thread.get(me)
@@ -146,8 +141,8 @@ def fork_lock() -> RLock:
 def _before_fork() -> None:
     """Take the locks of all other threads; give up after a time.
 
-    What a signal's handler raises must not end that: Python prints what a hook raises, and
-    forks. So it comes to that behind the fork.
+    Exceptions of signal handlers must not end this, because Python prints what a hook raises and
+    forks; they are raised after the fork.
     """
     deadline, seconds = time.monotonic() + FORK_WAIT_SECONDS, FORK_PAUSE_SECONDS
     while time.monotonic() < deadline:
@@ -216,9 +211,9 @@ _owned_descriptors: set[int] = set()
 
 
 def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Return a descriptor that children of this process will not inherit, even by fork.
+    """Return a descriptor that children do not inherit, even by fork.
 
-    The file itself is opened, never what a symbolic link in its place leads to.
+    A symbolic link in the file's place is never followed.
     """
     with fork_lock():
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
@@ -227,7 +222,7 @@ def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def close_owned(descriptor: int) -> None:
-    """Close a descriptor of `open_owned`, and so release its lock."""
+    """Close a descriptor of `open_owned`, which releases its lock."""
     with fork_lock(), suppress(KeyError):  # in a forked child it is closed already
         _owned_descriptors.remove(descriptor)
         os.close(descriptor)
@@ -243,11 +238,7 @@ os.register_at_fork(after_in_child=_close_owned_in_child)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file without waiting; False where another holds it.
-
-    Raises:
-        CachePathError: the file system has no such locks.
-    """
+    """Lock an open file without waiting; False if another holds it. CachePathError: no such locks here."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -263,9 +254,9 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock file exclusively; False where there is no file.
+    """Whether a process holds the lock file exclusively; False without the file.
 
-    The probe is a shared lock, so that any number of probes never see one another.
+    The probe is a shared lock, so that probes never see one another.
     """
     try:
         descriptor = open_owned(path, os.O_RDONLY)
@@ -286,7 +277,7 @@ class LockedError(CacheError):
 
 
 class FileLock:
-    """A lock file that is created, locked for as long as the object is open, never unlinked."""
+    """A lock file, locked while the object is open, never unlinked."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -296,11 +287,8 @@ class FileLock:
     def acquire(cls, path: Path, *, shared: bool = False, seconds: float = 0.0) -> FileLock:
         """Return the held lock, waiting for at most ``seconds``.
 
-        A shared lock is of a file that is there: who shares it made none of the cache.
-
-        Raises:
-            LockedError: another process kept it for that long.
-            CachePathError: the file cannot be opened, or its file system has no locks.
+        A shared lock requires that the file exists. LockedError: another process kept it.
+        CachePathError: the file cannot be opened, or its file system has no locks.
         """
         try:
             descriptor = open_owned(path, os.O_RDWR | (0 if shared else os.O_CREAT))
@@ -324,11 +312,7 @@ class FileLock:
 
     @classmethod
     def of_directory(cls, path: Path, seconds: float) -> FileLock:
-        """Return the held lock of a directory, which takes no file of its own.
-
-        Raises:
-            CacheError: another process kept it for so long.
-        """
+        """Return the held lock of a directory, which needs no file of its own. May raise CacheError."""
         descriptor = open_owned(path, os.O_RDONLY | os.O_DIRECTORY)
         deadline = time.monotonic() + seconds
         while not try_lock(descriptor):
@@ -339,7 +323,6 @@ class FileLock:
         return cls(path, descriptor)
 
     def close(self) -> None:
-        """Release the lock; twice is harmless."""
         if self._descriptor is not None:
             close_owned(self._descriptor)
             self._descriptor = None
@@ -352,13 +335,13 @@ class FileLock:
 
 
 def this_process() -> dict[str, Any]:
-    """Return who this is, for messages: host, pid and command, which holds no secret."""
+    """Return host, pid and command (without secrets) of this process, for messages."""
     command = readable_command([sys.argv[0] or sys.executable, *sys.argv[1:]])
     return {"host": socket.gethostname(), "pid": os.getpid(), "command": command[:200]}
 
 
 def lock_holder(path: Path) -> dict[str, Any]:
-    """Return what the holder of a lock file wrote into it; empty where that is unreadable."""
+    """Return what the holder of a lock file wrote into it; empty if unreadable."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -50,11 +50,7 @@ def claim_cache(
     parts: dict[str, Any],
     drawn: int,
 ) -> bool:
-    """Note what the cache is wanted for; True where it was emptied for that.
-
-    Raises:
-        FingerprintError: it holds samples, and they differ in one of these parts.
-    """
+    """Claim the cache for parts of a configuration; True if it was emptied for that. May raise FingerprintError."""
     noted = index.meta("claim")
     if identity is not None:
         told = identity.parts.items()
@@ -88,11 +84,7 @@ def settle_identity(
     wanted: Identity,
     drawn: int,
 ) -> Identity:
-    """Return the identity that holds from now on: the one on disk, or the wanted one.
-
-    Raises:
-        FingerprintError: samples of another fingerprint are cached.
-    """
+    """Return the identity that holds from now on, on disk or wanted. FingerprintError: other samples are cached."""
     if not is_initialised(index):
         _refuse_other_fingerprints(layout, wanted)
     held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
@@ -111,7 +103,7 @@ def settle_identity(
 
 
 def _refuse_other_fingerprints(layout: CacheLayout, wanted: Identity) -> None:
-    """Refuse shards of which nothing but they themselves tells that they are another's."""
+    """Refuse the shards of another fingerprint where only the shards themselves tell it."""
     for number in numbers_on_disk(layout):
         path = layout.sidecar(number)
         try:
@@ -127,10 +119,10 @@ def _refuse_other_fingerprints(layout: CacheLayout, wanted: Identity) -> None:
 
 
 def forget_cache(layout: CacheLayout, index: IndexDatabase) -> None:
-    """Forget everything about a cache without samples, but for its catalog.
+    """Forget everything about a cache without samples, except its catalog.
 
-    Files go first: a crash in between leaves rows of empty shards without a sidecar,
-    which the next start takes off the index.
+    Files go first: a crash in between leaves rows of empty shards without a sidecar, which the
+    next start removes.
     """
     with open_root(layout) as root:
         for path in (layout.identity, layout.issued, layout.editions, layout.deferrals):
@@ -151,14 +143,14 @@ def _other_configuration_message(layout: CacheLayout, differing: list[str]) -> s
 
 
 class CacheMeta:
-    """The facts in memory, each as it is on disk.
+    """Facts of the whole cache in memory, each as it is on disk.
 
     Attributes:
-        identity: what the cache is of; None before the first sample was measured.
-        issued: the highest group that a permit was ever issued for; -1 if none.
+        identity: None before the first sample was measured.
+        issued: the highest group that a permit was ever granted for; -1 if none.
         complete: whether the whole population is cached.
         editions: the recorded editions, in order.
-        deferrals: which visits were set aside, and which groups make up for them.
+        deferrals: the deferrals and their makeup groups.
     """
 
     def __init__(self, layout: CacheLayout, ledger: IndexWriter) -> None:
@@ -179,7 +171,7 @@ class CacheMeta:
         self._population = (index.meta("population"), index.meta("population_samples"))
 
     def claim(self, parts: dict[str, Any], drawn: int) -> bool:
-        """Say what is wanted; True where a cache without samples was emptied for it."""
+        """Claim the cache; True if a cache without samples was emptied for it."""
         index = self._ledger.index
         emptied = claim_cache(self._layout, index, self.identity, parts, drawn)
         if emptied:
@@ -187,10 +179,10 @@ class CacheMeta:
         return emptied
 
     def set_identity(self, identity: Identity, drawn: int) -> bool:
-        """Say what the cache is of; True where it holds something else since.
+        """Set the identity; True if the cache holds something else since.
 
-        One without samples of this identity was emptied for it, or one whose index and
-        identity were lost has its shards again.
+        That is so if a cache without samples was emptied for it, or if one that had lost its index and
+        identity was rebuilt.
         """
         index, ledger = self._ledger.index, self._ledger
         with naming_full_disk(str(self._layout.identity)):
@@ -203,7 +195,7 @@ class CacheMeta:
         return anew
 
     def _forget(self) -> None:
-        """Follow what `ownership` did on disk."""
+        """Start over after the cache was emptied on disk."""
         for path in (self._layout.editions, self._layout.deferrals):
             path.unlink(missing_ok=True)
         self._ledger.write(lambda: mark_initialised(self._ledger.index))
@@ -212,19 +204,14 @@ class CacheMeta:
         self.deferrals = Deferrals()
 
     def add_edition(self, edition: Edition) -> None:
-        """Record the next edition, durably."""
+        """Record the next edition durably."""
         with naming_full_disk(str(self._layout.editions)):
             write_editions(self._layout, [*self.editions, edition])
         self._ledger.write(lambda: self._ledger.index.insert_edition(edition))
         self.editions.append(edition)
 
     def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
-        """Record, durably, what was set aside: before the commit or the issue that relies on it.
-
-        Args:
-            deferrals: the record.
-            retried: holes that are none for now, nor visits that were made.
-        """
+        """Record deferrals durably; ``retried`` holes count neither as holes nor as visits any more."""
         with naming_full_disk(str(self._layout.deferrals)):
             write_deferrals(self._layout, deferrals)
         values = deferrals.to_values()
@@ -241,7 +228,7 @@ class CacheMeta:
         self.deferrals = deferrals
 
     def issue(self, group: int) -> None:
-        """Note, durably, that a permit for the group is about to be given out."""
+        """Record durably that a permit for the group is about to be granted."""
         if group <= self.issued:
             return
         with naming_full_disk(str(self._layout.issued)):
@@ -249,13 +236,12 @@ class CacheMeta:
         self.issued = group
 
     def set_complete(self, complete: bool) -> None:
-        """Say whether the whole population is cached."""
         if complete != self.complete:
             self._ledger.write(lambda: self._ledger.index.set_meta("complete", complete))
             self.complete = complete
 
     def set_reuse(self, most: int | None, reaction: str) -> None:
-        """Say how often a job may use a shard, and what it does when all are used so often."""
+        """Record the limit of uses per job, for readers: they have no configuration."""
         index = self._ledger.index
         wanted = {"max_reuse": most, "on_max_reuse": reaction}
         if most is None and index.meta("max_reuse") is None:
@@ -269,13 +255,12 @@ class CacheMeta:
             self._ledger.write(note)
 
     def set_lease_bytes(self, nbytes: int) -> None:
-        """Say how much readers' leases may take: readers have no configuration."""
+        """Record the limit of all leases, for readers: they have no configuration."""
         index = self._ledger.index
         if index.meta(LEASE_BYTES_META) != nbytes:
             self._ledger.write(lambda: index.set_meta(LEASE_BYTES_META, nbytes))
 
     def set_population(self, parts: int | None, samples: float | None) -> None:
-        """Say how large the source is, in parts and in samples (estimated)."""
         if (parts, samples) == self._population:
             return
 

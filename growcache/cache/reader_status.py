@@ -26,17 +26,7 @@ JOBS_META = "jobs"  # {job: sums}, in the index
 
 @dataclass(frozen=True, slots=True)
 class JobSums:
-    """What a job received under its leases.
-
-    Attributes:
-        delivered: samples that its loops received.
-        batches: that they received.
-        waits: batches that they had to wait for.
-        wait_seconds: that they had no batch, in all.
-        wait_histogram: batches by the bucket of their wait, see `WAIT_BOUNDS`.
-        epoch: the latest that began.
-        pid: of the latest reader.
-    """
+    """What a job received under its leases, in the words of `LeaseCounters`."""
 
     delivered: int = 0
     batches: int = 0
@@ -47,11 +37,9 @@ class JobSums:
     pid: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the index notes."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def plus(self, counters: LeaseCounters, pid: int) -> JobSums:
-        """Return the sums with what was received besides."""
         more = zip(self.wait_histogram, counters.wait_histogram(), strict=True)
         return JobSums(
             self.delivered + counters.delivered,
@@ -65,7 +53,7 @@ class JobSums:
 
 
 def jobs_in_index(meta: Any) -> dict[str, JobSums]:
-    """Return the sums that the index notes; what it never noted counts as nothing."""
+    """Return the sums in the index; missing ones are zero."""
     names = JobSums.__slots__
     return {
         job: JobSums(**{name: noted[name] for name in names if name in noted})
@@ -76,7 +64,7 @@ def jobs_in_index(meta: Any) -> dict[str, JobSums]:
 def add_open_leases(
     jobs: Mapping[str, JobSums], leases: Iterable[LeaseView]
 ) -> dict[str, JobSums]:
-    """Return the sums with what is received under leases that are not finished."""
+    """Return the sums with unfinished leases added."""
     of_job: dict[str, list[LeaseView]] = {}
     for lease in leases:
         if lease.job:
@@ -106,8 +94,8 @@ class LeaseStatus:
         age_seconds: since the snapshot was taken.
         shards: that it still protects.
         open: whether the reader lives.
-        seconds_left: for which the shards of a dead reader are kept yet; None where it lives,
-            or where no service runs that counts them.
+        seconds_left: for which the shards of a dead reader are still held; None if it lives, or
+            without a service.
     """
 
     name: str
@@ -123,14 +111,14 @@ class LeaseStatus:
 
 @dataclass(frozen=True, slots=True)
 class ForeignLeaseStatus:
-    """Something among the leases that cannot be read here.
+    """A file among the leases that cannot be read here.
 
     Attributes:
         name: of the file.
         reason: why it cannot be read.
         uid: of its owner.
-        pid: of who holds it, where that can be told.
-        held: whether a process holds it; None where that cannot be told.
+        pid: of its holder, if known.
+        held: whether a process holds it; None if unknown.
         advice: what it keeps, and what to do about it.
     """
 
@@ -158,7 +146,7 @@ class JobStatus:
         name: of the job.
         delivered: samples that its loops received.
         reuse: these, over the samples that were drawn.
-        epoch: the latest that began.
+        epoch: the latest that was started.
         pid: of its latest reader.
         waits: for batches.
         open: whether a reader of it lives.
@@ -176,13 +164,7 @@ class JobStatus:
 def delivered_fields(
     sums: Mapping[str, JobSums], leases: Sequence[LeaseView], totals: CacheTotals
 ) -> dict[str, Any]:
-    """Return the fields of `Status` that tell what was delivered.
-
-    Args:
-        sums: of the jobs, as far as their leases are counted.
-        leases: that are not counted.
-        totals: of the cache, with what was delivered under leases that are counted.
-    """
+    """Return the fields of `Status` about delivery: ``sums`` of counted leases and uncounted ``leases``."""
     delivered = totals.delivered + sum(lease.delivered or 0 for lease in leases if lease.job)
     drawn = max(1, totals.drawn)
     living = {lease.job for lease in leases if lease.open}
@@ -204,12 +186,7 @@ def delivered_fields(
 def lease_statuses(
     leases: Iterable[LeaseView], seconds_left: Mapping[str, float | None] | None = None
 ) -> list[LeaseStatus]:
-    """Return what `Status.leases` shows: those that protect something.
-
-    Args:
-        leases: as they are now.
-        seconds_left: for which the shards of dead readers are kept, by the lease.
-    """
+    """Return `Status.leases`: those that protect something; ``seconds_left`` is by lease, for dead readers."""
     now = time.time()
     return [
         LeaseStatus(
@@ -231,7 +208,7 @@ def lease_statuses(
 def service_lease_statuses(
     leases: Iterable[LeaseView], kept: Iterable[DeadReader]
 ) -> list[LeaseStatus]:
-    """Return what `Status.leases` shows where a service runs, which says what is kept."""
+    """Return `Status.leases` while a service runs, which says what is held for the dead."""
     dead = [
         replace(shown, shards=len(one.shards))
         for one in kept
@@ -243,13 +220,7 @@ def service_lease_statuses(
 def current_lease_statuses(
     leases: Iterable[LeaseView], told: Iterable[LeaseStatus], *, running: bool
 ) -> list[LeaseStatus]:
-    """Return `Status.leases` as of now; of what is kept for the dead the service knows more.
-
-    Args:
-        leases: as they are now.
-        told: by the service, a moment ago.
-        running: whether it runs still.
-    """
+    """Return `Status.leases` of now; ``told`` are the service's a moment ago, which knows the dead."""
     shown = lease_statuses(leases)
     if not running:
         return shown
@@ -266,7 +237,6 @@ def current_lease_statuses(
 
 
 def foreign_statuses(foreign: Iterable[ForeignLease]) -> list[ForeignLeaseStatus]:
-    """Return what `Status.foreign_leases` shows."""
     return [
         ForeignLeaseStatus(
             name=lease.path.name,

@@ -78,13 +78,10 @@ WriteIndex = Callable[[Callable[[], None]], None]
 def recover(
     layout: CacheLayout, index: IndexDatabase, write: WriteIndex
 ) -> tuple[list[ShardTableRow], int]:
-    """Bring rows and files together; return the rows that remain and the bytes of strangers.
+    """Make rows and files agree; return the remaining rows and the bytes of foreign files.
 
-    Afterwards every row that is live or retired has its whole files, and no other file of
-    ours is in the way.
-
-    Raises:
-        CacheError: index or identity are damaged.
+    Afterwards every live or retired row has its whole files, and no other file of ours is in the
+    way. CacheError: index or identity are damaged.
     """
     remove_temporary(layout)
     rows, waiting = _recovered_rows(layout, index, write)
@@ -127,7 +124,7 @@ def reconcile_rows(
 def rebuild_index(
     layout: CacheLayout, index: IndexDatabase, write: WriteIndex, identity: Identity | None
 ) -> None:
-    """Fill a new index from whatever lies in the directory, in one transaction."""
+    """Fill a new index from the shards on disk, in one transaction."""
     if identity is None:
         write(lambda: mark_initialised(index))
         return
@@ -143,7 +140,7 @@ def rebuild_index(
 
 
 def _restore_identity(layout: CacheLayout, index: IndexDatabase) -> None:
-    """WriteIndex the identity again where its file is lost or damaged: the index has a copy."""
+    """Write the identity from the index's copy if its file is lost or damaged."""
     copy = index.meta("identity")
     if copy is None:
         return
@@ -156,7 +153,7 @@ def _restore_identity(layout: CacheLayout, index: IndexDatabase) -> None:
 
 
 def _remove_side_files(layout: CacheLayout) -> None:
-    """Remove what nobody can vouch for, and no shard needs."""
+    """Remove side files that cannot be verified and no shard needs."""
     for path in (layout.editions, layout.deferrals, layout.issued):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)
@@ -177,34 +174,18 @@ SHOWN_FOREIGN = 3  # names of what is not ours
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file of the shards directory, or a directory with all its files.
-
-    Attributes:
-        size: bytes of the file, or of the files.
-        allocated: bytes of their blocks, the directory's own included.
-    """
-
     size: int
     allocated: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowsAndFiles:
-    """What came of comparing rows with files.
-
-    Attributes:
-        rows: live and retired shards whose files are there, with what they allocate.
-        lost: live shards whose files are not.
-        gone: retired shards that were being deleted.
-    """
-
     rows: list[ShardTableRow]
     lost: list[ShardTableRow]
     gone: list[ShardTableRow]
 
 
 def files_in_shards(layout: CacheLayout) -> dict[str, FoundFile]:
-    """Return every entry of the shards directory by name."""
     found = {}
     with os.scandir(layout.shards) as entries:
         for entry in entries:
@@ -229,7 +210,6 @@ def _found_directory(path: Path) -> FoundFile:
 
 
 def compare_rows(rows: Iterable[ShardTableRow], files: Mapping[str, FoundFile]) -> RowsAndFiles:
-    """Compare the rows of the index with the files that are there."""
     match = RowsAndFiles([], [], [])
     for row in rows:
         *samples, sidecar = (files.get(name) for name in shard_names(row.number))
@@ -246,14 +226,14 @@ def compare_rows(rows: Iterable[ShardTableRow], files: Mapping[str, FoundFile]) 
 
 
 def remove_unknown_shards(layout: CacheLayout, files: Iterable[str], known: set[int]) -> None:
-    """Remove shards that no row speaks of."""
+    """Remove shards without a row."""
     unknown = {shard_number_in(name) for name in files if is_shard_name(name)} - known
     for number in sorted(number for number in unknown if number is not None):
         remove_shard(layout, number)
 
 
 def remove_temporary(layout: CacheLayout) -> None:
-    """Remove what samplers, an earlier supervisor and readers that died had begun to write."""
+    """Remove unfinished files of samplers, an earlier supervisor and dead readers."""
     with open_folder(layout.incoming) as incoming:
         for name in own_and_foreign_names(incoming, is_incoming_name)[0]:
             remove_entry(incoming, name)
@@ -268,7 +248,7 @@ def remove_temporary(layout: CacheLayout) -> None:
 
 
 def warn_of_foreign_files(layout: CacheLayout) -> int:
-    """Return the bytes of what is not ours, and is not looked at all the time; say what it is."""
+    """Log foreign files; return the bytes of those that `Space.other_bytes` does not count."""
     found = foreign_paths(layout)
     if found:
         names = [repr(str(path.relative_to(layout.root))) for path in found[:SHOWN_FOREIGN]]
@@ -295,7 +275,7 @@ def _is_abandoned_lease(path: Path) -> bool:
 def row_from_sidecar(
     layout: CacheLayout, sidecar: Sidecar, *, seq: int, drawn_at: float
 ) -> ShardTableRow:
-    """Return the row of a shard that lies at its place."""
+    """Return the row of an installed shard."""
     number = sidecar.number
     return ShardTableRow(
         number=number,
@@ -318,13 +298,13 @@ def row_from_sidecar(
 
 @dataclass(frozen=True, slots=True)
 class ShardsOnDisk:
-    """The shards that lie in a cache.
+    """The shards on disk.
 
     Attributes:
-        whole: rows of those that are as they describe themselves, by number.
-        damaged: numbers of which something lies there that is not whole.
-        editions: the longest table of editions that a shard names.
-        told: what shards tell of visits that were set aside.
+        whole: rows of those that match their sidecars, by number.
+        damaged: numbers of the others.
+        editions: the longest table of editions in a sidecar.
+        told: what sidecars say about deferrals.
     """
 
     whole: Mapping[int, ShardTableRow] = field(default_factory=dict)
@@ -333,13 +313,12 @@ class ShardsOnDisk:
     told: tuple[ShardDeferrals, ...] = ()
 
     def deferrals(self, issued: int) -> Deferrals:
-        """Return what was set aside, as far as shards tell; see `from_shards`."""
         last = max((row.group for row in self.whole.values()), default=-1)
         return from_shards(self.told, last, issued)
 
 
 def numbers_on_disk(layout: CacheLayout) -> list[int]:
-    """Return the numbers of which something lies in the shards directory."""
+    """Return the numbers that have a file in the shards directory."""
     if not layout.shards.is_dir():
         return []
     names = {path.name for path in layout.shards.iterdir()}
@@ -369,12 +348,7 @@ def read_shards(layout: CacheLayout, identity: Identity) -> ShardsOnDisk:
 
 
 def read_whole_shard(layout: CacheLayout, number: int) -> Sidecar:
-    """Return the description of a shard whose every byte is as described.
-
-    Raises:
-        CorruptShardError: file or description are damaged, or not of one another.
-        OSError: the description cannot be read.
-    """
+    """Return the sidecar of a shard whose bytes match it. CorruptShardError or OSError: they do not."""
     path = layout.sidecar(number)
     sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     if sidecar.number != number:
@@ -400,16 +374,7 @@ def remade_contents(
     deferrals: Deferrals,
     issued: int,
 ) -> IndexContents:
-    """Return what an index must say.
-
-    Args:
-        old: what an earlier one said, as far as it can be believed; empty where it is lost.
-        seen: the shards that lie there.
-        identity: of the cache.
-        editions: of its listing.
-        deferrals: what was set aside.
-        issued: the highest group a permit was given out for, as far as that is known.
-    """
+    """Return the contents of a rebuilt index."""
     rows = _remade_rows(old, seen)
     forgotten = {row.number for row in old.rows} - {row.number for row in rows}
     ranges = list(old.ranges or ())
@@ -544,12 +509,12 @@ def missing_numbers(numbers: Sequence[int], stop: int) -> Iterator[tuple[int, in
 
 
 def mark_initialised(index: IndexDatabase) -> None:
-    """Note that what the index says is all there is: files that it misses are litter."""
+    """Record that the index is complete: files without a row are litter."""
     index.set_meta("initialised", True)
 
 
 def is_initialised(index: IndexDatabase) -> bool:
-    """Return whether `mark_initialised` was called since the index was made or emptied."""
+    """Whether `mark_initialised` was called since the index was made or emptied."""
     return bool(index.meta("initialised"))
 
 
@@ -559,14 +524,7 @@ def write_side_files(
     issued: int | None,
     contents: IndexContents,
 ) -> None:
-    """WriteIndex again what was lost or is less than an index has rows of.
-
-    Args:
-        layout: of the cache.
-        editions: as they must be.
-        issued: as it was noted; None where that was damaged.
-        contents: of the index.
-    """
+    """Write the side files that are lost or behind the index."""
     if read_editions(layout) != editions:
         write_editions(layout, editions)
     deferrals = deferrals_in_index(contents.meta)

@@ -25,12 +25,10 @@ RefusedRefetches = Mapping[tuple[int, str], str]
 
 @dataclass(frozen=True, slots=True)
 class RefetchOutcome:
-    """What has become of a wish.
+    """The fate of one refetch.
 
-    Attributes:
-        state: ``live``: the shard is there, and may be opened under the lease that wished
-            for it. ``pending``: it may still come. ``refused``: it will not.
-        reason: why it was refused, in words.
+    ``live``: the shard is there and may be opened under the lease that named it. ``pending``: it
+    may still come. ``refused``: it will not, for ``reason``.
     """
 
     state: Literal["live", "pending", "refused"]
@@ -41,13 +39,9 @@ LIVE, PENDING = RefetchOutcome("live"), RefetchOutcome("pending")
 
 
 def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, RefetchOutcome]:
-    """Return what has become of each wish, as of one look at the index.
+    """Return the fate of each refetch, as of one look at the index.
 
-    Whoever asks must hold the lease already, and have looked after it was made.
-
-    Args:
-        view: of the index.
-        wishes: digests by shard number.
+    The caller must hold the lease, and must have read ``view`` after making it.
     """
     there = {row.number: row.digest for row in view.shards if row.number in wishes}
     noted = refused_in_index(view.meta.get(REFUSED_META))
@@ -60,13 +54,9 @@ def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, Re
 def refetch_outcome(
     number: int, digest: str, found: str | None, refused: RefusedRefetches
 ) -> RefetchOutcome:
-    """Return what has become of one wish.
+    """Return the fate of one refetch.
 
-    Args:
-        number: of the shard.
-        digest: that it must have.
-        found: the digest of the live shard of that number; None where there is none.
-        refused: as the supervisor noted it.
+    ``digest`` is required, ``found`` the live shard's (None without one).
     """
     if found == digest:
         return LIVE
@@ -77,7 +67,7 @@ def refetch_outcome(
 
 
 def other_bytes_reason(number: int) -> str:
-    """Return why a wish is refused whose shard this cache holds with another digest."""
+    """Return the reason for a refusal because the cache holds the shard with another digest."""
     return (
         f"shard {number} of this cache has other bytes: objects were rewritten since, or this "
         "machine's listing grew in other steps"
@@ -85,18 +75,13 @@ def other_bytes_reason(number: int) -> str:
 
 
 def redrawn_differently_reason(number: int, holes: Sequence[str]) -> str:
-    """Return why a wish is refused whose shard, drawn again, has another digest.
-
-    Args:
-        number: of the shard.
-        holes: why visits of it yielded nothing.
-    """
+    """Return the reason for a refusal because the shard was drawn again with another digest."""
     why = f"objects of shard {number} were rewritten or removed since it was drawn"
     return short_reason(f"{why}: {'; '.join(holes[:2])}" if holes else why)
 
 
 def short_reason(text: str) -> str:
-    """Return a reason as long as the index notes one.
+    """Return the reason cut to what the index stores.
 
     >>> len(short_reason("x" * 1000)) == MOST_REASON_CHARACTERS
     True
@@ -109,7 +94,7 @@ def short_reason(text: str) -> str:
 
 
 def refused_in_index(meta: Any) -> dict[tuple[int, str], str]:
-    """Return the refused wishes that the index notes, by (shard, digest)."""
+    """Return the refused refetches in the index, by (shard, digest)."""
     return {
         (int(number), digest): reason
         for number, reasons in (meta or {}).items()
@@ -118,7 +103,7 @@ def refused_in_index(meta: Any) -> dict[tuple[int, str], str]:
 
 
 def refused_meta(refused: RefusedRefetches) -> dict[str, dict[str, str]]:
-    """Return refused wishes as the index notes them; the first `MOST_REFUSED`."""
+    """Return refused refetches as the index stores them; the first `MOST_REFUSED`."""
     meta: dict[str, dict[str, str]] = {}
     for (number, digest), reason in list(refused.items())[:MOST_REFUSED]:
         meta.setdefault(str(number), {})[digest] = reason
@@ -126,7 +111,7 @@ def refused_meta(refused: RefusedRefetches) -> dict[str, dict[str, str]]:
 
 
 def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
-    """Return the leases that wish for shards they have not read yet, the oldest first."""
+    """Return the leases with refetches that they have not read yet, the oldest first."""
     wishing = [lease for lease in leases if lease.wishing]
     return sorted(wishing, key=lambda lease: (lease.created, lease.name))
 
@@ -134,14 +119,10 @@ def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
 def pending_refetches(
     leases: Iterable[LeaseView], there: Collection[int], refused: RefusedRefetches
 ) -> dict[int, str]:
-    """Return the digests of the shards that shall be drawn again, in the order to do so.
+    """Return the digests of the shards to refetch, in order.
 
-    Where two leases want one shard with different bytes, the older one is heard first.
-
-    Args:
-        leases: the unfinished ones.
-        there: the shards whose files lie in the cache.
-        refused: wishes that cannot be granted.
+    If two leases name one shard with different digests, the older one wins. ``there`` are the
+    shards on disk.
     """
     found: dict[int, str] = {}
     for lease in refetching_leases(leases):
@@ -154,13 +135,7 @@ def pending_refetches(
 def still_refused(
     leases: Iterable[LeaseView], there: Mapping[int, str], refused: RefusedRefetches
 ) -> dict[tuple[int, str], str]:
-    """Return the refused wishes that somebody still has, those among them that ``there`` denies.
-
-    Args:
-        leases: the unfinished ones.
-        there: the digests of shards whose files lie in the cache.
-        refused: so far.
-    """
+    """Return the refused refetches that a lease still names, plus those that digests in ``there`` refuse."""
     found: dict[tuple[int, str], str] = {}
     for lease in refetching_leases(leases):
         for wish in lease.wishing.items():
@@ -174,12 +149,10 @@ def still_refused(
 
 @dataclass(frozen=True, slots=True)
 class WrittenShards:
-    """What becomes of shards that were written.
+    """What becomes of written shards.
 
-    Attributes:
-        fresh: never committed before.
-        returned: they had left the cache, and are as they were wished.
-        denied: they had left the cache, and are not as they were wished.
+    ``fresh``: never committed before. ``returned``: evicted before, with the digest that a lease
+    names. ``denied``: evicted before, with another digest.
     """
 
     fresh: frozenset[int]
@@ -190,13 +163,7 @@ class WrittenShards:
 def judge_written(
     written: Mapping[int, str], known: Collection[int], wishes: Mapping[int, str]
 ) -> WrittenShards:
-    """Return what becomes of written shards; what is in no set is left as it is.
-
-    Args:
-        written: digests of the new files by shard number.
-        known: numbers that were ever committed.
-        wishes: see `pending`; none of them lies in the cache.
-    """
+    """Return what becomes of written shards (digests by number); shards in no set are left as they are."""
     again = {number for number in written if number in known and number in wishes}
     returned = frozenset(number for number in again if written[number] == wishes[number])
     return WrittenShards(
@@ -207,13 +174,7 @@ def judge_written(
 def never_fits(
     lease: LeaseView, sizes: Mapping[int, int], capacity: int
 ) -> tuple[int, int] | None:
-    """Return (bytes of its wishes, of all it holds), where they can never lie there together.
-
-    Args:
-        lease: that wishes.
-        sizes: allocated bytes by shard number, of all that it holds.
-        capacity: bytes that the bound leaves for shards.
-    """
+    """Return (bytes of its refetches, of all it holds) if these can never fit ``capacity``, else None."""
     wishing = lease.wishing
     wished = sum(sizes[number] for number in wishing)
     held = sum(sizes[number] for number in lease.holding())
@@ -249,7 +210,7 @@ def refusal_message(outcomes: Mapping[int, RefetchOutcome]) -> str:
 
 
 def number_list(numbers: Iterable[int], most: int = 5) -> str:
-    """Return numbers as a text, the first few of them.
+    """Return the first few numbers as a text.
 
     >>> number_list([1, 2, 3, 4, 5, 6, 7])
     '1, 2, 3, 4, 5, …'

@@ -16,21 +16,12 @@ from growcache.errors import CorruptShardError
 
 
 class ShardTable:
-    """The shards whose files lie in the directory.
-
-    Attributes:
-        live: by number, oldest first.
-        retired: by number; they go when their last reader lets go.
-        live_samples: in live shards.
-        live_bytes: allocated by live shards and their sidecars.
-        retired_bytes: allocated by retired ones.
-    """
+    """The shards on disk: ``live`` by number, oldest first, ``retired``, and their sums."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew with nothing."""
         self.live: dict[int, ShardTableRow] = {}
         self.retired: dict[int, ShardTableRow] = {}
         self.live_samples = self.live_bytes = self.retired_bytes = 0
@@ -40,11 +31,10 @@ class ShardTable:
 
     @property
     def bytes(self) -> int:
-        """Allocated by all of them."""
         return self.live_bytes + self.retired_bytes
 
     def add(self, rows: Iterable[ShardTableRow]) -> None:
-        """Take shards in, each younger than those before it."""
+        """Add shards, each younger than those before it."""
         for row in rows:
             if row.state == ShardState.RETIRED:
                 self.retired[row.number] = row
@@ -55,7 +45,6 @@ class ShardTable:
                 self.live_bytes += row.allocated
 
     def retire(self, rows: Iterable[ShardTableRow]) -> None:
-        """Move live shards to the retired ones."""
         for row in rows:
             del self.live[row.number]
             self.live_samples -= row.samples
@@ -63,19 +52,17 @@ class ShardTable:
             self.add([row._replace(state=ShardState.RETIRED)])
 
     def revive(self, rows: Iterable[ShardTableRow]) -> None:
-        """Move retired shards back to the live ones."""
         for row in rows:
             self.remove([row.number])
             self.add([row._replace(state=ShardState.LIVE)])
         self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Forget retired shards, whose files are gone."""
+        """Forget retired shards whose files are gone."""
         for number in numbers:
             self.retired_bytes -= self.retired.pop(number).allocated
 
     def use(self, numbers: Iterable[int]) -> None:
-        """Count one use for each."""
         for number in numbers:
             for rows in (self.live, self.retired):
                 if row := rows.get(number):
@@ -83,14 +70,7 @@ class ShardTable:
 
 
 class KnownHole(NamedTuple):
-    """A visit that yielded nothing.
-
-    Attributes:
-        shard: that the visit is counted to.
-        key: of the object; of several the first.
-        part: of the object.
-        version: of the object, where that is another than the listed one; else empty.
-    """
+    """A visit that yielded nothing. ``version`` is the object's, if it is not the listed one."""
 
     shard: int
     key: str
@@ -101,12 +81,9 @@ class KnownHole(NamedTuple):
 def known_holes(
     layout: CacheLayout, rows: Iterable[ShardTableRow], others: Iterable[tuple[int, str, int]]
 ) -> list[KnownHole]:
-    """Return the holes that are known; not such as lie beside samples of the same visit.
+    """Return the known holes, without those of visits that yielded samples too.
 
-    Args:
-        layout: of the cache.
-        rows: of the shards that lie there.
-        others: shard, key and part of holes that the index notes, of whatever shard.
+    ``rows`` are the shards on disk; ``others`` are (shard, key, part) of holes in the index.
     """
     rows = list(rows)
     here = {row.number for row in rows}

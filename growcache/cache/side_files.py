@@ -19,7 +19,7 @@ from growcache.schema import Schema
 
 
 def identity_notes(identity: Identity) -> dict[str, object]:
-    """Return what an index notes of the identity: a whole copy, should the file be lost."""
+    """Return the index's copy of the identity, in case the file is lost."""
     return {"fingerprint": identity.fingerprint, "identity": identity.to_values()}
 
 
@@ -31,11 +31,11 @@ class Identity:
     """The identity of a cache.
 
     Attributes:
-        fingerprint: hash of all that can change a byte of a shard.
+        fingerprint: hash of all settings that can change a byte of a shard.
         parts: what was hashed, by dotted key of the configuration; JSON values.
         schema: of every sample.
-        sizes: what was measured on the first readable object (bytes of a part, of a
-            sample, samples of a shard, …), by name.
+        sizes: measurements of the first readable object (bytes of a part, of a sample, samples
+            of a shard, …), by name.
     """
 
     fingerprint: str
@@ -45,24 +45,17 @@ class Identity:
 
     @property
     def cache_format(self) -> str:
-        """The format of the shards."""
         return str(self.parts.get("cache.format", "tfrecord"))
 
     def to_json(self) -> bytes:
-        """Return the bytes of ``identity.json``."""
         return checksummed_json(self.to_values())
 
     @classmethod
     def from_json(cls, data: bytes) -> Identity:
-        """Return what `to_json` wrote.
-
-        Raises:
-            ValueError: the bytes are others.
-        """
+        """Return what `to_json` wrote, or raise ValueError."""
         return cls.from_values(verified_json(data))
 
     def to_values(self) -> dict[str, Any]:
-        """Return it as JSON values; the index has a copy."""
         return {
             "fingerprint": self.fingerprint,
             "parts": self.parts,
@@ -72,7 +65,6 @@ class Identity:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Identity:
-        """Return what `to_values` gave."""
         schema = Schema.from_json(values["schema"])
         parts, sizes = values["parts"], values["sizes"]
         if not (type(parts) is dict and type(sizes) is dict):
@@ -80,7 +72,6 @@ class Identity:
         return cls(str(values["fingerprint"]), parts, schema, sizes)
 
     def differing(self, other: Identity) -> list[str]:
-        """Return the keys whose values differ, each with both values, in order."""
         return describe_differences(other.parts, self.parts)
 
 
@@ -102,11 +93,7 @@ def _shown_value(value: object) -> str:
 
 
 def read_identity(root: str | os.PathLike[str]) -> Identity | None:
-    """Return the cache's identity; None where no sample was ever measured.
-
-    Raises:
-        CacheError: the file is damaged.
-    """
+    """Return the cache's identity; None if no sample was ever measured. CacheError: the file is damaged."""
     path = CacheLayout(root).identity
     try:
         return Identity.from_json(path.read_bytes())
@@ -119,7 +106,7 @@ def read_identity(root: str | os.PathLike[str]) -> Identity | None:
 
 
 def write_identity(root: str | os.PathLike[str], identity: Identity) -> None:
-    """Write the identity durably, at once or not at all."""
+    """Replace the identity durably."""
     write_atomic(CacheLayout(root).identity, identity.to_json())
 
 
@@ -127,13 +114,11 @@ EDITIONS, ISSUED, DEFERRALS = "editions", "issued", "deferrals"
 
 
 def write_editions(layout: CacheLayout, editions: Iterable[Edition]) -> None:
-    """Keep the editions beside the index too: without them its shards name nothing."""
     rows = [[e.edition, e.objects, e.digest, e.first_group] for e in editions]
     write_atomic(layout.editions, checksummed_json({EDITIONS: rows}))
 
 
 def read_editions(layout: CacheLayout) -> list[Edition] | None:
-    """Return the editions that were recorded; None where the file is damaged."""
     try:
         rows = verified_json(layout.editions.read_bytes())[EDITIONS]
         return [Edition(*row) for row in rows]
@@ -144,12 +129,11 @@ def read_editions(layout: CacheLayout) -> list[Edition] | None:
 
 
 def write_issued(layout: CacheLayout, group: int) -> None:
-    """Note, durably, the highest group that a permit was issued for."""
     write_atomic(layout.issued, checksummed_json({ISSUED: group}))
 
 
 def read_issued(layout: CacheLayout) -> int | None:
-    """Return the highest group a permit was issued for; -1 if none, None if damaged."""
+    """Return the highest group a permit was granted for; -1 if none, None if damaged."""
     try:
         return int(verified_json(layout.issued.read_bytes())[ISSUED])
     except FileNotFoundError:
@@ -159,12 +143,10 @@ def read_issued(layout: CacheLayout) -> int | None:
 
 
 def write_deferrals(layout: CacheLayout, deferrals: Deferrals) -> None:
-    """Keep the record of what was set aside beside the index too."""
     write_atomic(layout.deferrals, checksummed_json({DEFERRALS: deferrals.to_values()}))
 
 
 def read_deferrals(layout: CacheLayout) -> Deferrals | None:
-    """Return the record of what was set aside; None where it is damaged."""
     try:
         return Deferrals.from_values(verified_json(layout.deferrals.read_bytes())[DEFERRALS])
     except FileNotFoundError:
@@ -174,18 +156,17 @@ def read_deferrals(layout: CacheLayout) -> Deferrals | None:
 
 
 def deferrals_in_index(meta: Mapping[str, Any]) -> Deferrals:
-    """Return the record of what was set aside, as an index notes it."""
     values = meta.get(DEFERRALS)
     return Deferrals() if values is None else Deferrals.from_values(values)
 
 
 def editions_in_sidecar(table: Sequence[Sequence[Any]]) -> list[Edition]:
-    """Return the editions that a shard's description names, from the first one on."""
+    """Return the editions that a sidecar names, from the first one on."""
     return [Edition(i, int(o), str(d), int(first)) for i, (o, d, first) in enumerate(table)]
 
 
 def longest_editions(tables: Iterable[Sequence[Edition]]) -> list[Edition]:
-    """Return the longest table that all agree with as far as they go; earlier ones count more.
+    """Return the longest table that agrees with all before it; earlier ones win.
 
     >>> a, b = Edition(0, 9, "a", 0), Edition(1, 18, "b", 4)
     >>> longest_editions([[a], [a, b], [b]]) == [a, b]
@@ -202,7 +183,7 @@ def longest_editions(tables: Iterable[Sequence[Edition]]) -> list[Edition]:
 class Edition:
     """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them.
 
-    ``first_group`` counts groups without the makeup groups (`Deferrals.draw_number`).
+    ``first_group`` does not count makeup groups (`Deferrals.draw_number`).
     """
 
     edition: int

@@ -75,8 +75,8 @@ class SampleOrigin:
 class Origins:
     """The origins of a shard's samples: a table of objects, and columns per sample.
 
-    ``round`` is empty where all samples are of the shard's round, ``stores`` where all objects
-    were listed by the first URL.
+    ``round`` is empty if all samples are of the shard's round, ``stores`` if all objects were
+    listed by the first URL.
     """
 
     keys: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Origins:
 
     @property
     def identities(self) -> Iterator[tuple[int, str]]:
-        """What tells objects apart: their stores and keys, in the order of the table."""
+        """Stores and keys of the objects, in the order of the table."""
         return zip(self.stores or repeat(0), self.keys, strict=False)
 
     def __len__(self) -> int:
@@ -128,13 +128,7 @@ class Origins:
 
 
 class ShardFile(NamedTuple):
-    """What is known of one file of a shard.
-
-    Attributes:
-        suffix: what its name has after the shard's number.
-        nbytes: its size.
-        crc32c: of all its bytes; None where its records carry their own.
-    """
+    """One file of a shard; ``crc32c`` is None if its records have their own."""
 
     suffix: str
     nbytes: int
@@ -145,7 +139,7 @@ class ShardFile(NamedTuple):
 class Hole:
     """A visit that permanently yields nothing, and why.
 
-    ``version`` is that of the object, where it is another than the listed one; else empty.
+    ``version`` is the object's, if it is not the listed one; else empty.
     """
 
     key: str
@@ -165,33 +159,32 @@ def version_of(etag: str | None, size: int, mtime: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """A shard's description of itself.
+    """The description of a shard.
 
     Attributes:
         fingerprint: of the configuration that drew it.
-        edition: the edition that its group belongs to.
-        round: pass of the permutation it was drawn in.
+        edition: the edition of its group.
+        round: pass of the permutation.
         number: of the shard.
-        group: of the group it was filled with.
+        group: the group that it was filled with.
         schema: of its samples.
-        samples: how many; 0 means that there are no files.
+        samples: number of samples; 0 means that there are no files.
         parts: visits whose samples are counted to this shard.
-        record_bytes: bytes of every record; 0 where they differ.
+        record_bytes: bytes of every record; 0 if they differ.
         shard_bytes: bytes of all files.
-        digest: xxh3_128 of the files, one after the other, hexadecimal; empty where there
-            are none.
+        digest: xxh3_128 of the concatenated files, hexadecimal; empty without files.
         origins: of every sample.
         holes: visits that yielded nothing.
         counts: further numbers of the draw, by name; they must be a function of it.
         format_version: of this file.
         cache_format: of the records.
         files: of the samples, in the order of the digest.
-        editions: objects, digest and first group of every edition up to its own: with them
-            the shards alone tell what was drawn.
-        left_out: visits of its group, of those counted to it, that were set aside.
+        editions: objects, digest and first group of every edition up to its own, so that shards
+            alone tell what was drawn.
+        left_out: visits counted to it that were deferred.
         makeups: the makeup groups before its own.
-        made_up: of a makeup group: where each of its visits was drawn first, as group and
-            place, and 1 where it was a hole there.
+        made_up: of a makeup group: where each of its visits was first drawn, as group and place,
+            and 1 if it was a hole there.
     """
 
     fingerprint: str
@@ -222,16 +215,14 @@ class Sidecar:
             object.__setattr__(self, "files", files)
 
     def origin(self, i: int) -> Origin:
-        """Return where sample ``i`` came from."""
         return self.origins[i]
 
     @property
     def told(self) -> ShardDeferrals:
-        """What it tells of visits that were set aside."""
         return ShardDeferrals(self.group, self.left_out, self.makeups, self.made_up)
 
     def to_bytes(self) -> bytes:
-        """Return the file's bytes: one JSON object, guarded by a checksum of its own."""
+        """Return the file's bytes: one JSON object with a checksum."""
         values = {name: getattr(self, name) for name in self.__slots__}
         for name in _SELDOM:
             if not values[name]:
@@ -252,11 +243,7 @@ class Sidecar:
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str = "sidecar") -> Sidecar:
-        """Return what `to_bytes` wrote.
-
-        Raises:
-            CorruptShardError: damaged, cut off, or of a later version.
-        """
+        """Return what `to_bytes` wrote. CorruptShardError: damaged, cut off, or of a later version."""
         inner = data[_HEAD_BYTES:-1]
         head = (_HEAD % google_crc32c.value(inner)).encode()
         if data[:_HEAD_BYTES] != head or data[-1:] != b"}":
@@ -276,7 +263,6 @@ class Sidecar:
 
 
 def _converted(values: dict[str, Any]) -> dict[str, Any]:
-    """Return JSON values as what a `Sidecar` has."""
     origins = {name: tuple(column) for name, column in values["origins"].items()}
     return {
         **values,
@@ -295,11 +281,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(sidecar: Sidecar) -> Sidecar:
-    """Return the description if it can be one of a shard: what reads it looks no further.
-
-    Raises:
-        ValueError: numbers that are none, columns of other lengths, files elsewhere.
-    """
+    """Return the sidecar if it is consistent, else raise ValueError: its readers check no further."""
     numbers = (
         *(getattr(sidecar, name) for name in _COUNTS),
         *(f.nbytes for f in sidecar.files),

@@ -29,20 +29,19 @@ BUDGET_SHARE = 8  # one part of so many of max_bytes
 
 @dataclass(frozen=True, slots=True)
 class SpaceBudget:
-    """How the fixed part is split; all in allocated bytes.
+    """The fixed part of the bound, by purpose, in allocated bytes.
 
-    What is left of ``total`` holds the history's growth, locks and directories.
+    The rest of ``total`` holds the history's growth, locks and directories.
 
     Attributes:
         total: set aside inside ``max_bytes``, whether used or not.
         ballast: unlinked to commit an eviction on a full disk.
-        wal: the log is cut when it is longer. It may grow by one transaction beyond.
-        leases: that readers make, all together; see `growcache.cache.leases`.
-        pages: the index itself; when it is larger no permits are given.
-        samples: while the index is smaller it also has a row per sample.
+        wal: limit of the log, which may exceed it by one transaction.
+        leases: limit of all leases together; see `growcache.cache.leases`.
+        pages: limit of the index itself, beyond which no permit is granted.
         kept_deleted: rows of deleted shards that are kept one by one.
         kept_history: records of the history.
-        deferred: visits that the record of what was set aside may speak of.
+        deferred: limit of the visits in the record of deferrals.
     """
 
     total: int
@@ -57,7 +56,6 @@ class SpaceBudget:
 
 
 def fixed_budget(max_bytes: int) -> SpaceBudget:
-    """Return the fixed part of a cache bounded to ``max_bytes``."""
     total = min(max(max_bytes // BUDGET_SHARE, LEAST_BUDGET_BYTES), MOST_BUDGET_BYTES)
     return SpaceBudget(
         total=total,
@@ -75,10 +73,7 @@ def fixed_budget(max_bytes: int) -> SpaceBudget:
 def minimum_bytes(workers: int, group_bytes: int, catalog_bytes: int = 0) -> int:
     """Return the least ``max_bytes`` that keeps this many samplers at work.
 
-    Args:
-        workers: sampler processes.
-        group_bytes: allocated by one full group with its sidecars.
-        catalog_bytes: allocated by the local copy of the listing.
+    ``group_bytes`` are allocated by one full group with its sidecars.
 
     >>> fixed_budget(minimum_bytes(2, 100_000)).total + 4 * 100_000 == minimum_bytes(2, 100_000)
     True
@@ -89,25 +84,18 @@ def minimum_bytes(workers: int, group_bytes: int, catalog_bytes: int = 0) -> int
 
 
 class Ballast:
-    """A file of nothing.
-
-    Attributes:
-        path: of the file.
-        size: its bytes, while it is there.
-    """
-
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
 
     def drop(self) -> bool:
-        """Give the room up; False where that was done already."""
+        """Delete the file; False if it was gone already."""
         there = allocated(self.path) > 0
         self.path.unlink(missing_ok=True)
         return there
 
     def restore(self) -> bool:
-        """Make the file if it is missing and the disk has room to spare; True if it is there."""
+        """Make the file if it is missing and the disk has room to spare; return whether it exists."""
         if self.path.exists() and self.path.stat().st_size == self.size:
             return True
         self.path.unlink(missing_ok=True)
@@ -133,15 +121,15 @@ def free_user_bytes(path: Path) -> int:
 
 
 class Space:
-    """The account of one cache.
+    """The space account of one cache.
 
-    A bound that is lowered is in force only once everything fits below it; until then the
-    old one is (G1), and nothing new is promised.
+    A lowered bound is in force only once everything fits below it. Until then the old one is
+    (G1), and nothing new is reserved.
 
     Attributes:
-        catalog_bytes: what the catalog takes; its owner keeps this up to date.
-        foreign_bytes: allocated by what is not ours, as far as `other_bytes` does not count it.
-        listing_ahead: what shards leave free for the part of the listing that is yet to come.
+        catalog_bytes: allocated by the catalog; its owner keeps it current.
+        foreign_bytes: allocated by foreign files, as far as `other_bytes` does not count them.
+        listing_ahead: bytes that shards leave free for the rest of the listing.
     """
 
     def __init__(self, layout: CacheLayout, max_bytes: int, stock: ShardTable) -> None:
@@ -155,7 +143,7 @@ class Space:
 
     @property
     def max_bytes(self) -> int:
-        """The bound that is wanted: what is promised stays below it."""
+        """The configured bound; reservations stay below it."""
         return self._max_bytes
 
     @max_bytes.setter
@@ -169,32 +157,31 @@ class Space:
         return self._in_force
 
     def settle(self) -> None:
-        """Look whether a lowered bound holds by now."""
+        """Put a lowered bound in force if everything fits below it by now."""
         if self.left() >= 0:
             self._in_force = self._max_bytes
         else:
             self._in_force = max(self._in_force, self._max_bytes)
 
     def admit(self) -> None:
-        """Count with what lies there at a start, which a larger bound may have let in."""
+        """Accept what is on disk at a start, which a larger bound may have let in."""
         self._in_force = max(self._in_force, self.used())
 
     @property
     def index_overflows(self) -> bool:
-        """Whether index, log and the like take more than the bound sets aside for them."""
+        """Whether index, log, leases and other files exceed the fixed part of the bound."""
         return self.other_bytes() > self.budget.total
 
     def slack(self) -> int:
-        """Return how many bytes may be written for a moment, below the bound in force."""
+        """Return the bytes that may be written temporarily, below the bound in force."""
         return self._in_force - self.used() - self.reserved
 
     @property
     def budget(self) -> SpaceBudget:
-        """The fixed part, by purpose."""
         return fixed_budget(self.max_bytes)
 
     def other_bytes(self) -> int:
-        """Return what everything but shards and catalog takes on disk now."""
+        """Return the allocated bytes of everything but shards and catalog."""
         layout = self._layout
         total = sum(map(allocated, (layout.root, layout.shards, layout.incoming)))
         total += allocated_tree(layout.leases)
@@ -205,26 +192,25 @@ class Space:
         return total
 
     def used(self) -> int:
-        """Return the bytes that count against the bound, the fixed part as a whole."""
+        """Return the bytes that count against the bound, with the whole fixed part."""
         shards = self._stock.bytes + self.foreign_bytes
         catalog = max(self.catalog_bytes, allocated(self._layout.catalog))
         return shards + max(self.budget.total, self.other_bytes()) + catalog
 
     @property
     def reserved(self) -> int:
-        """Bytes promised to permits."""
         return sum(self._reserved.values())
 
     def left(self) -> int:
-        """Return how many more bytes could be used; negative while shrinking."""
+        """Return the bytes that could still be used; negative while shrinking."""
         return self.max_bytes - self.used() - self.reserved
 
     def left_for_shards(self) -> int:
-        """Return how many more bytes could be promised to permits."""
+        """Return the bytes that could still be reserved."""
         return self.left() - self.listing_ahead
 
     def reserve(self, permit: str, nbytes: int) -> bool:
-        """Promise bytes to a permit, in place of what it was promised before."""
+        """Reserve bytes for a permit, replacing its earlier reservation."""
         before = self._reserved.pop(permit, 0)
         if nbytes <= self.left_for_shards():
             self._reserved[permit] = nbytes
@@ -234,7 +220,7 @@ class Space:
         return False
 
     def release(self, permit: str) -> None:
-        """Take a promise back; the permit's files are gone or are counted as shards now."""
+        """Release a permit's reservation; its files are gone or counted as shards now."""
         self._reserved.pop(permit, None)
 
 
@@ -243,11 +229,11 @@ LEASE_BYTES = 1 << 16
 
 
 def free_disk_bytes(layout: CacheLayout) -> tuple[int, int]:
-    """Return (free to this user, all) bytes of the file system that holds the cache."""
+    """Return (free to this user, all) bytes of the cache's file system."""
     found = os.statvfs(layout.root)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def min_free_bytes(min_free: float, total: int) -> int:
-    """Return ``min_free`` in bytes, where a number below 1 is a share of the disk."""
+    """Return ``min_free`` in bytes; a number below 1 is a share of the disk."""
     return int(min_free * total) if min_free < 1 else int(min_free)

@@ -126,7 +126,6 @@ class SetAsideStatus:
 
     @property
     def words(self) -> str:
-        """Say it in a line; empty where nothing is set aside."""
         objects = "1 object keeps" if self.objects == 1 else f"{self.objects:,} objects keep"
         verb = "is" if self.objects == 1 else "are"
         parts = "1 part" if self.parts == 1 else f"{self.parts:,} parts"
@@ -243,7 +242,6 @@ class Status:
     restart_for: list[str] = field(default_factory=list)
 
     def to_json(self) -> builtins.bytes:
-        """Return the status as one JSON object."""
         return orjson.dumps(self)
 
     @classmethod
@@ -273,7 +271,7 @@ def _status_from_json(values: object) -> Status:
 
 
 def _dataclass_from_json(kind: type, values: object) -> Any:
-    """Return a dataclass of JSON values, checked by what its fields are declared to be."""
+    """Return a dataclass of JSON values, checked against the types of its fields."""
     if type(values) is not dict:
         raise ValueError(f"expected a mapping of {kind.__name__}")
     declared = {f.name: str(f.type) for f in fields(kind)}
@@ -309,7 +307,7 @@ def write_status(root: str | os.PathLike[str], status: Status) -> None:
 
 
 def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
-    """Yield the status with less and less of what makes it long: all else is of that moment."""
+    """Yield the status with ever fewer of its long lists; the rest is current."""
     yield status.to_json()
     status = replace(status, last_errors=status.last_errors[-1:])
     yield status.to_json()
@@ -318,9 +316,9 @@ def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
 
 
 def _overwrite_in_place(path: Path, versions: Iterable[builtins.bytes]) -> None:
-    """Say the first that fits into the blocks that the file has; if none does, say nothing.
+    """Write the first version that fits the file's blocks; if none does, write nothing.
 
-    Whoever reads meanwhile may find half of it, which `_read_status_file` knows.
+    A concurrent reader may find half of it, which `_read_status_file` handles.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)
@@ -339,7 +337,7 @@ def _overwrite_in_place(path: Path, versions: Iterable[builtins.bytes]) -> None:
 
 
 def _read_status_file(layout: CacheLayout) -> Status:
-    """Return what the file says; nothing where it is of another version, or not there."""
+    """Return the file's content; nothing if it is missing or of another version."""
     for _ in range(READ_TRIES):
         try:
             return Status.from_json(layout.status.read_bytes())
@@ -351,11 +349,7 @@ def _read_status_file(layout: CacheLayout) -> Status:
 
 
 def read_status(root: str | os.PathLike[str]) -> Status:
-    """Return what the service tells, or told, corrected by what can be seen now.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-    """
+    """Return the service's last status, corrected by what can be seen now. CacheMissingError: no cache."""
     layout = CacheLayout(root)
     layout.require()
     told = _read_status_file(layout)
@@ -385,12 +379,9 @@ def read_status(root: str | os.PathLike[str]) -> Status:
 
 
 def _silence(told: Status, now: float, *, stopped: bool) -> str:
-    """Return what a service that tells nothing has to do first, in words; empty if it does tell.
+    """Return in words what a silent service has to do first; empty if it reports.
 
-    Args:
-        told: its last status.
-        now: wall time.
-        stopped: whether its process is stopped by a signal.
+    ``told`` is its last status, ``now`` wall time, ``stopped`` whether a signal stopped it.
     """
     if stopped:
         return (
@@ -427,7 +418,7 @@ def _stopped(layout: CacheLayout, told: Status, leases: Sequence[LeaseView]) -> 
 
 
 def index_fields(view: IndexView) -> dict[str, Any]:
-    """Return the fields of `Status` that the index alone tells."""
+    """Return the fields of `Status` that the index alone gives."""
     totals = view.totals
     return {
         "shards": totals.shards,

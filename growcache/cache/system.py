@@ -34,7 +34,7 @@ PROC_FOLDER, CGROUP_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 class CgroupFiles(NamedTuple):
-    """What a version of control groups calls its files, and the figures of `memory.stat`."""
+    """File names and `memory.stat` figures of one version of control groups."""
 
     limit: str
     used: str
@@ -50,24 +50,14 @@ CGROUP_V2 = CgroupFiles("memory.max", "memory.current", ("active_file", "inactiv
 
 
 def memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDER) -> int:
-    """Return all memory that this process could have.
-
-    Args:
-        proc: where the kernel tells of processes.
-        groups: where it tells of control groups.
-    """
+    """Return all memory that this process could have."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (_number_in_file(where / names.limit) for where, names in _cgroups(proc, groups))
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
 def available_memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDER) -> int:
-    """Return the memory that could be had: what is free, and page cache, which can go.
-
-    Args:
-        proc: where the kernel tells of processes.
-        groups: where it tells of control groups.
-    """
+    """Return the memory that could be had: free memory, and page cache, which can go."""
     machine = _numbers_by_name(proc / "meminfo").get("MemAvailable:")
     # In KiB; kernels that do not say have all of it.
     found = [memory_bytes(proc, groups) if machine is None else 1024 * machine]
@@ -80,7 +70,7 @@ def available_memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDE
 
 
 def _cgroups(proc: Path, groups: Path) -> Iterator[tuple[Path, CgroupFiles]]:
-    """Yield the groups whose limits bind this process: its own and those around it."""
+    """Yield the groups whose limits bind this process: its own and their parents."""
     for line in _lines_of_file(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -108,7 +98,7 @@ def _lines_of_file(path: Path) -> list[str]:
 
 
 def _number_in_file(path: Path) -> int | None:
-    """Return the number that a file holds; None where it is missing, or says "max"."""
+    """Return the number in a file; None if it is missing or says "max"."""
     for line in _lines_of_file(path):
         if line.strip().isdigit():
             return int(line)
@@ -116,7 +106,6 @@ def _number_in_file(path: Path) -> int | None:
 
 
 def _numbers_by_name(path: Path) -> dict[str, int]:
-    """Return a table of names and numbers."""
     pairs = (line.split() for line in _lines_of_file(path))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}
 
@@ -130,18 +119,18 @@ _PROC = Path("/proc")
 
 
 def is_process_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal; False where that cannot be seen."""
+    """Whether a process is stopped by a signal; False if unknown."""
     return _process_state(pid) in STOPPED_STATES
 
 
 def is_process_running(pid: int) -> bool:
-    """Return whether there is such a process, and it has not ended."""
+    """Whether a process exists and has not ended."""
     state = _process_state(pid)
     return bool(state) and state not in ENDED_STATES
 
 
 def _process_state(pid: int) -> str:
-    """Return the letter of a process's state; empty where there is none."""
+    """Return the letter of a process's state; empty without a process."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -152,7 +141,7 @@ def _process_state(pid: int) -> str:
 
 
 def process_has_open(pid: int, path: Path) -> bool:
-    """Return whether a process has the file open; False where that cannot be seen."""
+    """Whether a process has the file open; False if unknown."""
     with suppress(OSError):
         wanted = path.stat()
         return any(os.path.samestat(found, wanted) for found in _files_of_process(pid))
@@ -162,8 +151,8 @@ def process_has_open(pid: int, path: Path) -> bool:
 def end_samplers(lock: Path) -> tuple[int, ...]:
     """Kill the samplers that have a lock file open; return their pids once they are gone.
 
-    Only who holds ``supervisor.lock`` may call this: then all of them are of a service that
-    died. Those of other users, and of other hosts and containers, are not seen.
+    Only the holder of ``supervisor.lock`` may call this, because then all of them are of a dead
+    supervisor. Those of other users, hosts and containers are invisible.
     """
     return tuple(pid for pid in _other_pids() if _end_sampler(pid, lock))
 
@@ -188,7 +177,7 @@ def _end_sampler(pid: int, lock: Path) -> bool:
 
 
 def _is_sampler(pid: int, lock: Path) -> bool:
-    """Whether it is a sampler of this user's, of the cache whose samplers lock that file."""
+    """Whether it is a sampler of this user, of the cache with that samplers lock."""
     try:
         if (_PROC / str(pid)).stat().st_uid != os.geteuid():
             return False
@@ -219,15 +208,15 @@ _wakeup_descriptor = -1  # descriptor by which a thread is told of signals
 
 
 def at_sigterm(call: Callable[[], None]) -> None:
-    """Have something done where SIGTERM ends the process: quickly, in any state of the others.
+    """Run an action when SIGTERM ends the process: quickly, in any state of other threads.
 
-    What was asked for last is done first.
+    Last in, first out.
     """
     _sigterm_calls.insert(0, call)
 
 
 def release_at_sigterm() -> None:
-    """See to it that `at_sigterm` is heeded, if this is the main thread and nobody objects."""
+    """Install the handler of `at_sigterm`, in the main thread and if the signal is unused."""
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not _is_caught_outside_python():
@@ -247,7 +236,7 @@ def _is_caught_outside_python() -> bool:
 
 
 class _SigtermHandler:
-    """Ends the process; to who asks, it is what was there before: the default."""
+    """Ends the process; compares equal to the default handler, which was there before."""
 
     def __call__(self, number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -272,7 +261,7 @@ def _end_process() -> None:
 
 
 def _start_second_thread() -> None:
-    """Have a thread told of signals, unless somebody else wants to be."""
+    """Let a thread hear of signals, unless another wakeup descriptor is set."""
     global _wakeup_descriptor
     told, telling = os.pipe()
     os.set_blocking(telling, False)
@@ -289,7 +278,7 @@ def _start_second_thread() -> None:
 
 
 def _end_for_main_thread(told: int) -> None:
-    """End the process where the main thread does not, while the handler is ours."""
+    """End the process if the main thread does not, while the handler is ours."""
     while numbers := os.read(told, 64):
         if signal.SIGTERM not in numbers or not _is_handler_ours():
             continue
@@ -303,7 +292,7 @@ def _is_handler_ours() -> bool:
 
 
 def _forget_in_child() -> None:
-    """A forked child holds no leases: nothing must come between it and its end."""
+    """A forked child holds no leases: nothing must delay its end."""
     if _is_handler_ours():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _wakeup_descriptor != -1 and (found := signal.set_wakeup_fd(-1)) != _wakeup_descriptor:
@@ -314,10 +303,10 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class ServiceListener(Protocol):
-    """Who passes on to another process what it cannot know."""
+    """Forwards to another process why a service ended."""
 
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Hear why the service on a cache, by its resolved path, has ended; None: it began."""
+        """Called with the reason why the service on a cache, by resolved path, ended; None: it started."""
 
 
 service_listeners: WeakSet[ServiceListener] = WeakSet()
@@ -326,17 +315,15 @@ _service_end_reasons: dict[Path, str] = {}  # by the resolved path of the cache
 
 
 def service_started(root: str | os.PathLike[str]) -> None:
-    """Note that a service was started on the cache."""
     note_service_end(root, None)
 
 
 def service_failed(root: str | os.PathLike[str], reason: str) -> None:
-    """Note that the service on the cache has ended, and why."""
     note_service_end(root, reason)
 
 
 def note_service_end(root: str | os.PathLike[str], reason: str | None) -> None:
-    """Note why the service on the cache has ended; None: one was started anew."""
+    """Note why the service on the cache has ended; None: one was started."""
     resolved = Path(root).resolve()
     if reason is None:
         _service_end_reasons.pop(resolved, None)
@@ -347,7 +334,7 @@ def note_service_end(root: str | os.PathLike[str], reason: str | None) -> None:
 
 
 def service_end_reason(root: str | os.PathLike[str]) -> str | None:
-    """Return why the service that this process started last on the cache ended, if it did."""
+    """Return why the last service that this process started on the cache ended, if it did."""
     return _service_end_reasons.get(Path(root).resolve())
 
 
@@ -357,32 +344,24 @@ _log = logging.getLogger(__name__)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Leave out what watchdog says of an event that comes while it is being stopped."""
+    """Leave out watchdog's complaint about events during its stop."""
     return "when the thread is inactive" not in record.msg
 
 
 class DirectoryWatch:
-    """A watch, which ends with `stop`."""
-
     def __init__(self, observer: BaseObserver | None) -> None:
         self._observer = observer
 
     def stop(self) -> None:
-        """End it; nothing is told afterwards."""
         if self._observer is not None:
             self._observer.stop()
             self._observer.join()
 
 
 def watch_directory(directory: Path, told: Callable[[], None]) -> DirectoryWatch:
-    """DirectoryWatch a directory, without what lies deeper.
+    """Watch a directory, not its subdirectories; ``told`` is called in another thread at every change.
 
-    Where the system's limit on watches is reached, nothing is ever told: whoever watches has
-    to look by himself now and then, too.
-
-    Args:
-        directory: that exists.
-        told: called from another thread at every change.
+    At the system's limit of watches nothing is reported, so the caller must poll occasionally too.
     """
     from watchdog.events import DirModifiedEvent, FileSystemEvent, FileSystemEventHandler
     from watchdog.observers import Observer

@@ -19,12 +19,12 @@ CACHE_FORMATS: dict[str, ModuleType] = {"tfrecord": tfrecord, "npy": npy}
 
 
 def shard_path(layout: CacheLayout, number: int, cache_format: str) -> Path:
-    """Return where the shard's samples lie: a file, or a directory of files."""
+    """Return the path of the shard's samples: a file, or a directory of files."""
     return layout.shard(number, CACHE_FORMATS[cache_format].EXTENSION)
 
 
 def shard_files(layout: CacheLayout, number: int, cache_format: str) -> list[Path]:
-    """Return the paths of all files that hold the shard's samples, as far as they are there."""
+    """Return the paths of the existing files that hold the shard's samples."""
     path = shard_path(layout, number, cache_format)
     if path.is_dir():
         return sorted(path.iterdir())
@@ -35,18 +35,7 @@ def shard_files(layout: CacheLayout, number: int, cache_format: str) -> list[Pat
 def open_shard(
     layout: CacheLayout, number: int, samples: int, schema: Schema, cache_format: str
 ) -> MappedShard:
-    """Return the mapped shard; its checksums are not looked at.
-
-    Args:
-        layout: of the cache.
-        number: of the shard.
-        samples: how many it holds, as its row says.
-        schema: of the cache.
-        cache_format: of the cache (`Identity.cache_format`).
-
-    Raises:
-        CorruptShardError: a file is missing, or is not what so many samples take.
-    """
+    """Return the mapped shard; checksums are not verified. CorruptShardError: a file is missing or of another size."""
     path = shard_path(layout, number, cache_format)
     shard: MappedShard = CACHE_FORMATS[cache_format].open_shard(path, schema, samples)
     return shard

@@ -36,10 +36,10 @@ class EncodedFile(NamedTuple):
     """A file of a shard, ready to be written.
 
     Attributes:
-        suffix: what its name has after the shard's number.
+        suffix: its name after the shard's number.
         nbytes: its size.
-        pieces: that, one after the other, are its bytes; they may be asked for again.
-        guarded: whether its records carry checksums of their own.
+        pieces: its bytes in order; they may be iterated again.
+        guarded: whether its records have checksums of their own.
     """
 
     suffix: str
@@ -49,12 +49,10 @@ class EncodedFile(NamedTuple):
 
 
 def file_of_buffers(suffix: str, buffers: list[Buffer]) -> EncodedFile:
-    """Return a file of these bytes."""
     return EncodedFile(suffix, sum(map(len, buffers)), buffers)
 
 
 def split_buffer(buffer: Buffer) -> Iterator[Buffer]:
-    """Yield a buffer in pieces of at most `PIECE_BYTES`."""
     if len(buffer) <= PIECE_BYTES:
         yield buffer
         return
@@ -65,13 +63,10 @@ def split_buffer(buffer: Buffer) -> Iterator[Buffer]:
 def value_bytes(
     field: Field, ragged_dims: tuple[int, ...], value: object
 ) -> tuple[Buffer, list[int]]:
-    """Return a value's bytes and the sizes of its ragged dimensions.
+    """Return a value's bytes and the sizes of its ragged dimensions. May raise FormatError.
 
-    Large arrays are not copied. The positions of those dimensions are the caller's to know,
-    for asking the field would cost as much as all the rest.
-
-    Raises:
-        FormatError: it is not what the field says.
+    Large arrays are not copied. The caller passes the positions of those dimensions, because
+    asking the field costs as much as the rest.
     """
     if not isinstance(value, np.ndarray):
         return _blob_bytes(field, value)
@@ -95,7 +90,7 @@ def _blob_bytes(field: Field, value: object) -> tuple[bytes, list[int]]:
 
 
 def coalesce(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Yield the same bytes in fewer buffers: neighbours that are small are put together."""
+    """Yield the same bytes in fewer buffers: small neighbours are joined."""
     small: list[Buffer] = []
     held = 0
     for buffer in buffers:
@@ -124,7 +119,6 @@ BYTES_LIST, INT64_LIST = 1, 3  # tags of Feature's alternatives
 
 
 def varint(value: int) -> bytes:
-    """Return protobuf's variable-length integer."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -134,17 +128,13 @@ def varint(value: int) -> bytes:
 
 
 def length_delimited_head(tag: int, size: int) -> bytes:
-    """Return the key of a length-delimited protobuf field, up to its content."""
+    """Return the key and length that precede a length-delimited protobuf field."""
     return bytes([tag << 3 | 2]) + varint(size)
 
 
 @functools.lru_cache(maxsize=4096)
 def feature_head(name: str, nbytes: int, kind: int = BYTES_LIST) -> bytes:
-    """Return the bytes of a feature before its ``nbytes`` of content.
-
-    Raises:
-        UnicodeEncodeError: the name is no text.
-    """
+    """Return the bytes of a feature before its ``nbytes`` of content. UnicodeEncodeError: the name is no text."""
     inner = length_delimited_head(1, nbytes)  # BytesList.value, or Int64List.value, packed
     for tag in (kind, 2):  # Feature.bytes_list or .int64_list, FeatureEntry.value
         inner = length_delimited_head(tag, len(inner) + nbytes) + inner
@@ -154,24 +144,21 @@ def feature_head(name: str, nbytes: int, kind: int = BYTES_LIST) -> bytes:
 
 
 def int64_feature(name: str, values: Sequence[int]) -> bytes:
-    """Return a whole feature of integers that are not negative."""
     packed = b"".join(map(varint, values))
     return feature_head(name, len(packed), INT64_LIST) + packed
 
 
 def record_head(payload_bytes: int) -> bytes:
-    """Return what stands before a payload."""
+    """Return the length and its checksum, which precede a payload."""
     length = struct.pack("<Q", payload_bytes)
     return length + masked_crc_bytes(google_crc32c.value(length))
 
 
 def masked_crc_bytes(crc: int) -> bytes:
-    """Return a CRC32C as TFRecord files have it."""
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def masked_crcs(crcs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    """Return CRC32Cs as TFRecord files have them."""
     rotated = crcs >> np.uint64(15) | crcs << np.uint64(17)
     return ((rotated + np.uint64(0xA282EAD8)) & np.uint64(0xFFFFFFFF)).astype("<u4")
 
@@ -195,16 +182,11 @@ def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
 
 
 def integer_table(values: Integers) -> list[bytes]:
-    """Return the buffers of a file of integers."""
     return [npy_header(INTEGER_DTYPE, values.shape), values.astype(INTEGER_DTYPE).tobytes()]
 
 
 def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes, Bytes]:
-    """Return the map of an ``.npy`` file, and the bytes of its values.
-
-    Raises:
-        CorruptShardError: it is missing, or is not an array of that dtype and shape.
-    """
+    """Return the map of an ``.npy`` file and the bytes of its values. May raise CorruptShardError."""
     memory, expected = map_file(path), npy_header(dtype, shape)
     count = 1
     for size in shape:  # in Python's integers, for these may come from a damaged file
@@ -219,25 +201,16 @@ def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes,
 
 
 def open_integer_table(path: Path, shape: Sequence[int]) -> tuple[Bytes, Integers]:
-    """Return the map of a file of integers, and the integers.
-
-    Raises:
-        CorruptShardError: it is missing, or has another shape.
-    """
+    """Return the map of a file of integers, and the integers. May raise CorruptShardError."""
     memory, data = open_npy_array(path, INTEGER_DTYPE, shape)
     return memory, data.view(INTEGER_DTYPE).reshape(shape)
 
 
 def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | None:
-    """Return the bytes of values, or None where sizes cannot be those of values in a file.
+    """Return the bytes of values (int64 [n]), or None if the sizes cannot be right.
 
-    Args:
-        dims: int64 [n, k], not to be trusted.
-        unit_bytes: of a value whose sizes are all 1.
-        most: bytes of the file.
-
-    Returns:
-        int64 [n], each at most ``most``.
+    ``dims`` (int64 [n, k]) are untrusted; ``unit_bytes`` is the size of a value of all-1 sizes;
+    ``most`` is the size of the file.
     """
     if (dims < 0).any():
         return None
@@ -250,10 +223,7 @@ def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | No
 
 
 def _products(dims: Integers, unit_bytes: int) -> Integers:
-    """Return the lengths, where that can be without memory of their own.
-
-    A reader keeps all shards of its snapshot open: bytes per sample are gigabytes in all.
-    """
+    """Return the lengths, as a view if possible: a reader keeps all shards open, so bytes per sample are gigabytes."""
     if not dims.shape[1]:
         return np.broadcast_to(np.int64(unit_bytes), (len(dims),))
     lengths: Integers

@@ -51,8 +51,6 @@ _damaged_maps: set[int] = set()  # their first addresses
 
 
 class _SignalAction(ctypes.Structure):
-    """The C libraries' ``struct sigaction`` on these machines."""
-
     _fields_ = (
         ("handler", ctypes.c_void_p),
         ("mask", ctypes.c_ulong * 16),
@@ -62,9 +60,9 @@ class _SignalAction(ctypes.Structure):
 
 
 def watch_map(address: int, size: int) -> None:
-    """Have a map survive bus errors, until `unwatch`.
+    """Let a map survive bus errors until `unwatch_map`.
 
-    The handler is set each time, because others set theirs: `faulthandler.enable` does.
+    The handler is set each time, because others set theirs (`faulthandler.enable` does).
     """
     _watched_maps[address] = size
     if _bus_error_handler is not None:
@@ -72,22 +70,17 @@ def watch_map(address: int, size: int) -> None:
 
 
 def unwatch_map(address: int) -> None:
-    """Forget a map that is about to be unmapped."""
+    """Stop watching a map that is about to be unmapped."""
     _watched_maps.pop(address, None)
     _damaged_maps.discard(address)
 
 
 def is_map_damaged(memory: npt.NDArray[np.uint8]) -> bool:
-    """Return whether bytes of a map were missing when they were touched.
-
-    Args:
-        memory: the whole map.
-    """
+    """Whether bytes of a whole map were missing when they were touched."""
     return bool(_damaged_maps) and memory.ctypes.data in _damaged_maps
 
 
 def any_map_damaged() -> bool:
-    """Return whether any map is damaged, in no time."""
     return bool(_damaged_maps)
 
 
@@ -97,7 +90,7 @@ def mark_map_damaged(address: int) -> None:
 
 
 def _replace_with_zeros(address: int) -> bool:
-    """Put zeros in the place of a map's rest; return whether the address is in a map."""
+    """Replace the rest of a map by zeros; return whether the address is in a map."""
     for first, size in tuple(_watched_maps.items()):
         if first <= address < first + size:
             _damaged_maps.add(first)  # before anybody can read the zeros
@@ -123,7 +116,7 @@ def _on_bus_error(number: int, info: int, context: int) -> None:
 
 
 def _restore_previous_handler() -> None:
-    """Let the handler that was there before have the signal, and the default one the next."""
+    """Pass the signal to the handler that was there before, and the next one to the default."""
     global _previous_action
     previous, _previous_action = _previous_action, _SignalAction()
     _libc_signals.sigaction(signal.SIGBUS, ctypes.byref(previous), None)
@@ -138,7 +131,7 @@ def _install_handler(handler: int) -> None:
 
 
 def _make_handler() -> int | None:
-    """Return the address of the handler; None where signals are of another layout."""
+    """Return the address of the handler; None where signals have another layout."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return None
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -201,13 +194,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _FileMap:
-    """What the arrays of a file stand on; unmapped with the last of them.
-
-    Args:
-        descriptor: of the file.
-        size: in bytes.
-        flags: as of ``mmap``.
-    """
+    """The memory under a file's arrays; unmapped with the last of them."""
 
     def __init__(self, descriptor: int, size: int, flags: int = mmap.MAP_PRIVATE) -> None:
         self._size = size
@@ -237,9 +224,7 @@ class _FileMap:
 def map_file(path: Path) -> Bytes:
     """Return the bytes of a file; the last array that views them unmaps it.
 
-    Raises:
-        CorruptShardError: there is no such file.
-        CacheError: no memory, or more maps than the system allows.
+    CorruptShardError: there is no such file. CacheError: no memory, or too many maps.
     """
     try:
         with path.open("rb") as file:
@@ -250,29 +235,20 @@ def map_file(path: Path) -> Bytes:
 
 
 def map_shared(descriptor: int, size: int) -> Bytes:
-    """Return the bytes of a file, shared with all who map it so; the last array unmaps it.
+    """Return the bytes of a file as a shared map; the last array unmaps it. May raise CacheError.
 
-    Its pages are brought in at once, so that nobody meets page faults in the middle of a step.
-
-    Raises:
-        CacheError: no memory, or more maps than the system allows.
+    Its pages are mapped at once, so that no page fault falls into a training step.
     """
     return np.asarray(_FileMap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 
 def read_pieces(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
-    """Yield a file that `map_file` mapped in pieces, each when all of it is in memory.
+    """Yield a mapped file in pieces, each once it is in memory.
 
-    Reading where a map is cold costs a wait per page or few, ten times the disk's time. So
-    pieces are brought in order, by one call each that does not hold the GIL, and mapped by it.
-
-    Args:
-        memory: uint8 [k], the whole file.
-        asking: for all of it at first; where the kernel itself reads `FAR_READ_AHEAD_BYTES` ahead,
-            that only gets into its way.
-
-    Raises:
-        CorruptShardError: it is shorter now than it was, or the disk cannot read it.
+    Touching a cold map waits per page or few, which takes ten times the disk's time. So pieces are
+    read in order, by one call each that releases the GIL. ``asking`` requests the whole file first;
+    do not set it where the kernel reads `FAR_READ_AHEAD_BYTES` ahead by itself.
+    CorruptShardError: the file is shorter now, or the disk cannot read it.
     """
     if asking:
         _request_all(memory)
@@ -283,9 +259,9 @@ def read_pieces(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
 
 
 def _request_all(memory: Bytes) -> None:
-    """Have the kernel begin to read all of a map, in requests that it does not cut short.
+    """Ask the kernel to read a whole map, in requests that it does not cut short.
 
-    A kernel that cannot be asked so (before Linux 5.10) reads what is touched.
+    Kernels before Linux 5.10 cannot be asked and read what is touched.
     """
     starts = np.arange(0, len(memory), REQUEST_BYTES, dtype=np.uint64)
     ranges = np.empty((len(starts), 2), np.uint64)  # address and length, as of ``iovec``
@@ -316,9 +292,9 @@ def _populate(piece: Bytes) -> None:
 
 
 def is_in_page_cache(memory: Bytes) -> bool:
-    """Return whether all of a mapped file is in the page cache, so far as this user may know.
+    """Whether all of a mapped file is in the page cache, as far as this user may know.
 
-    Of a file that belongs to others, and may not be written, the kernel always says yes.
+    Of another user's read-only file the kernel always says yes.
     """
     if not len(memory):
         return True
@@ -329,15 +305,12 @@ def is_in_page_cache(memory: Bytes) -> bool:
 
 
 def drop_pages(memory: Bytes) -> None:
-    """Forget the pages of a map, which stays; the page cache may keep them, see `forget`."""
+    """Unmap the pages of a map, which stays; the page cache may keep them."""
     _advise(memory, mmap.MADV_DONTNEED)
 
 
 def drop_from_page_cache(path: Path) -> None:
-    """Let a file leave the page cache, but for what others have mapped.
-
-    It may be gone, or not be opened: this is advice, and what it is about was read already.
-    """
+    """Advise the kernel to drop a file from the page cache. The file may be gone."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -347,7 +320,7 @@ def drop_from_page_cache(path: Path) -> None:
 
 
 def read_ahead_bytes(path: Path) -> int:
-    """Return how far the kernel reads ahead on the device of a file; 0 where it does not say."""
+    """Return the kernel's read-ahead on the file's device; 0 if unknown."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for where in (
@@ -361,11 +334,7 @@ def read_ahead_bytes(path: Path) -> int:
 
 
 def _advise(memory: Bytes, advice: int) -> None:
-    """Call ``madvise``.
-
-    Raises:
-        OSError: as of it.
-    """
+    """Call ``madvise``; raise OSError as it does."""
     if len(memory) and _libc.madvise(memory.ctypes.data, len(memory), advice):
         raise OSError(ctypes.get_errno(), _errno_text())
 
@@ -384,7 +353,7 @@ class RaggedColumn:
     """The values of one field, each of its own size.
 
     Attributes:
-        memory: uint8 [k], the map that they lie in, or a part of it.
+        memory: uint8 [k], the map that holds them, or a part of it.
         starts: int64 [samples], the first byte of each value in ``memory``.
         lengths: int64 [samples], in bytes.
         dims: int64 [samples, k], the sizes of the field's ragged dimensions.
@@ -397,15 +366,10 @@ class RaggedColumn:
 
 
 class FileEnd(NamedTuple):
-    """The last byte of a file that tells whether the file was cut short since.
+    """The last byte of a file by which a later cut of the file is noticed.
 
-    Where a file ends in the middle of a page, the rest of the page reads as zeros, and no error tells
-    of it. So this is the last byte of the last page that is not zero: zeros behind it stay
-    what they are.
-
-    Attributes:
-        address: of the byte.
-        value: that it has.
+    The rest of a file's last page reads as zeros without an error. So this is the last byte of
+    that page that is not zero; zeros after it do not change.
     """
 
     address: int
@@ -420,27 +384,20 @@ class FileEnd(NamedTuple):
         return cls(memory.ctypes.data + place, int(memory[place]))
 
     def holds(self) -> bool:
-        """Return whether the byte has the value still; its map must be there."""
+        """Whether the byte still has the value; its map must exist."""
         return ctypes.c_uint8.from_address(self.address).value == self.value
 
 
 class MappedShard:
     """The files of a shard in memory.
 
-    Args:
-        schema: of its samples.
-        samples: how many.
-        memories: its files, in their order.
-        fields: the columns of equal rows.
-        ragged: all other columns.
-
     Attributes:
         schema: of its samples.
         nbytes: bytes of all its files.
-        fields: per name uint8 [samples, nbytes], strided views of a map.
-        ragged: per name the values of every other field.
-        memories: the files.
-        sentinels: of the files, once `remember_ends` was called.
+        fields: by name uint8 [samples, nbytes], strided views of a map.
+        ragged: by name the values of every other field.
+        memories: the files, in order.
+        sentinels: ends of the files, once `remember_ends` was called.
     """
 
     def __init__(
@@ -465,9 +422,7 @@ class MappedShard:
     def __getitem__(self, i: int) -> Sample:
         """Return sample ``i`` as arrays, bytes and strings of its own.
 
-        Raises:
-            IndexError: there is none of that number, or the shard is closed.
-            CorruptShardError: a file was cut short since it was mapped.
+        IndexError: no such sample, or the shard is closed. CorruptShardError: a file was cut short.
         """
         i = range(len(self))[i]
         sample = {field.name: self._value(field, i) for field in self.schema.fields}
@@ -490,11 +445,7 @@ class MappedShard:
         return map(self.__getitem__, range(len(self)))
 
     def digest(self, *, asking: bool = True) -> str:
-        """Return the xxh3_128 of the files, without holding the GIL; this also brings them.
-
-        Args:
-            asking: as for `bring`.
-        """
+        """Return the xxh3_128 of the files without holding the GIL; this also reads them in."""
         digest = xxhash.xxh3_128()
         for memory in self.memories:
             if isinstance(memory, bytes):
@@ -505,14 +456,7 @@ class MappedShard:
         return digest.hexdigest()
 
     def bring(self, *, asking: bool = True) -> None:
-        """Read the files into memory, in order.
-
-        Args:
-            asking: for what comes next before a piece is waited for (see `mapping.bring`).
-
-        Raises:
-            CorruptShardError: the disk cannot.
-        """
+        """Read the files into memory in order; ``asking`` as for `read_pieces`. May raise CorruptShardError."""
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
                 for _ in read_pieces(memory, asking=asking):
@@ -520,18 +464,18 @@ class MappedShard:
 
     @property
     def in_memory(self) -> bool:
-        """Whether touching the files needs no disk, so far as this user may know."""
+        """Whether touching the files needs no disk, as far as this user may know."""
         return all(isinstance(m, bytes) or is_in_page_cache(m) for m in self.memories)
 
     def remember_ends(self) -> None:
-        """Remember how the files end, for `damaged`; the caller knows that they are whole."""
+        """Note how the files end, for `damaged`; call it while they are known to be whole."""
         self.sentinels = tuple(map(FileEnd.of, filter(len, self._maps())))
 
     @property
     def damaged(self) -> bool:
-        """Whether a file was cut short, or could not be read, since it was mapped.
+        """Whether a file was cut short or unreadable since it was mapped.
 
-        What was copied out of the maps before this was asked may be zeros then.
+        What was copied out of the maps before may then be zeros.
         """
         ends = [sentinel.holds() for sentinel in self.sentinels]  # to touch them may tell, too
         return not all(ends) or any(map(is_map_damaged, self._maps()))
@@ -540,11 +484,7 @@ class MappedShard:
         return [memory for memory in self.memories if isinstance(memory, np.ndarray)]
 
     def refuse_damaged(self) -> None:
-        """Do nothing, unless the shard is `damaged`.
-
-        Raises:
-            CorruptShardError: it is.
-        """
+        """Raise CorruptShardError if the shard is `damaged`."""
         if self.damaged:
             raise CorruptShardError(
                 "a shard cannot be read where it is mapped: its file was cut short, or the disk "
@@ -552,13 +492,13 @@ class MappedShard:
             )
 
     def let_go(self) -> None:
-        """Forget the pages of the files, which come again when they are touched."""
+        """Unmap the pages of the files; touching them reads them again."""
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
                 drop_pages(memory)
 
     def close(self) -> None:
-        """Let go of the files; each is unmapped when the last array that views it goes."""
+        """Release the files; each is unmapped when the last array that views it goes."""
         self.memories = self.sentinels = ()
         self._samples = 0
         self.fields, self.ragged = {}, {}

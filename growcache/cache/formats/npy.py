@@ -52,10 +52,7 @@ MOST_NAME_BYTES = 255 - len(OFFSETS)  # of a file name
 
 
 def file_stem(field: Field) -> str:
-    """Return the field's name as its files have it.
-
-    Raises:
-        FormatError: it is no text, or too long for a file's name.
+    """Return the field's name as a file name. May raise FormatError.
 
     >>> file_stem(Field("../a b", "<f4", ()))
     '%2E%2E%2Fa%20b'
@@ -74,11 +71,7 @@ def file_stem(field: Field) -> str:
 
 
 def suffixes(schema: Schema) -> tuple[str, ...]:
-    """Return what the names of a shard's files have after its number.
-
-    Raises:
-        FormatError: a field's name cannot be that of a file.
-    """
+    """Return the file names of a shard after its number. May raise FormatError."""
     return tuple(
         f"{ARRAYS}/{file_stem(field)}{end}" for field in schema.fields for end in _ends(field)
     )
@@ -95,7 +88,7 @@ def _has_shapes(field: Field) -> bool:
 
 
 def _by_rows(field: Field) -> bool:
-    """Whether values are put one after the other along their first dimension."""
+    """Whether values are concatenated along their first dimension."""
     return field.ragged_dims == (0,)
 
 
@@ -104,32 +97,17 @@ def _row_shape(field: Field) -> tuple[int, ...]:
 
 
 def record_bytes(schema: Schema, sample_bytes: float) -> int:
-    """Return the bytes that a sample takes on disk, about; the files' headers come on top.
-
-    Args:
-        schema: of the samples.
-        sample_bytes: of the values of a sample, or of many on average.
-
-    Raises:
-        FormatError: see `suffixes`.
-    """
+    """Return the approximate bytes of a sample on disk, without the files' headers. May raise FormatError."""
     tables = len(suffixes(schema)) - len(schema.fields)
     return int(sample_bytes) + 8 * tables
 
 
 def largest_sample(schema: Schema) -> int:
-    """Return the most bytes that the values of one sample may have."""
     return 2**62
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard; none where there are no samples.
-
-    Large values are not copied: the pieces share memory with the samples.
-
-    Raises:
-        FormatError: a sample is not what the schema says.
-    """
+    """Return the files of a shard; they share memory with large values. FormatError: a sample breaks the schema."""
     if not samples:
         return []
     found = itertools.chain.from_iterable(_encode(f, samples) for f in schema.fields)
@@ -158,11 +136,7 @@ def _encode(field: Field, samples: Sequence[Sample]) -> list[list[Buffer]]:
 
 
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
-    """Return the mapped shard; its checksums are not looked at.
-
-    Raises:
-        CorruptShardError: a file is missing, or is not what the schema and others say.
-    """
+    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
     if not samples:
         return empty_shard(schema)
     memories: list[Bytes] = []
@@ -207,7 +181,7 @@ def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Bytes], R
 
 
 def _in_bytes(rows: Integers, row_bytes: int) -> Integers:
-    """Return rows in bytes; of bytes and text the same array, which takes no more memory."""
+    """Return rows in bytes; bytes and text return the same array."""
     return rows if row_bytes == 1 else rows * row_bytes
 
 
@@ -239,5 +213,5 @@ def _offsets_error(path: Path) -> CorruptShardError:
 
 
 def bad_records(shard: MappedShard) -> list[int]:
-    """Return nothing: there are no records, and `check` knows the CRC32Cs of the files."""
+    """Return nothing, because there are no records and `check` verifies the CRC32C of the files."""
     return []

@@ -46,14 +46,7 @@ MOST_HEAD_BYTES = 32  # of a feature, beside its name: five lengths and their ta
 
 @dataclass(frozen=True, slots=True)
 class _Feature:
-    """A feature of the records.
-
-    Attributes:
-        name: its key.
-        field: whose value it holds, or whose value's shape.
-        ragged_dims: the field's.
-        is_shape: whether it is the shape.
-    """
+    """A feature of the records: the value of a field, or its shape."""
 
     name: str
     field: Field
@@ -63,11 +56,7 @@ class _Feature:
 
 @functools.lru_cache(maxsize=64)
 def features(schema: Schema) -> tuple[_Feature, ...]:
-    """Return the features in protobuf's deterministic order, which is that of their names.
-
-    Raises:
-        FormatError: a field has the name of another one's shape, or one that is no text.
-    """
+    """Return the features in protobuf's deterministic order, by name. FormatError: two have one name."""
     found = [_Feature(f.name, f, f.ragged_dims, False) for f in schema.fields]
     found += [
         _Feature(f.name + SHAPE_SUFFIX, f, f.ragged_dims, True)
@@ -86,11 +75,7 @@ def features(schema: Schema) -> tuple[_Feature, ...]:
 
 
 def overhead_bytes(schema: Schema) -> int:
-    """Return the most bytes that a record takes beside the values.
-
-    Raises:
-        FormatError: see `features`.
-    """
+    """Return the most bytes of a record in addition to its values. May raise FormatError."""
     most = encoding.RECORD_HEAD_BYTES + encoding.RECORD_TAIL_BYTES + MOST_HEAD_BYTES
     for feature in features(schema):
         most += len(feature.name.encode()) + MOST_HEAD_BYTES
@@ -99,16 +84,11 @@ def overhead_bytes(schema: Schema) -> int:
 
 
 def offset_columns(schema: Schema) -> int:
-    """Return the number of columns of the offsets."""
     return 1 + sum(1 + len(field.ragged_dims) for field in schema.fields)
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard.
-
-    Raises:
-        FormatError: a sample is not what the schema says, or larger than protobuf allows.
-    """
+    """Return the files of a shard. FormatError: a sample breaks the schema, or is too large for protobuf."""
     records: list[list[Buffer]] = []
     rows: list[list[int]] = []
     position, parts = 0, features(schema)
@@ -124,7 +104,7 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
 
 
 class _RaggedRecords:
-    """The records, their checksums made as they are asked for."""
+    """The records; checksums are made on demand."""
 
     def __init__(self, records: list[list[Buffer]]) -> None:
         self._records = records
@@ -176,7 +156,6 @@ def _with_crc(record: list[Buffer]) -> Iterator[Buffer]:
 
 
 def sample_too_large_message(nbytes: int) -> str:
-    """Return what to say of a sample that no record can hold."""
     return (
         f"a sample of {nbytes:,} bytes does not fit a tf.train.Example "
         f"(at most {encoding.MAX_PAYLOAD_BYTES:,}); cut smaller windows"
@@ -184,11 +163,7 @@ def sample_too_large_message(nbytes: int) -> str:
 
 
 def open_shard(path: Path, schema: Schema, samples: int) -> MappedShard:
-    """Return the mapped shard; its checksums are not looked at.
-
-    Raises:
-        CorruptShardError: a file is missing, or values do not lie where the offsets say.
-    """
+    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
     memory = map_file(path)
     offsets_path = path.with_suffix(OFFSETS)
     offsets_memory, offsets = open_integer_table(
@@ -206,7 +181,7 @@ def open_shard(path: Path, schema: Schema, samples: int) -> MappedShard:
 def _ragged_columns(
     schema: Schema, data: Bytes, offsets: Integers
 ) -> dict[str, RaggedColumn] | None:
-    """Return where the values lie; None where that is outside of their records."""
+    """Return the columns; None if a value is outside of its record."""
     ends = offsets[:, 0]
     records = np.append(0, ends[:-1])
     if (records < 0).any() or (records >= ends).any() or ends[-1] != len(data):
@@ -227,7 +202,7 @@ def _ragged_columns(
 
 
 def bad_records(shard: MappedShard) -> list[int]:
-    """Return the samples whose record is not framed, or whose CRC32C is wrong."""
+    """Return the samples whose framing or CRC32C is wrong."""
     data = np.frombuffer(shard.memories[0], np.uint8)
     ends = _record_ends(shard)
     return [

@@ -47,12 +47,12 @@ FILLER_TAG = 15  # the last whose key is one byte
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """Where everything of a record lies.
+    """The layout of equal records.
 
     Attributes:
         record_bytes: length of every record, framing included.
         fields: each field with the offset of its bytes in the record.
-        template: a whole record of zeros; the crc of the payload is left zero.
+        template: a record of zeros; the crc of the payload is zero, too.
     """
 
     record_bytes: int
@@ -62,11 +62,7 @@ class RecordLayout:
 
 @functools.lru_cache(maxsize=64)
 def record_layout(schema: Schema) -> RecordLayout:
-    """Return where the arrays of a sample lie in its record.
-
-    Raises:
-        FormatError: a sample is larger than TensorFlow can parse, or a name is no text.
-    """
+    """Return the layout of a sample's record. FormatError: larger than TensorFlow can parse, or a name is no text."""
     if schema.nbytes > encoding.MAX_PAYLOAD_BYTES:
         raise FormatError(ragged.sample_too_large_message(schema.nbytes))
     try:
@@ -93,14 +89,7 @@ def record_layout(schema: Schema) -> RecordLayout:
 def _fillers(
     schema: Schema, offsets: Sequence[int], start: int, features_bytes: int
 ) -> tuple[bytes, bytes]:
-    """Return what goes before and behind the features.
-
-    Args:
-        schema: of the samples.
-        offsets: of the fields in the features.
-        start: of the features in a record where nothing goes before.
-        features_bytes: that they have.
-    """
+    """Return the bytes before and after the features that align the fields."""
     largest = max(schema.fields, key=lambda field: field.nbytes)
     if largest.nbytes < LEAST_ALIGNED_BYTES or largest.nbytes % LINE_BYTES:
         return b"", b""
@@ -109,7 +98,7 @@ def _fillers(
 
 
 def _filler(position: int) -> bytes:
-    """Return a field that ends where a line does."""
+    """Return a field that ends at the end of a cache line."""
     room = -position % LINE_BYTES
     if room == 1:  # a field takes two
         room += LINE_BYTES
@@ -119,20 +108,11 @@ def _filler(position: int) -> bytes:
 
 
 def suffixes(schema: Schema) -> tuple[str, ...]:
-    """Return what the names of a shard's files have after its number."""
     return (RECORDS, OFFSETS) if schema.is_ragged else (RECORDS,)
 
 
 def record_bytes(schema: Schema, sample_bytes: float) -> int:
-    """Return the bytes that a sample takes on disk; of ragged ones about, and at most.
-
-    Args:
-        schema: of the samples.
-        sample_bytes: of the values of a sample, or of many on average.
-
-    Raises:
-        FormatError: there can be no such records.
-    """
+    """Return the bytes of a sample on disk; of ragged ones about, and at most. May raise FormatError."""
     if not schema.is_ragged:
         return record_layout(schema).record_bytes
     offsets = 8 * ragged.offset_columns(schema)
@@ -140,18 +120,11 @@ def record_bytes(schema: Schema, sample_bytes: float) -> int:
 
 
 def largest_sample(schema: Schema) -> int:
-    """Return the most bytes that the values of one sample may have."""
     return encoding.MAX_PAYLOAD_BYTES - ragged.overhead_bytes(schema)
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard; none where there are no samples.
-
-    Large arrays are not copied: the pieces share memory with the samples.
-
-    Raises:
-        FormatError: a sample is not what the schema says.
-    """
+    """Return the files of a shard; they share memory with large arrays. FormatError: a sample breaks the schema."""
     if schema.is_ragged:
         return ragged.encode(schema, samples)
     if not samples:
@@ -165,7 +138,7 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
 
 
 def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
-    """Return the field's bytes of every sample, checked, without copying what is in order."""
+    """Return the field's bytes of every sample, checked, without copying contiguous ones."""
     dtype, shape, column = field.item, field.fixed_shape, []
     for sample in samples:
         array = sample.get(field.name)
@@ -178,7 +151,7 @@ def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _EqualRecords:
-    """The records of a shard, made as they are asked for."""
+    """The records of a shard, made on demand."""
 
     where: RecordLayout
     columns: list[list[Bytes]]
@@ -186,12 +159,11 @@ class _EqualRecords:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all records."""
         return self.count * self.where.record_bytes
 
 
 class _CopiedRecords(_EqualRecords):
-    """Records that are put together in blocks."""
+    """Records that are assembled in blocks."""
 
     def __iter__(self) -> Iterator[Buffer]:
         rows = max(1, PIECE_BYTES // self.where.record_bytes)
@@ -214,7 +186,7 @@ class _CopiedRecords(_EqualRecords):
 
 
 class _SplicedRecords(_EqualRecords):
-    """Records whose arrays stay where they are, with what goes between them."""
+    """Records whose arrays are written from where they are, with the bytes between them."""
 
     def __iter__(self) -> Iterator[Buffer]:
         heads, last = [], 0
@@ -238,11 +210,7 @@ class _SplicedRecords(_EqualRecords):
 
 
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
-    """Return the mapped shard; its checksums are not looked at.
-
-    Raises:
-        CorruptShardError: the file is missing or has not the size of so many records.
-    """
+    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
     if not samples:
         return empty_shard(schema)
     if schema.is_ragged:
@@ -258,7 +226,7 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
 
 
 def shard_in_memory(schema: Schema, samples: int, memory: Buffer) -> MappedShard:
-    """Return the shard whose records are in memory."""
+    """Return a shard of records that are in memory."""
     rows = _record_rows(schema, samples, memory)
     columns = {
         field.name: rows[:, offset : offset + field.nbytes]
@@ -272,7 +240,7 @@ def _record_rows(schema: Schema, samples: int, memory: Buffer) -> Bytes:
 
 
 def bad_records(shard: MappedShard) -> list[int]:
-    """Return the samples whose record is not framed, or whose CRC32C is wrong."""
+    """Return the samples whose framing or CRC32C is wrong."""
     if not len(shard):
         return []
     if shard.schema.is_ragged:

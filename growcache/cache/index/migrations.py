@@ -18,7 +18,6 @@ migrations = Migrations("growcache")
 
 @migrations()
 def the_cache(db: Database) -> None:
-    """Shards and everything that is counted about them."""
     db.table("shards").create(
         {
             "number": int,
@@ -67,7 +66,7 @@ def the_cache(db: Database) -> None:
 
 @migrations()
 def a_checksum_per_row(db: Database) -> None:
-    """What became another number on the disk is found; see `growcache.cache.index.reader`."""
+    """Changed numbers on disk are noticed; see `growcache.cache.index.reader`."""
     db.table("shards").add_column("seal", int)
     rows = db.execute(f"SELECT {SHARD_COLUMNS} FROM shards").fetchall()
     seals = [(row_seal(row), row.number) for row in map(ShardTableRow._make, rows)]

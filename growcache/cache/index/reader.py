@@ -53,7 +53,6 @@ TablesState: TypeAlias = Literal["whole", "unmade", "damaged"]
 
 
 def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return every table with its columns, in the words of `TABLES`."""
     names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return {
         name: _columns_of_table(connection, name)
@@ -63,11 +62,7 @@ def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def tables_state(connection: sqlite3.Connection) -> TablesState:
-    """Return whether the tables are as they must be.
-
-    They may also not be made yet, and hold nothing: a service died at its first start, or
-    is just about to make them.
-    """
+    """Return the state of the tables. "unmade": they are empty, because a supervisor died at its first start."""
     if (
         table_columns(connection) == TABLES
         and _applied_migrations(connection) == MIGRATION_NAMES
@@ -81,17 +76,16 @@ def tables_state(connection: sqlite3.Connection) -> TablesState:
 
 
 def has_our_tables(path: Path) -> bool:
-    """Return whether a file is an index of ours, without a trace of the look.
+    """Whether a file is an index of ours; nothing is written, so its log is not read.
 
-    What is in its log alone is not seen. To open another program's database the usual way
-    would make a log beside it, or undo what that program had begun.
+    Opening another program's database normally would create a log or roll back its transaction.
     """
     names = _table_names(path)
     return names is not None and names >= OWN_TABLES
 
 
 def is_other_database(path: Path) -> bool:
-    """Return whether a file is a database of another program; likewise."""
+    """Whether a file is a database of another program; nothing is written."""
     names = _table_names(path)
     return names is not None and len(names) > 0 and names.isdisjoint(TABLES)
 
@@ -128,14 +122,7 @@ def _has_rows(connection: sqlite3.Connection, table: str) -> bool:
 
 
 class SealedTables(NamedTuple):
-    """What counts beside the rows of shards, as it lies in the tables.
-
-    Attributes:
-        totals: (name, value).
-        meta: (key, JSON), without the seal.
-        editions: their rows.
-        seal: that the last transaction wrote; None where there is none.
-    """
+    """The tables other than shards that count; ``seal`` is the one last written, if any."""
 
     totals: list[tuple[str, int]]
     meta: list[tuple[str, str]]
@@ -143,16 +130,15 @@ class SealedTables(NamedTuple):
     seal: object
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever written."""
         return not (self.totals or self.meta or self.editions)
 
     def right_seal(self) -> int:
-        """Return the checksum of what is there now."""
+        """Return the checksum of the current values."""
         return zlib.crc32(repr(self[:3]).encode("utf-8", "backslashreplace"))
 
 
 def read_sealed_tables(connection: sqlite3.Connection) -> SealedTables:
-    """Return what the tables themselves have: an index of theirs may be damaged too."""
+    """Read the tables themselves, because an SQL index of theirs may be damaged too."""
 
     def rows(table: str) -> list[Any]:
         return sorted(connection.execute(f"SELECT * FROM {table} NOT INDEXED"), key=repr)
@@ -166,11 +152,7 @@ def read_sealed_tables(connection: sqlite3.Connection) -> SealedTables:
 
 
 def split_by_seal(rows: Iterable[Sequence[object]]) -> tuple[list[ShardTableRow], list[object]]:
-    """Return the rows whose checksum is right, and the numbers of the others.
-
-    Args:
-        rows: each with the columns of a `ShardTableRow`, and its seal.
-    """
+    """Return the rows whose checksum is right, and the numbers of the others."""
     good: list[ShardTableRow] = []
     spoiled: list[object] = []
     for *values, seal in rows:
@@ -203,15 +185,15 @@ class IndexView:
     Attributes:
         shards: the live shards, oldest first.
         totals: see `CacheTotals`.
-        identity: what the cache is of; None before the first sample was measured.
+        identity: the cache's; None before the first sample was measured.
         complete: whether the whole population is cached.
         population: parts of the source, once it is listed.
         population_samples: estimated samples of the source.
         editions: the recorded editions.
-        meta: everything else that the supervisor noted, by name.
-        retired: shards on their way out, oldest first; read only where they are asked for.
-        uses: how often finished leases of a job used which shard; likewise.
-        counted: the names of the finished leases in ``uses`` that may still have a file.
+        meta: the supervisor's other values by name.
+        retired: retired shards, oldest first; only on request.
+        uses: uses by finished leases of a job, by shard; only on request.
+        counted: names of the finished leases in ``uses`` that may still have a file.
     """
 
     shards: list[ShardRow] = field(default_factory=list)
@@ -228,22 +210,19 @@ class IndexView:
 
     @property
     def schema(self) -> Schema | None:
-        """The schema of every sample; None before the first was measured."""
         return self.identity.schema if self.identity else None
 
     @property
     def fingerprint(self) -> str | None:
-        """Of what the cache is filled from; None before the first sample was measured."""
         return self.identity.fingerprint if self.identity else None
 
     @property
     def cache_format(self) -> str:
-        """The format of the shards."""
         return self.identity.cache_format if self.identity else "tfrecord"
 
 
 def lease_bytes(view: IndexView) -> int | None:
-    """Return what readers' leases may take, all together; None where no service noted that."""
+    """Return the limit of all leases together; None if no supervisor noted one."""
     found = view.meta.get(LEASE_BYTES_META)
     return None if found is None else int(found)
 
@@ -251,15 +230,10 @@ def lease_bytes(view: IndexView) -> int | None:
 def read_index(
     root: str | os.PathLike[str], *, retired: bool = False, job: str | None = None
 ) -> IndexView:
-    """Return what the index says now.
+    """Return the index as it is now.
 
-    Args:
-        root: of the cache.
-        retired: whether to tell also of shards on their way out, which leases may hold.
-        job: whose uses to tell.
-
-    The connection is fresh and is closed before this returns: a cursor that stays open
-    keeps seeing shards as live after they were retired.
+    ``retired`` reads retired shards too, ``job`` the uses of that job. The connection is closed
+    before this returns, because an open cursor keeps seeing retired shards as live.
 
     Raises:
         CacheMissingError: there is no cache at the path.
@@ -332,14 +306,7 @@ def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[Sh
 
 
 def live_numbers(root: str | os.PathLike[str]) -> frozenset[int]:
-    """Return the numbers of the live shards now: a second look that costs little.
-
-    The connection is fresh, see `read_index`.
-
-    Raises:
-        CacheMissingError: there is no cache at the path any more.
-        CacheError: the index is damaged.
-    """
+    """Return the numbers of the live shards: a cheap second look. Raises as `read_index`."""
     layout = CacheLayout(root)
     layout.require()
     query = "SELECT group_concat(number) FROM shards WHERE state = ?"
@@ -372,25 +339,20 @@ def _sums_in_state(connection: sqlite3.Connection, state: ShardState) -> tuple[i
 
 
 def read_editions(connection: sqlite3.Connection) -> list[Edition]:
-    """Return the recorded editions in order."""
     query = "SELECT edition, objects, digest, first_group FROM editions ORDER BY edition"
     return [Edition(*row) for row in connection.execute(query).fetchall()]
 
 
 @contextmanager
 def reading_index(layout: CacheLayout) -> Iterator[sqlite3.Connection]:
-    """Lend a connection that cannot write, for one read."""
+    """Yield a read-only connection for one read."""
     # Undivided, for SQLite has locks that all its connections in a process share.
     with fork_lock(), closing(connect_read_only(layout)) as connection:
         yield connection
 
 
 def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
-    """Return a connection that cannot write.
-
-    Raises:
-        CacheMissingError: what is there is another program's, or was just removed.
-    """
+    """Return a read-only connection. CacheMissingError: another program's database, or just removed."""
     if not layout.marker.exists() and is_other_database(layout.index):
         raise CacheMissingError(
             f"no cache at {layout.root}: {layout.index.name} there is another program's"
@@ -406,10 +368,10 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
 
 
 def _roll_back(layout: CacheLayout) -> None:
-    """Undo what a service that died had begun while it made or closed the index.
+    """Roll back what a supervisor left when it died while making or closing the index.
 
-    The log needs none of that, but going over to it and back does. SQLite does so only
-    where no writer lives, and only for somebody who may write.
+    The log needs no rollback, but changing to it and back does. SQLite does so only for a user
+    who may write, while no writer lives.
     """
     with suppress(sqlite3.OperationalError), closing(_connect(layout, "rw")) as connection:
         connection.execute("PRAGMA schema_version").fetchone()
@@ -421,7 +383,7 @@ def _connect(layout: CacheLayout, mode: str) -> sqlite3.Connection:
 
 
 def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
-    """Return the error that says how to go on with an index that is not what was written."""
+    """Return the error of a damaged index, with the command that repairs it."""
     return CacheError(
         f"the index {layout.index} is damaged ({reason}); mend it with: "
         f"growcache check {layout.root} --repair"
@@ -432,8 +394,6 @@ MOST_MESSAGES = 10  # of SQLite, about one file
 
 
 class DeletedRange(NamedTuple):
-    """Numbers first … last that were drawn and are gone, and the samples they had."""
-
     first: int
     last: int
     shards: int
@@ -442,25 +402,7 @@ class DeletedRange(NamedTuple):
 
 @dataclass(slots=True)
 class IndexContents:
-    """What an index says.
-
-    Attributes:
-        problems: what is wrong with it, in words.
-        rows: of shards in any state, whose checksums are right.
-        totals: running totals by name; None where their checksum is wrong.
-        meta: notes; empty where their checksum is wrong.
-        editions: the same.
-        ranges: of numbers that are gone; None where they cannot be right.
-        uses: (shard, job, uses).
-        jobs: (job, when it was seen last).
-        history: (wall time, record).
-        finished: (name of a lease whose uses are counted, when).
-        spoiled: numbers of rows whose checksums are wrong.
-        coherent: whether rows, ranges and totals are all there and agree.
-        counted: whether no row or range is missing, but for the spoiled: what none of them
-            speaks of was never committed.
-        readable: whether SQLite finds nothing wrong with the file, and all tables are there.
-    """
+    """What an index says."""
 
     problems: list[str] = field(default_factory=list)
     rows: list[ShardTableRow] = field(default_factory=list)
@@ -481,8 +423,7 @@ class IndexContents:
 def read_contents(layout: CacheLayout) -> IndexContents:
     """Return what the index says now; of one that SQLite refuses, what can still be read.
 
-    Raises:
-        CacheMissingError: there is no index.
+    May raise CacheMissingError.
     """
     if not layout.index.exists():
         raise CacheMissingError(f"{layout.index} is missing")
@@ -503,7 +444,7 @@ def read_contents(layout: CacheLayout) -> IndexContents:
 
 
 def index_problems(connection: sqlite3.Connection) -> list[str]:
-    """Return what is wrong with the index of a cache that is being opened."""
+    """Return the problems of the index of a cache that is being opened."""
     found = IndexContents(problems=_integrity_problems(connection))
     _read_sealed(connection, found)
     _read_shards(connection, found)

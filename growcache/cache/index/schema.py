@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 class ShardState(IntEnum):
     """What may be done with a shard's file.
 
-    New snapshots take LIVE shards only. A RETIRED shard's file goes when its last lease
-    clears. DELETED rows say that a number was drawn, and what its digest was.
+    New snapshots take LIVE shards only. The file of a RETIRED shard goes when no lease holds
+    it. DELETED rows record that a number was drawn, and its digest.
     """
 
     LIVE = 0
@@ -22,18 +22,16 @@ class ShardState(IntEnum):
 
 
 class ShardRow(NamedTuple):
-    """A live shard as readers need it.
-
-    A snapshot makes thousands in milliseconds, so it is a tuple, and of few columns.
+    """A live shard as readers need it: a short tuple, because a snapshot makes thousands.
 
     Attributes:
         number: of the shard.
         seq: order of its commit, which is the order of age.
-        group: of the group it was filled with.
-        edition: the edition that group belongs to.
+        group: the group that it was filled with.
+        edition: the edition of that group.
         samples: records in its file; 0 means that there is no file.
         shard_bytes: size of the file.
-        digest: xxh3_128 of the file, hexadecimal; empty where there is none.
+        digest: xxh3_128 of the file, hexadecimal; empty without a file.
         drawn_at: wall time of the commit, for display.
     """
 
@@ -48,20 +46,18 @@ class ShardRow(NamedTuple):
 
 
 class EvictedShard(NamedTuple):
-    """What the index knows of a shard that left the cache; for the rest see `ShardTableRow`."""
-
     samples: int
     allocated: int
 
 
 class FinishedLease(NamedTuple):
-    """What counts of a lease that is over.
+    """What counts of a finished lease.
 
     Attributes:
         name: of the lease.
         job: whose uses it counts.
         used: shards that its reader read.
-        delivered: samples that its loop received; None where only the uses tell.
+        delivered: samples that its loop received; None if its reader does not count them.
     """
 
     name: str
@@ -71,7 +67,7 @@ class FinishedLease(NamedTuple):
 
 
 class ShardTableRow(NamedTuple):
-    """A shard as its writer knows it; for the rest see `ShardRow`.
+    """A shard as its writer knows it; see `ShardRow` for the rest.
 
     Attributes:
         state: a `ShardState`.
@@ -108,20 +104,20 @@ class CacheTotals:
         shards: live ones.
         samples: in live shards.
         bytes: allocated by live shards and their sidecars.
-        retired_shards: on their way out.
+        retired_shards: retired and not yet deleted.
         retired_bytes: allocated by those.
         drawn: samples ever committed.
         drawn_parts: visits ever committed.
         drawn_shards: shards ever committed.
-        evicted_samples: samples of shards that were retired, and did not come back.
-        evicted_shards: shards that were retired, and did not come back.
-        lost_samples: samples of those shards whose file was gone at a start, and
-        lost_shards: how many these are.
-        refetched_samples: samples that were drawn again because a lease wished for them,
-        refetched_shards: and their shards; none of them counts as drawn once more.
+        evicted_samples: samples of shards that were retired and did not come back.
+        evicted_shards: those shards.
+        lost_samples: samples of those shards whose file was missing at a start.
+        lost_shards: those shards.
+        refetched_samples: samples that were refetched; they do not count as drawn again.
+        refetched_shards: their shards.
         holes: visits that yielded nothing.
-        empty_visits: visits to whole objects that hold no sample; no holes.
-        delivered: samples that training loops received, as far as their leases are finished.
+        empty_visits: visits to whole objects without a sample, which are no holes.
+        delivered: samples that training loops received under finished leases.
     """
 
     shards: int = 0
@@ -144,7 +140,6 @@ class CacheTotals:
 
     @property
     def reuse(self) -> float:
-        """Samples delivered over samples drawn."""
         return self.delivered / self.drawn if self.drawn else 0.0
 
 
@@ -219,7 +214,7 @@ SHARD_COLUMNS = (
 
 
 def row_seal(row: ShardTableRow) -> int:
-    """Return the checksum of all of a row but what the files tell and what counts uses."""
+    """Return the checksum of a row, without the columns that files and uses tell."""
     fixed = (*row._replace(state=0, allocated=0, uses=0),)
     return zlib.crc32(repr(fixed).encode("utf-8", "backslashreplace")) << 2 | row.state
 

@@ -61,7 +61,7 @@ _FULL_DISK_CODES = {
 
 
 class IndexDatabase:
-    """The index, opened for writing; at most one process does so (`supervisor.lock`)."""
+    """The index, opened for writing by at most one process (`supervisor.lock`)."""
 
     def __init__(self, layout: CacheLayout, db: Database) -> None:
         self._layout = layout
@@ -72,12 +72,7 @@ class IndexDatabase:
 
     @classmethod
     def open(cls, layout: CacheLayout) -> IndexDatabase:
-        """Open or create the index, and bring its tables up to date.
-
-        Raises:
-            CacheError: damaged.
-            CacheFullError: no room on the disk.
-        """
+        """Open or create the index, and apply migrations. CacheError: damaged. CacheFullError: no room."""
         from sqlite_utils import Database  # readers need neither it nor its 0.2 s
 
         from growcache.cache.index.migrations import migrations
@@ -101,12 +96,12 @@ class IndexDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is durable together when the block ends, or not at all.
+        """Make everything in the block durable together, or nothing.
 
         Raises:
             CacheFullError: no room on the disk; nothing of the block happened.
-            IndexInDoubtError: the disk failed at the end of the block. All of it may be
-                there at the next start, or nothing.
+            IndexInDoubtError: the disk failed at the end of the block. All of it may be there at
+                the next start, or nothing.
             CacheError: the disk failed before; nothing of the block happened.
         """
         try:
@@ -139,11 +134,7 @@ class IndexDatabase:
             self.set_meta(SEAL_META, account.right_seal())
 
     def verify(self) -> None:
-        """Compare all that counts with its checksums; tens of milliseconds.
-
-        Raises:
-            CacheError: something is not what was written.
-        """
+        """Raise CacheError if a value differs from its checksum; takes tens of milliseconds."""
         try:
             found = index_problems(self._connection)
         except (*SQLITE_ERRORS, ValueError, TypeError) as error:
@@ -152,7 +143,7 @@ class IndexDatabase:
             raise damaged_index_error(self._layout, found[0])
 
     def replace(self, contents: IndexContents) -> None:
-        """Say this and nothing else; rows per sample and notes of holes are lost."""
+        """Replace all contents; notes of holes are lost."""
         self.clear()
         marks = ",".join("?" * 16)
         self._connection.executemany(
@@ -180,7 +171,6 @@ class IndexDatabase:
     # Shards
 
     def shards(self) -> list[ShardTableRow]:
-        """Return the live and the retired shards, oldest first."""
         rows = self._connection.execute(
             f"SELECT {SHARD_COLUMNS} FROM shards WHERE state != ? ORDER BY seq",
             [ShardState.DELETED],
@@ -188,14 +178,13 @@ class IndexDatabase:
         return list(map(ShardTableRow._make, rows.fetchall()))
 
     def next_seq(self) -> int:
-        """Return the sequence number of the next commit."""
         (last,) = self._connection.execute("SELECT max(seq) FROM shards").fetchone()
         return max(-1 if last is None else last, int(self.meta("pruned_seq", -1))) + 1
 
     def insert_shards(
         self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
     ) -> None:
-        """Add live shards, with a row per sample if there is room for those."""
+        """Add live shards."""
         self._put_shards(shards, with_samples=with_samples)
         for row, sidecar in shards:
             self._insert_holes(row.number, sidecar)
@@ -210,7 +199,7 @@ class IndexDatabase:
     def return_shards(
         self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
     ) -> None:
-        """Add shards that had left the cache; nothing of them counts as drawn once more."""
+        """Add shards that had been evicted; they do not count as drawn again."""
         for row, _ in shards:
             self.add_totals(
                 refetched_samples=row.samples, refetched_shards=1, **self._returned(row)
@@ -218,7 +207,7 @@ class IndexDatabase:
         self._put_shards(shards, with_samples=with_samples)
 
     def _returned(self, row: ShardTableRow) -> dict[str, int]:
-        """Return by how much totals change, such that drawn = live + evicted + lost still."""
+        """Return the change of totals that keeps drawn = live + evicted + lost."""
         remains = self.remains([row.number]).get(row.number)
         before = remains.samples if remains else self._leave_range(row.number, row.samples)
         totals = self.totals()
@@ -234,7 +223,7 @@ class IndexDatabase:
         return change
 
     def _leave_range(self, number: int, samples: int) -> int:
-        """Take a number out of the ranges; return how many samples were counted for it."""
+        """Take a number out of the ranges; return the samples that were counted for it."""
         row = self._connection.execute(
             "SELECT * FROM deleted_ranges WHERE first <= ?1 AND last >= ?1", [number]
         ).fetchone()
@@ -271,7 +260,6 @@ class IndexDatabase:
         )
 
     def holes(self) -> list[tuple[int, str, int]]:
-        """Return shard, key and part of the last holes, whether their shards are there or not."""
         return self._connection.execute(
             "SELECT shard, key, part FROM holes ORDER BY id"
         ).fetchall()
@@ -294,7 +282,7 @@ class IndexDatabase:
         )
 
     def set_state(self, numbers: Iterable[int], state: ShardState) -> None:
-        """Move shards to a state; what belongs to their samples goes when they are deleted."""
+        """Set the state of shards; deleted ones lose their uses."""
         rows = [(number,) for number in numbers]
         self._connection.executemany(
             f"UPDATE shards SET state = {state:d}, seal = (seal & ~{STATE_MASK}) | {state:d} "
@@ -306,7 +294,7 @@ class IndexDatabase:
             self._connection.executemany("DELETE FROM uses WHERE shard = ?", rows)
 
     def remains(self, numbers: Iterable[int]) -> dict[int, EvictedShard]:
-        """Return, by number, what is known of these shards; nothing of pruned ones."""
+        """Return by number what is known of evicted shards; nothing of pruned ones."""
         found: dict[int, EvictedShard] = {}
         query = "SELECT samples, allocated FROM shards WHERE number = ?"
         for number in numbers:
@@ -326,12 +314,12 @@ class IndexDatabase:
         return found
 
     def last_group(self) -> int:
-        """Return the highest group of which a shard was committed, as far as rows tell; or -1."""
+        """Return the highest group with a row; -1 if there is none."""
         (last,) = self._connection.execute("SELECT max(group_number) FROM shards").fetchone()
         return -1 if last is None else int(last)
 
     def prune_deleted(self, keep: int) -> None:
-        """Turn all but the newest deleted rows into ranges with sums."""
+        """Merge all but the newest deleted rows into ranges with sums."""
         (count,) = self._connection.execute(
             "SELECT count(*) FROM shards WHERE state = ?", [ShardState.DELETED]
         ).fetchone()
@@ -358,7 +346,7 @@ class IndexDatabase:
     # Readers
 
     def uses(self) -> dict[str, dict[int, int]]:
-        """Return per job how often it used which shard; the job that ended a lease last is last."""
+        """Return the uses per job and shard; the job that ended a lease last comes last."""
         jobs = self._connection.execute("SELECT job FROM jobs ORDER BY last_seen").fetchall()
         found: dict[str, dict[int, int]] = {job: {} for (job,) in jobs}
         for shard, job, uses in self._connection.execute("SELECT * FROM uses").fetchall():
@@ -366,7 +354,6 @@ class IndexDatabase:
         return found
 
     def finish_leases(self, leases: Iterable[FinishedLease], at: float) -> None:
-        """Count the uses of finished leases, and what was delivered under them."""
         for name, job, numbers, delivered in leases:
             rows = [(number,) for number in numbers]
             self._connection.executemany(
@@ -397,12 +384,11 @@ class IndexDatabase:
         self._connection.execute(f"DELETE FROM jobs WHERE job IN ({old})")
 
     def finished_leases(self) -> set[str]:
-        """Return the names of leases whose uses are counted, as far as not forgotten."""
+        """Return the names of the counted leases that are not forgotten."""
         rows = self._connection.execute("SELECT name FROM finished_leases").fetchall()
         return {name for (name,) in rows}
 
     def forget_leases(self, names: Iterable[str]) -> None:
-        """Forget finished leases whose files are gone."""
         self._connection.executemany(
             "DELETE FROM finished_leases WHERE name = ?", [(name,) for name in names]
         )
@@ -410,16 +396,14 @@ class IndexDatabase:
     # Small things
 
     def editions(self) -> list[Edition]:
-        """Return the recorded editions in order."""
         return read_editions(self._connection)
 
     def insert_edition(self, edition: Edition) -> None:
-        """Record an edition; it is never changed afterwards."""
+        """Record an edition, which never changes afterwards."""
         row = {name: getattr(edition, name) for name in edition.__slots__}
         self._db.table("editions").insert(row)
 
     def totals(self) -> dict[str, int]:
-        """Return the running totals by name."""
         return dict(self._connection.execute("SELECT name, value FROM totals").fetchall())
 
     def add_totals(self, **amounts: int) -> None:
@@ -431,18 +415,16 @@ class IndexDatabase:
         )
 
     def meta(self, key: str, default: Any = None) -> Any:
-        """Return a noted value."""
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
         return json.loads(row[0]) if row else default
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Note a JSON value."""
         self._connection.execute(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)", [key, json.dumps(value)]
         )
 
     def append_history(self, record: dict[str, Any], keep: int) -> None:
-        """Add a record of the cache's history; beyond ``keep``, every other old one goes."""
+        """Add a record to the history; beyond ``keep``, every other old one goes."""
         self._db.table("history").insert({"at": time.time(), "record": json.dumps(record)})
         (count,) = self._connection.execute("SELECT count(*) FROM history").fetchone()
         if count > keep:
@@ -453,12 +435,10 @@ class IndexDatabase:
             )
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:
-        """Return (wall time, record) in order."""
         rows = self._connection.execute("SELECT at, record FROM history ORDER BY id").fetchall()
         return [(at, json.loads(record)) for at, record in rows]
 
     def clear(self) -> None:
-        """Forget everything."""
         for table in self._db.table_names():
             if not table.startswith(("sqlite_", "_sqlite_")):
                 self._connection.execute(f"DELETE FROM {table}")
@@ -466,31 +446,26 @@ class IndexDatabase:
     # Space
 
     def wal_bytes(self) -> int:
-        """Return the allocated bytes of the write-ahead log."""
         return allocated(self._wal)
 
     def allocated(self) -> int:
-        """Return the allocated bytes of the index with all its files."""
         return allocated(self._layout.index) + self.wal_bytes() + allocated(self._shm)
 
     def pages_bytes(self) -> int:
-        """Return the bytes of pages in use, those in the log included."""
+        """Return the bytes of pages in use, including those in the log."""
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (size,) = self._connection.execute("PRAGMA page_size").fetchone()
         return int((pages - free) * size)
 
     def free_bytes(self) -> int:
-        """Return the bytes of pages that nothing is in; the file keeps them."""
+        """Return the bytes of unused pages, which the file keeps."""
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (size,) = self._connection.execute("PRAGMA page_size").fetchone()
         return int(free * size)
 
     def compact(self) -> bool:
-        """Give free pages back to the disk; False where that has to wait.
-
-        All that is in use is written to the log first.
-        """
+        """Give unused pages back to the disk; False if that must wait. Writes all used pages to the log first."""
         try:
             self._connection.execute("VACUUM")
         except sqlite3.OperationalError as error:
@@ -500,7 +475,7 @@ class IndexDatabase:
         return self.checkpoint()
 
     def checkpoint(self) -> bool:
-        """Move the log into the database and cut it to nothing; False while a reader is in the way."""
+        """Move the log into the database and truncate it; False while a reader is in the way."""
         self._connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_MS}")
         try:
             row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -513,7 +488,7 @@ class IndexDatabase:
         return bool(row[0] == 0)
 
     def close(self) -> None:
-        """Close; a stopped cache has one index file that read-only media can hold too."""
+        """Close; a stopped cache is one index file, which read-only media can hold too."""
         self._connection.execute("PRAGMA busy_timeout = 1000")
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -526,8 +501,8 @@ class IndexDatabase:
     def abandon(self) -> None:
         """Leave it as a crash would, and never close it.
 
-        SQLite removes the log by its path when the last connection is closed, also where that
-        path leads to another index by now. So one more reference keeps it open to the end.
+        SQLite removes the log by its path when the last connection is closed, even if that path
+        belongs to another index by now. One more reference keeps it open to the end of the process.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 
@@ -541,7 +516,7 @@ def _create_file(layout: CacheLayout) -> None:
 
 
 def index_error(layout: CacheLayout, error: Exception) -> CacheError:
-    """Return what an SQLite error means for the cache."""
+    """Return the CacheError that an SQLite error means."""
     if getattr(error, "sqlite_errorcode", None) in _FULL_DISK_CODES:
         return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
@@ -553,7 +528,7 @@ def index_error(layout: CacheLayout, error: Exception) -> CacheError:
 
 
 def _valid_unicode(value: str) -> str:
-    """SQLite stores valid Unicode only; names of local files may be otherwise."""
+    """Escape invalid Unicode of local file names, because SQLite stores only valid."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -561,9 +536,9 @@ class IndexWriter:
     """The index and the ballast that its transactions fall back on.
 
     Attributes:
-        index: to be read as one likes, and changed inside `write` only.
-        log_is_short: False while a reader keeps the log from being cut. It must grow
-            slowly then, so what can wait should.
+        index: read it anywhere, change it inside `write` only.
+        log_is_short: False while a reader keeps the log from being truncated; writes that can
+            wait should then wait.
     """
 
     def __init__(self, layout: CacheLayout, room: Space) -> None:
@@ -583,19 +558,13 @@ class IndexWriter:
             return IndexDatabase.open(layout)
 
     def close(self) -> None:
-        """Close the index."""
         self.index.close()
 
     def abandon(self) -> None:
-        """Leave the index as a crash would."""
         self.index.abandon()
 
     def write(self, change: Callable[[], None]) -> None:
-        """Change the index in one transaction, if need be in the ballast's room.
-
-        Raises:
-            CacheFullError: not even that was enough; nothing was changed.
-        """
+        """Run one transaction, in the ballast's space if needed. CacheFullError: nothing was changed."""
         self._cut_log()
         try:
             self._transact(change)
@@ -614,18 +583,17 @@ class IndexWriter:
             self.log_is_short = self.index.checkpoint()
 
     def sums(self) -> dict[str, int]:
-        """Return what was ever counted, by name."""
         if self._sums is None:
             self._sums = self.index.totals()
         return self._sums
 
     @property
     def ok(self) -> bool:
-        """Whether the index kept within its budget at the last `maintain`."""
+        """Whether the index was within its budget at the last `maintain`."""
         return self.log_is_short and self._pages_bytes <= self._room.budget.pages
 
     def maintain(self) -> None:
-        """Keep index and log within their budget, and the ballast in place."""
+        """Bring index and log back within their budget, and restore the ballast."""
         budget, index = self._room.budget, self.index
         self._cut_log()
         if self.log_is_short:
@@ -638,14 +606,14 @@ class IndexWriter:
         self._ballast.restore()
 
     def _compact(self) -> None:
-        """Make the index file smaller if it is larger than a bound that was lowered leaves it."""
+        """Shrink the index file if it is larger than a lowered bound allows."""
         room, index = self._room, self.index
         spare = index.free_bytes() > room.budget.wal
         if spare and room.index_overflows and index.pages_bytes() <= room.slack():
             self.log_is_short = index.compact()
 
     def append_history(self, record: dict[str, Any]) -> None:
-        """Add a JSON record to the history, unless the log has to stay as it is."""
+        """Add a JSON record to the history, unless the log must not grow."""
         keep = self._room.budget.kept_history
         if self.log_is_short:
             self.write(lambda: self.index.append_history(record, keep))
