@@ -1,93 +1,80 @@
-"""Propose options for containers by their contents: HDF5, Parquet, Zarr, LMDB.
+"""Propose options for objects that hold arrays, by what they hold: NumPy, HDF5, Parquet, Zarr, LMDB.
 
-A proposal names arrays, columns and databases of the object that was read. If it cannot be read,
-because a library is missing for example, the proposal says what to name.
+Each probe returns candidates, the best first. `source_probe` proves them by reading.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from growcache.cli.humanize import in_bytes, in_count, plural
-from growcache.errors import FormatError, MissingLibraryError, ObjectMissingError
+from growcache.errors import FormatError
 from growcache.formats.base import ObjectReader, require_library
-from growcache.formats.hdf5_dataset import dataset_paths, describe_dataset
+from growcache.formats.hdf5_dataset import DatasetLayout, dataset_paths, describe_dataset
 from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.lmdb_tree import TreeReader
-from growcache.formats.parquet_footer import check_column_type
-from growcache.formats.zarr import ZarrMetadata, folder_of_chunk, open_zarr
-from growcache.store.contract import Entry
+from growcache.formats.npy import read_npy_header
+from growcache.formats.parquet_footer import FooterCache, check_column_type
+from growcache.formats.zarr import ZarrMetadata
 
-SMALL_BYTES = 1 << 20  # an array up to this size is one sample, unless it looks like many
-
-
+SMALL_BYTES = 1 << 20  # up to this size an array is one sample, where there are many objects
 ROW_BYTES = 4096  # a row of this size can be a sample
-ITEM_BYTES = 256  # the same where rows are themselves arrays
+SUBARRAY_BYTES = 256  # the same where rows are themselves arrays
 WINDOW_BYTES = 1 << 16
-MAX_IMAGE_CHANNELS = 4  # channels
+MAX_IMAGE_CHANNELS = 4
+MIN_IMAGE_SIDE = 16
+MAX_NAMED = 8  # arrays, columns or databases
+MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
+WHOLE = "The whole array is one sample."
 
 
 @dataclass(frozen=True, slots=True)
 class FormatProposal:
-    """A format for the objects of a source.
+    """A format for the objects of a source, and sentences about what was found.
 
-    Attributes:
-        format: of the source.
-        options: of the format.
-        reasons: sentences that tell what was seen and what else could be meant.
-        samples: about how many the object holds.
-        sample_bytes: about how large each is.
+    ``samples`` of ``sample_bytes`` are about what all objects hold; 0 before they were read.
     """
 
     format: str
     options: dict[str, Any] = field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
-    samples: int = 1
+    findings: tuple[str, ...] = ()
+    samples: int = 0
     sample_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayCut:
-    """How samples could be cut from an array.
+def array_options(
+    shape: Sequence[int], item_bytes: int, *, many: bool, chunk_rows: int = 0
+) -> tuple[dict[str, Any], str]:
+    """Return how samples are cut from an array, as options and as a sentence.
 
-    Attributes:
-        options: of the format.
-        how: a sentence.
-        samples: that it yields.
-        sample_bytes: of each.
+    Args:
+        shape: of the array.
+        item_bytes: of one value.
+        many: whether there are so many objects that each can be a sample.
+        chunk_rows: rows that are read together, which windows divide; 0: rows are apart.
     """
-
-    options: dict[str, Any]
-    how: str
-    samples: int
-    sample_bytes: int
-
-
-def cut_array(shape: Sequence[int], item_bytes: int) -> ArrayCut:
-    """Return how samples could be cut from an array of this shape."""
     nbytes = math.prod(shape) * item_bytes
-    whole = ArrayCut({}, "The whole array is one sample.", 1, nbytes)
-    if len(shape) == 0 or shape[0] <= 1 or nbytes == 0:
-        return whole
+    small = many and nbytes <= SMALL_BYTES and len(shape) < 3
+    if not shape or shape[0] <= 1 or not nbytes or small or _is_image(shape):
+        return {}, WHOLE
     row = nbytes // shape[0]
-    if _is_image(shape) or (nbytes <= SMALL_BYTES and len(shape) < 3):
-        return whole
-    if (len(shape) >= 3 and row >= ITEM_BYTES) or row >= ROW_BYTES:
-        each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
-        how = f"{each}, read by range; leave axis out to take whole arrays."
-        return ArrayCut({"axis": 0}, how, shape[0], row)
+    if row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
+        rows, each = 1, f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
+        return {"axis": 0}, f"{each}, read by range; leave axis out to take whole arrays."
     rows = window_rows(row, shape[0])
+    if chunk_rows:
+        rows = max(n for n in range(1, min(rows, chunk_rows) + 1) if chunk_rows % n == 0)
     each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
-    how = f"{each}, read by range; a stride below {rows} lets them overlap."
-    return ArrayCut({"window": rows}, how, shape[0] // rows, rows * row)
+    return {"window": rows}, f"{each}, read by range; a smaller stride lets them overlap."
 
 
 def _is_image(shape: Sequence[int]) -> bool:
-    return len(shape) == 3 and min(shape[0], shape[-1]) <= MAX_IMAGE_CHANNELS
+    if len(shape) != 3 or min(shape[0], shape[-1]) > MAX_IMAGE_CHANNELS:
+        return False
+    return sorted(shape)[1] >= MIN_IMAGE_SIDE
 
 
 def window_rows(row_bytes: int, rows: int) -> int:
@@ -100,285 +87,165 @@ def window_rows(row_bytes: int, rows: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-MAX_SHOWN = 8  # arrays, columns or databases that are named
-MAX_DATASETS_TOGETHER = 8  # datasets that become fields of one sample
-FOOTER_BYTES = 1 << 16
-MAX_CHUNKS_TRIED = 8  # objects that may be chunks
-ZARR_FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-
-ContentProbe: TypeAlias = Callable[
-    [FormatProposal, ObjectReader], Coroutine[Any, Any, FormatProposal]
-]
+def names_text(names: Sequence[str]) -> str:
+    """Return the first few names."""
+    return ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
 
 
-async def probe_contents(proposal: FormatProposal, reader: ObjectReader) -> FormatProposal:
-    """Return a proposal that goes by what an object holds, where its format needs that."""
-    inside = CONTENT_PROBES.get(proposal.format)
-    if inside is None:
-        return proposal
-    try:
-        return await inside(proposal, reader)
-    except MissingLibraryError as error:
-        return _with_reasons(
-            proposal,
-            f"Not looked into: {error}.",
-            HINTS_WITHOUT_LIBRARY.get(proposal.format, ""),
-        )
-    except FormatError as error:
-        return _with_reasons(proposal, f"It cannot be read: {error}.")
+async def probe_npy(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
+    header = await read_npy_header(reader)
+    array = f"An array of {header.dtype.name}{list(header.shape)}, {in_bytes(header.nbytes)}."
+    options, sentence = array_options(header.shape, header.dtype.itemsize, many=many)
+    if options and header.fortran and len(header.shape) > 1:
+        options = {}
+        sentence = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
+    return [FormatProposal("npy", options, (array, sentence))]
 
 
-def _with_reasons(proposal: FormatProposal, *reasons: str) -> FormatProposal:
-    return replace(proposal, reasons=(*proposal.reasons, *filter(None, reasons)))
+async def probe_npz(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
+    archive = f"An archive of arrays, {in_bytes(reader.entry.size)}"
+    rows = f"{archive}; row i of all of them is a sample; fields takes some of them."
+    whole = FormatProposal("npz", {}, (f"{archive}; together they are one sample.",))
+    if many and reader.entry.size <= SMALL_BYTES:
+        return [whole]
+    by_range, at_once = {"axis": 0}, {"axis": 0, "read": "whole"}  # at once: where compressed
+    return [
+        *(FormatProposal("npz", options, (rows,)) for options in (by_range, at_once)),
+        whole,
+    ]
 
 
-HINTS_WITHOUT_LIBRARY = {
-    "hdf5": "Name its datasets in options, as {datasets: [x, y], axis: 0}.",
-    "parquet": "All columns are taken; columns names those that are wanted.",
-    "zarr": "Each row is a sample; window takes several rows.",
-}
-
-
-# ---------------------------------------------------------------------------- HDF5
-
-
-@dataclass(frozen=True, slots=True)
-class _ProbedDataset:
-    """A dataset, or why it cannot be read."""
-
-    path: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    item_bytes: int = 1
-    text: bool = False
-    why: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
-
-    @property
-    def folder(self) -> str:
-        return self.path.rpartition("/")[0]
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-    def __str__(self) -> str:
-        what = "unreadable" if self.why else f"{self.dtype}{list(self.shape)}"
-        return f"{self.path} {what}"
-
-
-async def _probe_hdf5(proposal: FormatProposal, reader: ObjectReader) -> FormatProposal:
+async def probe_hdf5(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
     require_library("hdf5", "h5py")
     file = HDF5Files().of(reader.entry)
-    found = await file.ask(reader, lambda opened: _probe_datasets(opened, reader.entry.key))
-    return _propose_hdf5(proposal, found)
-
-
-def _probe_datasets(file: Any, key: str) -> list[_ProbedDataset]:
-    return [_probe_dataset(file, path, key) for path in dataset_paths(file)]
-
-
-def _probe_dataset(file: Any, path: str, key: str) -> _ProbedDataset:
-    try:
-        found = describe_dataset(file, path, key)
-    except FormatError as error:
-        return _ProbedDataset(path, why=str(error))
-    text = found.strings is not None
-    name = "str" if text else found.dtype.name
-    return _ProbedDataset(path, found.shape, name, found.dtype.itemsize, text)
-
-
-def _propose_hdf5(proposal: FormatProposal, found: Sequence[_ProbedDataset]) -> FormatProposal:
-    arrays = [one for one in found if one.shape and not one.text and not one.why]
-    shown = ", ".join(map(str, found[:MAX_SHOWN])) + (", …" if len(found) > MAX_SHOWN else "")
-    what = f"An HDF5 file with {plural(len(found), 'dataset')}: {shown}." if found else ""
-    if not arrays:
-        reasons = (what or "An HDF5 file without datasets.", "None is an array of numbers.")
-        return replace(proposal, reasons=reasons)
-    main = max(arrays, key=lambda one: one.nbytes)
-    cut = cut_array(main.shape, main.item_bytes)
-    together = [one for one in found if _fits_main_dataset(one, main, cut.options)]
-    if len(together) > MAX_DATASETS_TOGETHER:
-        together = [main]
-    options = {"datasets": [one.path for one in together], **cut.options}
-    each = sum(one.nbytes // max(1, one.shape[0]) for one in together if one.shape)
-    size = each * cut.sample_bytes // max(1, main.nbytes // main.shape[0])
+    found, unreadable = await file.ask(reader, lambda file: _layouts(file, reader.entry.key))
+    shown = [f"{one.path} {_dtype_name(one)}{list(one.shape)}" for one in found]
+    listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
+    listed += f" {plural(len(unreadable), 'other')}: {unreadable[0]}." if unreadable else ""
+    arrays = [one for one in found if one.shape]
+    numbers = [one for one in arrays if not one.strings] or arrays
+    if not numbers:
+        raise FormatError(f"{listed} None is an array")
+    main = max(numbers, key=_nbytes)
+    siblings = [one for one in found if _folder(one.path) == _folder(main.path)]
+    # What has scalars next to it is one sample, as a rule: an image with its label.
+    many = many or not all(one.shape for one in siblings)
+    options, sentence = array_options(main.shape, main.dtype.itemsize, many=many)
+    if main.strings:
+        options, sentence = {"axis": 0}, "Each of its texts is a sample."
+    together = [one.path for one in siblings if _goes_along(one, main, options)]
+    together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
     named = "datasets names those that are taken, as fields of one sample."
-    return FormatProposal(
-        "hdf5", options, (what, f"Of {main.path}: {cut.how}", named), cut.samples, size
-    )
+    findings = (listed, f"Of {main.path}: {sentence}", named)
+    return [FormatProposal("hdf5", {"datasets": together, **options}, findings)]
 
 
-def _fits_main_dataset(
-    one: _ProbedDataset, main: _ProbedDataset, options: dict[str, Any]
-) -> bool:
+def _layouts(file: Any, key: str) -> tuple[list[DatasetLayout], list[str]]:
+    """Return the datasets of a file, and why others cannot be read."""
+    found, unreadable = [], []
+    for path in dataset_paths(file):
+        try:
+            found.append(describe_dataset(file, path, key))
+        except FormatError as error:
+            unreadable.append(str(error))
+    return found, unreadable
+
+
+def _nbytes(layout: DatasetLayout) -> int:
+    return math.prod(layout.shape) * layout.dtype.itemsize
+
+
+def _dtype_name(layout: DatasetLayout) -> str:
+    return "str" if layout.strings else layout.dtype.name
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
     """Whether a dataset can be a field of the same samples as the main one."""
-    if one.why or one.folder != main.folder:
-        return False
     if not options:  # the object is one sample, of which arrays of text are no values
-        return not (one.text and one.shape)
-    rows = "window" not in options and len(one.shape) == 1
-    return one.shape[:1] == main.shape[:1] and (not one.text or rows)
+        return not (one.strings and one.shape)
+    is_row_of_text = "window" not in options and len(one.shape) == 1
+    return one.shape[:1] == main.shape[:1] and (not one.strings or is_row_of_text)
 
 
-# ------------------------------------------------------------------------- Parquet
-
-
-async def _probe_parquet(proposal: FormatProposal, reader: ObjectReader) -> FormatProposal:
+async def probe_parquet(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
     require_library("parquet", "pyarrow")
-    metadata = await _read_footer(reader)
-    columns = {
-        field.name: _why_unreadable(field) for field in metadata.schema.to_arrow_schema()
-    }
-    good = [name for name, why in columns.items() if not why]
-    rows = metadata.num_rows
-    shown = ", ".join(list(columns)[:MAX_SHOWN]) + (", …" if len(columns) > MAX_SHOWN else "")
-    what = f"A Parquet table of {plural(rows, 'row')} with {shown}; each row is a sample."
-    reasons = [what, "All columns are taken; columns names those that are wanted."]
-    options: dict[str, Any] = {}
-    if len(good) < len(columns):
-        options = {"columns": good} if good else {}
-        bad = [why for why in columns.values() if why]
-        reasons[1] = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0]}."
-    each = reader.entry.size // max(1, rows)
-    return FormatProposal("parquet", options, tuple(reasons), max(1, rows), each)
-
-
-async def _read_footer(reader: ObjectReader) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    size, wanted = reader.entry.size, FOOTER_BYTES
-    for _ in range(2):  # mostly the first time is enough
-        tail = bytes(memoryview(await reader.read(max(0, size - wanted), size)))
-        wanted = int.from_bytes(tail[-8:-4], "little") + 8
-        if wanted <= len(tail):
-            break
+    footer = await FooterCache(None).footer_bytes(reader)
     try:
-        return pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-wanted:]))
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        columns = {
+            one.name: _unreadable_reason(one) for one in metadata.schema.to_arrow_schema()
+        }
     except Exception as error:  # Arrow raises what a broken file makes it raise
         raise FormatError(f"{reader.entry.key}: {str(error)[:200]}") from error
+    good = [name for name, reason in columns.items() if not reason]
+    bad = [reason for reason in columns.values() if reason]
+    rows, names = plural(metadata.num_rows, "row"), names_text(list(columns))
+    table = f"A Parquet table of {rows} with {names}; each row is a sample."
+    if not bad or not good:
+        taken = "All columns are taken; columns names those that are wanted."
+        return [FormatProposal("parquet", {}, (table, taken))]
+    taken = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0]}."
+    return [FormatProposal("parquet", {"columns": good}, (table, taken))]
 
 
-def _why_unreadable(field: Any) -> str:
+def _unreadable_reason(column: Any) -> str:
     try:
-        check_column_type(field.name, field.type)
+        check_column_type(column.name, column.type)
     except FormatError as error:
         return str(error).partition(";")[0]
     return ""
 
 
-# ---------------------------------------------------------------------------- Zarr
-
-
-def is_zarr(entries: Sequence[Entry]) -> bool:
-    """Whether what is listed are arrays of Zarr, or parts of them."""
-    keys = [entry.key for entry in entries]
-    return any(
-        key.rpartition("/")[2] in ZARR_FILES or (".zarr/" in key and folder_of_chunk(key))
-        for key in keys
+async def probe_lmdb(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
+    found = await TreeReader(None).databases(reader)
+    listed = "An LMDB data file."
+    if found:
+        shown = names_text([f"{name} ({in_count(found[name])})" for name in found])
+        databases = plural(len(found), "database")
+        listed = f"An LMDB data file with {databases}, by their values: {shown}."
+    values = (
+        "Each value's bytes are a sample; decode names a function of yours that makes arrays of "
+        "them, and database one of several databases."
     )
+    options = {"database": max(found, key=lambda name: found[name])} if found else {}
+    return [FormatProposal("lmdb", options, (listed, values))]
 
 
-def chunks_of(entries: Sequence[Entry]) -> list[Entry]:
-    """Return what may be chunks of the array of which most bytes are listed, a few of them."""
-    sizes: Counter[str] = Counter()
-    for entry in entries:
-        if root := folder_of_chunk(entry.key):
-            sizes[root] += entry.size
-    if not sizes:
-        return []
-    largest = sizes.most_common(1)[0][0]
-    return [entry for entry in entries if folder_of_chunk(entry.key) == largest][
-        :MAX_CHUNKS_TRIED
-    ]
-
-
-async def probe_zarr(
-    readers: Sequence[ObjectReader], entries: Sequence[Entry]
-) -> FormatProposal:
-    """Return what is proposed for chunks of arrays.
+def propose_zarr(root: str, array: ZarrMetadata, others: Sequence[str]) -> FormatProposal:
+    """Return what is proposed for chunks of an array in the folder ``root``.
 
     Args:
-        readers: of objects that may be chunks.
-        entries: of all that is listed.
+        root: the key of its folder.
+        array: what its metadata say.
+        others: folders of other arrays of which chunks are listed.
     """
-    size = readers[0].entry.size if readers else 0
-    guess = FormatProposal(
-        "zarr", {"axis": 0}, ("Arrays of Zarr, whose chunks are the objects.",), 1, size
-    )
-    if not readers:
-        return _with_reasons(
-            guess, "None is listed: let source.url match the chunks of an array."
-        )
-    try:
-        require_library("zarr", "numcodecs")
-        for reader in readers:
-            found = await open_zarr({"axis": 0}).array_of(reader)
-            if found is not None:
-                return _propose_zarr(*found, _other_arrays(entries, found[0]))
-    except MissingLibraryError as error:
-        return _with_reasons(guess, f"Not looked into: {error}.", HINTS_WITHOUT_LIBRARY["zarr"])
-    except (FormatError, ObjectMissingError) as error:
-        return _with_reasons(guess, f"It cannot be read: {error}.")
-    return _with_reasons(guess, "None is listed: let source.url match the chunks of an array.")
-
-
-def _other_arrays(entries: Sequence[Entry], root: str) -> list[str]:
-    roots = {folder_of_chunk(entry.key) for entry in entries} - {"", root}
-    return sorted(roots)
-
-
-def _propose_zarr(root: str, array: ZarrMetadata, others: Sequence[str]) -> FormatProposal:
     shape, item = array.shape, array.dtype.itemsize
-    nbytes = math.prod(shape) * item
-    row = nbytes // max(1, shape[0])
-    cut = cut_array(shape, item)
-    name = root.rstrip("/").rpartition("/")[2]
-    what = f"An array of Zarr, {name}: {array.dtype.name}{list(shape)}, {in_bytes(nbytes)}."
-    options, rows = {"axis": 0}, 1
-    how = f"Each of its {in_count(shape[0])} rows is a sample"
-    if "axis" not in cut.options:
-        rows = _window_rows_in_chunk(row, array)
-        options, how = {"window": rows}, f"Windows of {rows} rows are samples"
-    reasons = [what, f"{how}; a chunk has {array.chunks[0]} rows, and is read whole."]
+    chunk_rows = min(array.chunks[0], shape[0]) or 1
+    options, sentence = array_options(shape, item, many=False, chunk_rows=chunk_rows)
+    name, size = root.rstrip("/").rpartition("/")[2], in_bytes(math.prod(shape) * item)
+    listed = f"An array of Zarr, {name}: {array.dtype.name}{list(shape)}, {size}."
+    if not options:
+        options, sentence = {"axis": 0}, "Each row is a sample."
+    findings = [listed, f"{sentence} A chunk has {array.chunks[0]} rows, and is read whole."]
     if others:
-        few = ", ".join(others[:MAX_SHOWN])
-        reasons.append(
+        findings.append(
             f"Let source.url match the chunks of one array, {root}**; beside takes others of "
-            f"equal length along. Chunks are listed of {few}, too."
+            f"equal length along. Chunks are listed of {names_text(others)}, too."
         )
-    return FormatProposal("zarr", options, tuple(reasons), max(1, shape[0] // rows), rows * row)
+    return FormatProposal("zarr", options, tuple(findings))
 
 
-def _window_rows_in_chunk(row_bytes: int, array: ZarrMetadata) -> int:
-    """Return how many rows make a window, such that windows divide chunks."""
-    chunk = min(array.chunks[0], array.shape[0]) or 1
-    most = min(chunk, max(1, window_rows(row_bytes, array.shape[0])))
-    return max(rows for rows in range(1, most + 1) if chunk % rows == 0)
-
-
-# ---------------------------------------------------------------------------- LMDB
-
-
-async def _probe_lmdb(proposal: FormatProposal, reader: ObjectReader) -> FormatProposal:
-    found = await TreeReader(None).databases(reader)
-    if not found:
-        return proposal
-    largest = max(found, key=lambda name: found[name])
-    shown = ", ".join(f"{name} ({in_count(found[name])})" for name in list(found)[:MAX_SHOWN])
-    what = f"An LMDB data file with {plural(len(found), 'database')}, by their values: {shown}."
-    entries = max(1, found[largest])
-    each = reader.entry.size // max(1, sum(found.values()))
-    reasons = (what, *proposal.reasons[1:])
-    return FormatProposal("lmdb", {"database": largest}, reasons, entries, each)
-
-
-CONTENT_PROBES: dict[str, ContentProbe] = {
-    "hdf5": _probe_hdf5,
-    "lmdb": _probe_lmdb,
-    "parquet": _probe_parquet,
+CONTENT_PROBES: dict[str, Callable[..., Awaitable[list[FormatProposal]]]] = {
+    "hdf5": probe_hdf5,
+    "lmdb": probe_lmdb,
+    "npy": probe_npy,
+    "npz": probe_npz,
+    "parquet": probe_parquet,
 }

@@ -1,68 +1,112 @@
-"""Probe a source before there is a config: list part of it, read the start of an object, propose a format."""
+"""Probe a source before there is a config: list part of it, detect a format, prove it by reading.
+
+The kind of object with the most bytes decides. Three of its objects are read as the service would read
+them. A candidate that cannot be read gives way to the next one, at last to plain bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any
 
 from growcache.cli.container_probe import (
+    CONTENT_PROBES,
     FormatProposal,
-    chunks_of,
-    cut_array,
-    is_zarr,
-    probe_contents,
-    probe_zarr,
+    propose_zarr,
     window_rows,
 )
-from growcache.cli.humanize import in_bytes, in_count
+from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.config import SourceConfig
-from growcache.errors import FormatError, ObjectMissingError, TransientStoreError
-from growcache.formats import COMPRESSIBLE
+from growcache.errors import (
+    FormatError,
+    MissingLibraryError,
+    ObjectMissingError,
+    TransientStoreError,
+)
+from growcache.formats import COMPRESSIBLE, open_format
+from growcache.formats.base import ObjectFormat, Visit, read_partly
 from growcache.formats.compressed import compression_of, unpacked_name, unpacked_start
 from growcache.formats.image import image_kind
-from growcache.formats.lmdb_tree import LmdbMeta, parse_lmdb_meta
-from growcache.formats.npy import NpyHeader, parse_npy_header
 from growcache.formats.tar_headers import is_header
-from growcache.formats.tfrecord import parse_example
-from growcache.formats.tfrecord_scan import (
-    RECORD_HEAD_BYTES,
-    RECORD_TAIL_BYTES,
-    record_length_at,
-)
+from growcache.formats.tfrecord_scan import record_length_at
+from growcache.formats.zarr import folder_of_chunk, open_zarr
+from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
+from growcache.threads import DaemonThread
 
 LISTING_SECONDS = 2.0  # a small source is listed to its end, of a large one a part
 PROBE_SECONDS = 15.0
-T = TypeVar("T")
+HEAD_BYTES = 1 << 17  # of an object are enough for `detect_format`
+MANY_OBJECTS = 16  # each of which can be a sample
+MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a proposal
+MAX_CLASSES = 1000
+MAX_CHUNKS_TRIED = 8  # objects that may be chunks of a Zarr array
+ZARR_FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+MAGIC = (
+    (0, b"\x93NUMPY", "npy"),
+    (0, b"\x89HDF\r\n\x1a\n", "hdf5"),
+    (0, b"PAR1", "parquet"),
+    (16, b"\xde\xc0\xef\xbe", "lmdb"),
+)
+FORMATS_BY_SUFFIX = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
+    **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
+    **dict.fromkeys((".jpg", ".jpeg", ".png"), "image"),
+    **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
+    ".tar": "tar",
+}
+# Suffixes that say what numbers a file without a header is of.
+DTYPES_BY_SUFFIX = {
+    **dict.fromkeys((".f32", ".float32"), "<f4"),
+    **dict.fromkeys((".f64", ".float64"), "<f8"),
+    **dict.fromkeys((".i16", ".int16", ".s16", ".pcm"), "<i2"),
+    **dict.fromkeys((".u8", ".uint8"), "<u1"),
+    **dict.fromkeys((".c64", ".cf32", ".cfile"), "<c8"),
+}
+# Candidates for formats whose options do not depend on what an object holds, the best first.
+RECORD_FORMATS: dict[str, Sequence[tuple[dict[str, Any], str]]] = {
+    "tar": [
+        (
+            {},
+            "A tar archive; its files whose names are the same up to the first dot are a "
+            "sample; fields says which are taken.",
+        ),
+        ({"decode": "none"}, "A tar archive, whose files are kept as bytes."),
+    ],
+    "tfrecord": [
+        ({}, "A TFRecord file; features says the dtypes and shapes of its features."),
+        ({"decode": "none"}, "A TFRecord file, whose records are no tf.train.Example."),
+    ],
+    "jsonl": [
+        ({}, "Lines of JSON; each is a sample; fields says which keys are taken."),
+        ({"raw": True}, "Lines that differ, so they are kept as bytes."),
+    ],
+}
+NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedSource:
-    """What was seen.
+    """What was found at a source.
 
     Attributes:
-        objects: how many were listed.
-        nbytes: their sizes together.
-        all: whether the listing came to its end.
-        key: of the object that was looked at.
-        size: of that object.
-        proposal: what it could be read as.
+        objects: how many were listed, with ``nbytes`` together.
+        is_whole_listing: whether the listing came to its end.
+        proposal: what the objects can be read as.
+        url: that matches only the objects which the proposal is for; empty: the source's own.
     """
 
     objects: int
     nbytes: int
-    all: bool
-    key: str
-    size: int
+    is_whole_listing: bool
     proposal: FormatProposal
+    url: str = ""
 
 
 def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> ProbedSource:
@@ -74,7 +118,12 @@ def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> Probed
         TransientStoreError: no answer in time.
         StoreError: the store refuses.
     """
-    return _call_within(lambda: _open_and_probe(source, seconds), seconds)
+    thread = DaemonThread("probe")
+    found = thread.ahead(lambda: _open_and_probe(source, seconds))
+    thread.close(wait=False)
+    if not found.wait(seconds):
+        raise TransientStoreError(f"no answer within {seconds:g} s")
+    return found.result()
 
 
 def _open_and_probe(source: SourceConfig, seconds: float) -> ProbedSource:
@@ -86,29 +135,25 @@ def _open_and_probe(source: SourceConfig, seconds: float) -> ProbedSource:
 
 
 def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
-    entries, whole = _list_some(store.pages())
+    entries, is_whole = _list_some(store.pages())
     filled = [entry for entry in entries if entry.size]
     if not filled:
-        what = "only empty objects lie" if entries else "no object lies"
-        raise ObjectMissingError(f"{what} at {', '.join(source.url)}")
-    entry, proposal = asyncio.run(_propose_for(store, filled, whole=whole))
+        found = "only empty objects lie" if entries else "no object lies"
+        raise ObjectMissingError(f"{found} at {', '.join(source.url)}")
     nbytes = sum(entry.size for entry in entries)
-    return ProbedSource(len(entries), nbytes, whole, entry.key, entry.size, proposal)
-
-
-async def _propose_for(
-    store: RemoteStore, filled: Sequence[Entry], *, whole: bool
-) -> tuple[Entry, FormatProposal]:
-    """Return the object that was looked at, and what it could be read as."""
     if is_zarr(filled):
-        chunks = chunks_of(filled)
-        readers = [StoredObject(store, entry) for entry in chunks]
-        return (chunks or filled)[0], await probe_zarr(readers, filled)
-    entry = filled[0]
-    head = bytes(memoryview(await store.read(entry, 0, min(entry.size, HEAD_BYTES))))
-    folders = {parent_name(entry.key) for entry in filled} if whole else set()
-    proposal = propose_format(entry.key, head, entry.size, sorted(folders))
-    return entry, await probe_contents(proposal, StoredObject(store, entry))
+        proposal = asyncio.run(_propose_zarr(store, filled))
+        return ProbedSource(len(entries), nbytes, is_whole, proposal)
+    group, others = largest_group(filled)
+    folders = {parent_name(entry.key) for entry in group} if is_whole else set()
+    proposal = asyncio.run(_propose(store, group, folders))
+    url = narrower_url(source.url, group) if others else ""
+    if others:
+        shown = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(4))
+        advice = "so it was narrowed" if url else "so let it match objects of one kind"
+        matched = f"source.url matches others as well ({shown}), {advice}."
+        proposal = replace(proposal, findings=(matched, *proposal.findings))
+    return ProbedSource(len(entries), nbytes, is_whole, proposal, url)
 
 
 def _list_some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:
@@ -127,266 +172,235 @@ def parent_name(key: str) -> str:
     return key.rpartition("/")[0].rpartition("/")[2]
 
 
-def _call_within(work: Callable[[], T], seconds: float) -> T:
-    """Return what the work returns, or raise what it raises, unless it takes too long."""
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((work(), None))
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
-            answers.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        value, error = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TransientStoreError(f"no answer within {seconds:g} s") from None
-    if error is not None:
-        raise error
-    assert value is not None
-    return value
+def suffix_of(key: str) -> str:
+    """Return an object's suffix, less that of its compression; empty: none, or a number."""
+    suffix = PurePosixPath(unpacked_name(key)).suffix.lower()
+    return "" if suffix[1:].isdigit() else suffix
 
 
-HEAD_BYTES = 1 << 17  # of an object are enough for `propose`
+def largest_group(entries: Sequence[Entry]) -> tuple[list[Entry], Counter[str]]:
+    """Return the objects of the kind that has most bytes, and how many others there are.
+
+    Objects whose names start with ``.`` or ``_`` describe others, as ``_metadata`` does.
+    """
+    shown = [entry for entry in entries if PurePosixPath(entry.key).name[:1] not in (".", "_")]
+    kinds: dict[str, list[Entry]] = {}
+    for entry in shown or entries:
+        suffix = suffix_of(entry.key)
+        kinds.setdefault(FORMATS_BY_SUFFIX.get(suffix, suffix), []).append(entry)
+    group = max(kinds.values(), key=lambda group: sum(entry.size for entry in group))
+    rest = Counter(suffix_of(entry.key) or PurePosixPath(entry.key).name for entry in entries)
+    return group, rest - Counter(
+        suffix_of(entry.key) or PurePosixPath(entry.key).name for entry in group
+    )
 
 
-LARGE_BYTES = 8 << 20  # an unknown object beyond this size is not cached as a whole
+def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
+    """Return a URL that matches the objects of a group only; empty where none is known.
+
+    >>> narrower_url(["s3://b/**"], [Entry("a/1.npy", 8, None, None)])
+    's3://b/**/*.npy'
+    """
+    folder, _, pattern = urls[0].rpartition("/")
+    endings = {PurePosixPath(entry.key).suffix for entry in group}
+    if len(urls) > 1 or pattern not in ("*", "**") or len(endings) > 1 or "" in endings:
+        return ""
+    return f"{folder}/{'**/' if pattern == '**' else ''}*{endings.pop()}"
 
 
-MAX_CLASSES = 1000
-NPY_MAGIC = b"\x93NUMPY"
+def detect_format(key: str, head: bytes) -> tuple[str, str]:
+    """Return the format of an object by its first bytes and its name, and how it is compressed.
 
-# Kinds that are known by their first bytes, and cannot be taken apart here.
-UNREADABLE_MAGIC = (
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x1f\x8b", "compressed by gzip"),
-    (b"\x28\xb5\x2f\xfd", "compressed by Zstandard"),
-    (b"RIFF", "a RIFF file (WAVE audio?)"),
-    (b"fLaC", "FLAC audio"),
-    (b"GIF8", "a GIF image"),
-)
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
-# By the name, where too little of an object can be unpacked to see what is in it.
-FORMATS_BY_SUFFIX = {
-    **dict.fromkeys(JSONL_SUFFIXES, "jsonl"),
-    ".tar": "tar",
-    ".tfrecord": "tfrecord",
-}
-# Suffixes that say what numbers a file without a header is of.
-DTYPES_BY_SUFFIX = {
-    **dict.fromkeys((".f32", ".float32"), "<f4"),
-    **dict.fromkeys((".f64", ".float64"), "<f8"),
-    **dict.fromkeys((".i16", ".int16", ".s16", ".pcm"), "<i2"),
-    **dict.fromkeys((".u8", ".uint8"), "<u1"),
-    **dict.fromkeys((".c64", ".cf32", ".cfile"), "<c8"),
-}
+    Both are empty where nothing is recognised.
+
+    >>> detect_format("a.npy", bytes([0x93]) + b"NUMPY"), detect_format("a.txt", b"text")
+    (('npy', ''), ('', ''))
+    """
+    suffix = suffix_of(key)
+    if kind := compression_of(head):
+        start = unpacked_start(head, kind)
+        if not start and kind != "zstd":  # whose blocks may be larger
+            return "", ""
+        form = detect_format(unpacked_name(key), start)[0] if start else ""
+        form = form or (FORMATS_BY_SUFFIX.get(suffix, "") if not start else "")
+        return (form, kind) if form in COMPRESSIBLE and not compression_of(start) else ("", "")
+    for at, magic, form in MAGIC:
+        if head[at:].startswith(magic):
+            return form, ""
+    view = memoryview(head)
+    found = (
+        ("image", image_kind(head) is not None),
+        ("raw", suffix in DTYPES_BY_SUFFIX),
+        ("tar", is_header(view, 0)),
+        ("tfrecord", record_length_at(view, 0) is not None),
+        ("jsonl", FORMATS_BY_SUFFIX.get(suffix) == "jsonl" and head.lstrip()[:1] == b"{"),
+        ("npz", head.startswith(b"PK\x03\x04") and suffix == ".npz"),
+    )
+    return next((form for form, is_it in found if is_it), ""), ""
 
 
-def propose_format(
-    key: str, head: bytes, size: int, folders: Sequence[str] = ()
+async def _propose(
+    store: RemoteStore, group: Sequence[Entry], folders: set[str]
 ) -> FormatProposal:
-    """Return what objects like this one could be read as.
+    """Return the first candidate that three of the objects can be read by."""
+    largest = max(group, key=lambda entry: entry.size)
+    probed = {one.key: one for one in (largest, group[0], group[len(group) // 2])}.values()
+    readers = [StoredObject(store, entry) for entry in probed]
+    heads = [
+        bytes(memoryview(await one.read(0, min(one.entry.size, HEAD_BYTES)))) for one in readers
+    ]
+    kinds = [
+        detect_format(one.entry.key, head) for one, head in zip(readers, heads, strict=True)
+    ]
+    form, compression = Counter(kinds).most_common(1)[0][0]  # of equals that of the largest
+    first = kinds.index((form, compression))
+    reasons = [f"It was not recognised; it starts with {heads[first][:8]!r}."]
+    try:
+        probe = CONTENT_PROBES.get(form)
+        many = len(group) >= MANY_OBJECTS
+        for proposal in (
+            await probe(readers[first], many=many)
+            if probe
+            else candidates(form, compression, readers[first].entry, heads[first], folders)
+        ):
+            try:
+                return await _prove(proposal, readers, group)
+            except FormatError as error:
+                reasons = [f"It cannot be read as {form}: {error}."]
+    except MissingLibraryError as error:
+        advice = (NAME_DATASETS,) if form == "hdf5" else ()
+        return FormatProposal(form, {}, (f"Not looked into: {error}.", *advice))
+    except FormatError as error:
+        reasons = [f"It cannot be read as {form}: {error}."]
+    whole = "An object's bytes are one sample, for your code to decode (decode in options)."
+    return await _prove(FormatProposal("bytes", {}, (*reasons, whole)), readers, group)
 
-    Args:
-        key: of the object.
-        head: its first `HEAD_BYTES`, or all of it.
-        size: of the object, bytes.
-        folders: names of the folders that hold objects, where all of them are known.
+
+def candidates(
+    form: str, compression: str, entry: Entry, head: bytes, folders: set[str]
+) -> list[FormatProposal]:
+    """Return proposals for objects of a format that need not be opened, the best first."""
+    if form == "image":
+        return [propose_image(entry, image_kind(head) or "", folders)]
+    if form == "raw":
+        return [propose_raw(entry)]
+    packed = {"compression": compression} if compression else {}
+    each = [f"Compressed by {compression}, so that each object is read whole."] * len(packed)
+    return [
+        FormatProposal(form, {**options, **packed}, (*each, sentence))
+        for options, sentence in RECORD_FORMATS.get(form, ())
+    ]
+
+
+def propose_image(entry: Entry, kind: str, folders: set[str]) -> FormatProposal:
+    """Return what is proposed for images; ``folders``: all that hold one, empty if unknown."""
+    image = f"A {kind} image of {in_bytes(entry.size)}; it stays encoded in the cache."
+    options: dict[str, Any] = {"label": "folder"}
+    label = "The label is its folder's name; list the names as classes for numbers."
+    if "/" not in entry.key or len(folders) == 1:
+        options, label = {"label": "none"}, "All are in one folder, so there is no label."
+    elif 1 < len(folders) <= MAX_CLASSES:
+        options = {"classes": sorted(folders)}
+        label = "The label is the number of its folder in classes."
+    return FormatProposal("image", options, (image, label))
+
+
+def propose_raw(entry: Entry) -> FormatProposal:
+    """Return what is proposed for an array without header whose name says its dtype."""
+    dtype = DTYPES_BY_SUFFIX[suffix_of(entry.key)]
+    window = window_rows(int(dtype[-1]), entry.size // int(dtype[-1]))
+    values = f"A window has {window} values; shape says how many values one row has."
+    suffix = f"No header; {dtype} is what the name's ending says."
+    return FormatProposal("raw", {"dtype": dtype, "window": window}, (suffix, values))
+
+
+def is_zarr(entries: Sequence[Entry]) -> bool:
+    """Whether what is listed are arrays of Zarr, or parts of them."""
+    return any(
+        key.rpartition("/")[2] in ZARR_FILES or (".zarr/" in key and folder_of_chunk(key))
+        for key in (entry.key for entry in entries)
+    )
+
+
+async def _propose_zarr(store: RemoteStore, entries: Sequence[Entry]) -> FormatProposal:
+    """Return what is proposed for the array of which most bytes are listed."""
+    sizes: Counter[str] = Counter()
+    for entry in entries:
+        sizes[folder_of_chunk(entry.key)] += entry.size
+    sizes.pop("", None)
+    largest = max(sizes, key=lambda root: sizes[root], default="")
+    chunks = [entry for entry in entries if largest and folder_of_chunk(entry.key) == largest]
+    readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_TRIED]]
+    reason = "None is listed: let source.url match the chunks of an array."
+    try:
+        for reader in readers:
+            if found := await open_zarr({"axis": 0}).array_of(reader):
+                others = sorted(sizes.keys() - {found[0]})
+                return await _prove(propose_zarr(*found, others), readers, chunks)
+    except (FormatError, ObjectMissingError, MissingLibraryError) as error:
+        reason = f"It cannot be read: {error}."
+    return FormatProposal("zarr", {"axis": 0}, ("Arrays of Zarr.", reason))
+
+
+async def _prove(
+    proposal: FormatProposal, readers: Sequence[StoredObject], group: Sequence[Entry]
+) -> FormatProposal:
+    """Return a proposal with what reading objects by it shows.
+
+    Raises:
+        FormatError: no object can be read, or none yields a sample.
+        MissingLibraryError: it takes a library that is not installed.
     """
-    if head.startswith(NPY_MAGIC):
+    form = open_format(proposal.format, proposal.options)
+    counts: list[tuple[int, int]] = []  # samples and bytes of an object
+    samples: list[Sample] = []
+    error: FormatError | None = None
+    for reader in readers:
         try:
-            return _propose_npy(parse_npy_header(head, Entry(key, size, None, None)))
-        except FormatError as error:
-            why = str(error).removeprefix(f"{key}: ")
-            return _propose_bytes(size, f"An .npy file that cannot be read as numbers: {why}.")
-    if (meta := _lmdb_meta(key, head)) is not None:
-        return _propose_lmdb(meta, size)
-    if kind := image_kind(head):
-        return _propose_image(key, kind, size, folders)
-    if dtype := DTYPES_BY_SUFFIX.get(PurePosixPath(key).suffix.lower()):
-        return _propose_raw(dtype, size, f"No header; {dtype} is what the name's ending says.")
-    if is_header(memoryview(head), 0):
-        return _propose_tar(size)
-    if record_length_at(memoryview(head), 0) is not None:
-        return _propose_tfrecord(head, size)
-    if PurePosixPath(key).suffix.lower() in JSONL_SUFFIXES and head.lstrip()[:1] == b"{":
-        return _propose_jsonl(head, size)
-    if head.startswith(b"PK\x03\x04") and PurePosixPath(key).suffix.lower() == ".npz":
-        return _propose_npz(size)
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return FormatProposal("hdf5", {}, ("An HDF5 file.",), 1, size)
-    if head.startswith(b"PAR1"):
-        return FormatProposal(
-            "parquet", {}, ("A Parquet file; each row is a sample.",), 1, size
-        )
-    if (packed := _propose_compressed(key, head, size)) is not None:
-        return packed
-    seen = next((what for magic, what in UNREADABLE_MAGIC if head.startswith(magic)), None)
-    if seen:
-        return _propose_bytes(size, f"This looks like {seen}.")
-    if size > LARGE_BYTES:
-        return _propose_raw(
-            "|u1",
-            size,
-            "Nothing known is at its start, and it is large: windows of bytes.",
-            "Set dtype and shape to what was recorded, or format: bytes for whole objects.",
-        )
-    return _propose_bytes(size, "Nothing known is at its start.")
+            count, found = await _read_sample(form, reader)
+        except FormatError as unreadable:
+            error = unreadable
+            continue
+        counts.append((count, reader.entry.size))
+        samples += found
+    if not any(count for count, _ in counts):
+        raise error or FormatError(f"{readers[0].entry.key} yields no sample")
+    size = sum(map(sample_bytes, samples)) // max(1, len(samples))
+    failed = [f"One cannot be read so: {error}."] if error else []
+    findings = (*proposal.findings, *failed, _reading_text(samples, counts, size))
+    total = round(_estimated_samples(counts, group) * len(counts) / len(readers))
+    return replace(proposal, findings=findings, samples=total, sample_bytes=size)
 
 
-def _propose_npy(header: NpyHeader) -> FormatProposal:
-    shape, dtype = header.shape, header.dtype
-    nbytes = math.prod(shape) * dtype.itemsize
-    what = f"An array of {dtype.name}{list(shape)}, {in_bytes(nbytes)}."
-    if header.fortran and len(shape) > 1 and shape[0] > 1 and nbytes:
-        alone = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
-        return FormatProposal("npy", {}, (what, alone), 1, nbytes)
-    cut = cut_array(shape, dtype.itemsize)
-    return FormatProposal("npy", cut.options, (what, cut.how), cut.samples, cut.sample_bytes)
+async def _read_sample(form: ObjectFormat, reader: StoredObject) -> tuple[int, list[Sample]]:
+    """Return how many samples an object holds, and one of them (none of a large whole object)."""
+    measure = await form.measure(reader)
+    if not form.ranged and reader.entry.size > MAX_READ_BYTES:
+        return measure.samples, []
+    parts = max(1, measure.samples // max(1, measure.together)) if form.ranged else 1
+    found, _ = await read_partly(form, reader, Visit(0, parts, 0, 0))
+    if not found and parts > 1:
+        found, _ = await read_partly(form, reader, Visit(parts // 2, parts, 0, 0))
+    return (measure.samples if form.ranged else len(found)), [one[0] for one in found[:1]]
 
 
-def _lmdb_meta(key: str, head: bytes) -> LmdbMeta | None:
+def _estimated_samples(counts: Sequence[tuple[int, int]], group: Sequence[Entry]) -> float:
+    """Return about how many samples there are: per object if all have as many, else per byte."""
+    if len({count for count, _ in counts}) == 1:
+        return counts[0][0] * len(group)
+    density = sum(count for count, _ in counts) / sum(size for _, size in counts)
+    return density * sum(entry.size for entry in group)
+
+
+def _reading_text(
+    samples: Sequence[Sample], counts: Sequence[tuple[int, int]], size: int
+) -> str:
+    objects = plural(len(counts), "object")
+    if not samples:
+        return f"Measured {objects}, which are too large to be read now."
     try:
-        return parse_lmdb_meta(head, key)
-    except FormatError:
-        return None
-
-
-def _propose_lmdb(meta: LmdbMeta, size: int) -> FormatProposal:
-    entries = meta.main.entries
-    each = size // max(1, entries)
-    reasons = (
-        f"An LMDB data file with {in_count(entries)} values of {in_bytes(each)} on average.",
-        "Each value's bytes are a sample; decode names a function of yours that makes arrays of "
-        "them, and database one of several databases.",
-        "Let source.url match data files only, not the lock files beside them.",
-    )
-    return FormatProposal("lmdb", {}, reasons, max(1, entries), each)
-
-
-def _propose_npz(size: int) -> FormatProposal:
-    reasons = (
-        f"An archive of arrays, {in_bytes(size)}; together they are one sample.",
-        "Set axis: 0 where they have as many rows each and row i of all of them is a sample, "
-        "and fields to take some of them.",
-    )
-    return FormatProposal("npz", {}, reasons, 1, size)
-
-
-def _propose_image(key: str, kind: str, size: int, folders: Sequence[str]) -> FormatProposal:
-    what = f"A {kind} image of {in_bytes(size)}; it stays encoded in the cache."
-    if "/" not in key or len(set(folders)) == 1:
-        reasons = (what, "All lie in one folder, so there is no label.")
-        return FormatProposal("image", {"label": "none"}, reasons, 1, size)
-    if 1 < len(set(folders)) <= MAX_CLASSES:
-        classes = sorted(set(folders))
-        reasons = (what, "The label is the number of its folder in classes.")
-        return FormatProposal("image", {"classes": classes}, reasons, 1, size)
-    reasons = (what, "The label is its folder's name; list the names as classes for numbers.")
-    return FormatProposal("image", {"label": "folder"}, reasons, 1, size)
-
-
-def _propose_raw(dtype: str, size: int, *reasons: str) -> FormatProposal:
-    item = int(dtype[-1])
-    window = window_rows(item, size // item)
-    return FormatProposal(
-        "raw",
-        {"dtype": dtype, "window": window},
-        (*reasons, f"A window has {window} values; shape says how many values one row has."),
-        max(1, size // item // window),
-        window * item,
-    )
-
-
-def _propose_tfrecord(head: bytes, size: int) -> FormatProposal:
-    record = (
-        RECORD_HEAD_BYTES + (record_length_at(memoryview(head), 0) or 0) + RECORD_TAIL_BYTES
-    )
-    what = f"A TFRecord file, whose first record has {in_bytes(record)}; each is a sample."
-    try:
-        parse_example(memoryview(head)[RECORD_HEAD_BYTES : record - RECORD_TAIL_BYTES])
-    except FormatError:
-        options = {"decode": "none"}
-        why = "It is kept as bytes, for it is no tf.train.Example, or too long to see."
-    else:
-        options = {}
-        why = "Its features are the fields; features says their dtypes and shapes."
-    return FormatProposal("tfrecord", options, (what, why), max(1, size // record), record)
-
-
-def _propose_tar(size: int) -> FormatProposal:
-    reasons = (
-        "A tar archive; its files whose names are the same up to the first dot are a sample.",
-        "All are taken, by their extensions; fields says which.",
-    )
-    return FormatProposal("tar", {}, reasons, 1, size)
-
-
-def _propose_compressed(key: str, head: bytes, size: int) -> FormatProposal | None:
-    """Return what is proposed for a compressed object, by what can be unpacked of its start."""
-    kind = compression_of(head)
-    if kind is None:
-        return None
-    inner = unpacked_start(head, kind)
-    if compression_of(inner) or (not inner and kind != "zstd"):  # whose blocks may be larger
-        return None
-    longer = len(inner) / max(1, min(size, len(head)))
-    name = unpacked_name(key)
-    found = propose_format(name, inner, int(size * longer)) if inner else None
-    form = (
-        found.format if found else FORMATS_BY_SUFFIX.get(PurePosixPath(name).suffix.lower(), "")
-    )
-    if form not in COMPRESSIBLE:
-        return None
-    what = f"Compressed by {kind}, so that each object is read whole."
-    if found is None:
-        reasons = (what, "What it holds is a guess, by its name.")
-        return FormatProposal(form, {"compression": kind}, reasons, 1, size)
-    options = {**found.options, "compression": kind}
-    return replace(found, options=options, reasons=(what, *found.reasons))
-
-
-def _propose_jsonl(head: bytes, size: int) -> FormatProposal:
-    lines = [line for line in head.splitlines(keepends=True) if not line.isspace()]
-    mean = len(head) / len(lines)
-    reasons = (
-        f"Lines of JSON, the first of {in_bytes(len(lines[0]))}; each is a sample.",
-        "All keys are taken; fields says which, of which dtype, and what if one is missing.",
-    )
-    return FormatProposal("jsonl", {}, reasons, max(1, round(size / mean)), round(mean))
-
-
-def _propose_bytes(size: int, *reasons: str) -> FormatProposal:
-    whole = f"The object's bytes ({in_bytes(size)}) are one sample, for your code to decode."
-    return FormatProposal("bytes", {}, (*reasons, whole), 1, size)
-
-
-def propose_bound(free_bytes: int, source_bytes: int | None) -> tuple[int, str]:
-    """Return a bound for the cache, and why that.
-
-    Args:
-        free_bytes: of the disk.
-        source_bytes: of all objects; None where that is not known.
-    """
-    half = free_bytes // 2
-    if source_bytes is not None and (needed := source_bytes * 5 // 4 + 64_000_000) < half:
-        return _round_size(needed, up=True), (
-            f"{in_bytes(source_bytes)} of objects fit in as a whole; "
-            f"{in_bytes(free_bytes)} are free"
-        )
-    return _round_size(
-        half, up=False
-    ), f"about half of the {in_bytes(free_bytes)} that are free"
-
-
-def _round_size(number: int, *, up: bool) -> int:
-    """Return the next number of the row 1, 2, 5, 10, …, at least a million.
-
-    >>> _round_size(3_400_000_000, up=False), _round_size(3_400_000_000, up=True)
-    (2000000000, 5000000000)
-    """
-    steps: list[int] = [m * 10**e for e in range(6, 18) for m in (1, 2, 5)]
-    if up:
-        return next(step for step in steps if step >= number)
-    return max([step for step in steps if step <= number], default=steps[0])
+        schema = str(Schema.covering([Schema.of(sample) for sample in samples]))
+    except FormatError as error:
+        return f"Read {objects}, whose samples differ: {error}; sampling.schema can make them alike."
+    each = in_count(sum(count for count, _ in counts) / len(counts))
+    return f"Read {objects}: {schema}; about {each} samples each, {in_bytes(size)} a sample."

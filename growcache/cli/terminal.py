@@ -56,6 +56,19 @@ def signals_as_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def spinner(stream: IO[str], text: str) -> Iterator[None]:
+    """Say at a terminal what is waited for within the block."""
+    if not can_redraw(stream):
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(file=stream).status(Text(text, no_wrap=True, overflow="ellipsis")):
+        yield
+
+
 def can_ask() -> bool:
     """Return whether somebody sits there who can answer a question."""
     return sys.stdin.isatty() and sys.stdout.isatty()

@@ -197,13 +197,13 @@ class FooterCache:
 
     async def of(self, reader: ObjectReader) -> ParquetFooter:
         async def ask() -> tuple[ParquetFooter, int]:
-            data = await self._bytes(reader)
+            data = await self.footer_bytes(reader)
             footer = await asyncio.to_thread(_parse_footer, data, self._columns, reader.entry)
             return footer, len(data) + _KNOWN_BYTES // _KNOWN_FOOTERS
 
         return await self._known.get(reader.entry, ask)
 
-    async def _bytes(self, reader: ObjectReader) -> bytes:
+    async def footer_bytes(self, reader: ObjectReader) -> bytes:
         """Return the end of a file, from its footer on; mostly by one read."""
         size, key = reader.entry.size, reader.entry.key
         first = max(0, size - self._tail)

@@ -78,7 +78,7 @@ def test_any_choice_survives(url: str, path: str, seen: str, options: dict[str, 
 
 @given(st.text())
 def test_no_key_of_an_object_breaks_out_of_its_comment(key: str) -> None:
-    text = config_text(choices=ConfigChoices(seen=[f"Looked at {key}."], bounded=key))
+    text = config_text(choices=ConfigChoices(findings=[f"Looked at {key}."], bound_reason=key))
     assert load_config(yaml.safe_load(text)) == load_config({"source": {"url": EXAMPLE_URL}})
 
 
@@ -124,7 +124,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_a_look_lists_and_reads_one_object(data: Path) -> None:
     found = probe_source(SourceConfig(url=(f"{data}/*.npy",)))
-    assert (found.objects, found.all, found.key) == (41, True, f"{data}/01.npy")
+    assert (found.objects, found.is_whole_listing) == (41, True)
     assert found.nbytes == sum(path.stat().st_size for path in data.iterdir())
     assert found.proposal.options == {"axis": 0}
 
@@ -161,16 +161,14 @@ def test_a_look_that_finds_nothing_says_so(url: str, said: str, data: Path) -> N
 
 
 def test_options_win_over_the_look() -> None:
-    look = ProbedSource(
-        3, 300, True, "k", 100, FormatProposal("npy", {"axis": 0}, ("seen",), 5, 20)
-    )
+    look = ProbedSource(3, 300, True, FormatProposal("npy", {"axis": 0}, ("seen",), 5, 20))
     found = propose_choices(
-        InitOptions("u", format="npy", max_bytes="3GB", path="c", anon=True), look
+        InitOptions("u", format="npy", max_bytes="3GB", cache_path="c", anon=True), look
     )
-    assert (found.options, found.max_bytes, found.path) == ({"axis": 0}, "3GB", "c")
+    assert (found.options, found.max_bytes, found.cache_path) == ({"axis": 0}, "3GB", "c")
     assert found.storage_options == {"anon": True}
     other = propose_choices(InitOptions("u", format="bytes"), look)
-    assert (other.format, other.options, list(other.seen)) == ("bytes", {}, [])
+    assert (other.format, other.options, list(other.findings)) == ("bytes", {}, [])
 
 
 def test_init_proposes_and_the_service_takes_it(
@@ -217,7 +215,7 @@ def test_answers_are_asked_for_where_options_say_nothing(
     found = ask_for_choices(InitOptions(), answer)
     said = capsys.readouterr().err
     assert (found.url, found.options) == (f"{data}/*.npy", {"window": 8})
-    assert (found.path, found.max_bytes, found.bounded) == ("here", "2GB", "")
+    assert (found.cache_path, found.max_bytes, found.bound_reason) == ("here", "2GB", "")
     assert "Could not look there" in said
     assert "Found 41 objects" in said
     assert "did you mean axis?" in said

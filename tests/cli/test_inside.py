@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import sys
 from pathlib import Path
@@ -13,12 +12,11 @@ import numpy as np
 import pytest
 
 from growcache.cli.cli import main
-from growcache.cli.container_probe import FormatProposal, probe_contents
+from growcache.cli.container_probe import FormatProposal
 from growcache.cli.init import InitOptions, ask_for_choices
-from growcache.cli.source_probe import probe_source, propose_format
+from growcache.cli.source_probe import detect_format, probe_source
 from growcache.config import SourceConfig
 from growcache.config_text import load_config
-from tests.formats.held import Held
 from tests.formats.test_tar import archive
 from tests.formats.test_tfrecord import example, file
 
@@ -58,7 +56,7 @@ def test_datasets_of_equal_length_are_fields_of_one_sample(tmp_path: Path) -> No
     assert found.options == {"datasets": ["eeg/x", "eeg/y"], "axis": 0}
     assert (found.samples, found.sample_bytes) == (ROWS, 64 * 8 * 4 + 8)
     for name in ("eeg/x float32[5000, 64, 8]", "eeg/z int64[5]", "other int64[5000]"):
-        assert name in found.reasons[0]
+        assert name in found.findings[0]
     runs(tmp_path, path)
 
 
@@ -69,15 +67,15 @@ def test_a_recording_is_cut_into_windows_and_a_small_one_is_not(tmp_path: Path) 
     assert proposed(small).options == {"datasets": ["image", "label", "name"]}
 
 
-def test_a_file_without_arrays_says_so(tmp_path: Path) -> None:
+def test_texts_are_samples_and_a_broken_file_stays_bytes(tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5", words=["a", "b"])
     found = proposed(path)
-    assert (found.format, found.options) == ("hdf5", {})
-    assert "None is an array of numbers" in " ".join(found.reasons)
-    held = Held(b"\x89HDF\r\n\x1a\n" + bytes(5000))
-    guess = propose_format("a.h5", bytes(held.data), len(held.data))
-    broken = asyncio.run(probe_contents(guess, held))
-    assert "cannot be read" in " ".join(broken.reasons)
+    assert (found.format, found.options) == ("hdf5", {"datasets": ["words"], "axis": 0})
+    runs(tmp_path, path)
+    (tmp_path / "b.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(5000))
+    broken = proposed(tmp_path / "b.h5")
+    assert broken.format == "bytes"
+    assert "cannot be read as hdf5" in broken.findings[0]
 
 
 def test_without_the_library_the_datasets_are_asked_for(
@@ -108,7 +106,7 @@ def test_a_table(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     found = proposed(tmp_path / "a.parquet")
     assert (found.format, found.options, found.samples) == ("parquet", {}, ROWS)
-    assert "5,000 rows with x, text" in found.reasons[0]
+    assert "5,000 rows with x, text" in found.findings[0]
 
 
 def test_a_table_with_columns_that_cannot_be_read(tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_a_table_with_columns_that_cannot_be_read(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     found = proposed(tmp_path / "a.parquet")
     assert found.options == {"columns": ["a"]}
-    assert "1 other: column 'b' has type struct" in found.reasons[1]
+    assert "1 other: column 'b' has type struct" in found.findings[1]
     runs(tmp_path, tmp_path / "a.parquet")
 
 
@@ -127,8 +125,8 @@ def test_arrays_of_zarr(tmp_path: Path, version: int) -> None:
         group.create_array(name, shape=shape, chunks=chunks, dtype="f4")[:] = 1
     found = proposed(f"{tmp_path}/a.zarr/**")
     assert (found.format, found.options) == ("zarr", {"window": 96})
-    assert found.samples == 31
-    assert "x/**; beside takes others" in " ".join(found.reasons)
+    assert 28 <= found.samples <= 33
+    assert "x/**; beside takes others" in " ".join(found.findings)
     only = f"{tmp_path}/a.zarr/x/**"
     assert proposed(only).options == {"window": 96}
     if version == 3:
@@ -136,7 +134,7 @@ def test_arrays_of_zarr(tmp_path: Path, version: int) -> None:
     files = "zarr.json" if version == 3 else ".z*"
     nothing = proposed(f"{tmp_path}/a.zarr/x/{files}")
     assert nothing.format == "zarr"
-    assert "let source.url match the chunks" in nothing.reasons[1]
+    assert "let source.url match the chunks" in nothing.findings[1]
 
 
 def test_databases_of_an_lmdb_file(tmp_path: Path) -> None:
@@ -147,8 +145,8 @@ def test_databases_of_an_lmdb_file(tmp_path: Path) -> None:
                     txn.put(b"%d" % n, b"v" * 100)
     found = proposed(f"{tmp_path}/d/*")  # a lock file is among them
     assert (found.format, found.options, found.samples) == ("lmdb", {"database": "images"}, 200)
-    assert "images (200), labels (3)" in found.reasons[0]
-    assert "lock files" in " ".join(found.reasons)
+    assert "images (200), labels (3)" in found.findings[0]
+    assert "One cannot be read so" in " ".join(found.findings)
     runs(tmp_path, tmp_path / "d" / "data.mdb")
 
 
@@ -168,12 +166,15 @@ PACKED = {
 @pytest.mark.parametrize("name", PACKED)
 def test_compressed_objects(tmp_path: Path, name: str) -> None:
     data, form, kind = PACKED[name]
-    found = propose_format(name, data[:10_000], len(data))
+    assert detect_format(name, data[:10_000]) == (form, kind)
+    if kind == "zstd":
+        return
+    (tmp_path / name).write_bytes(data)
+    found = proposed(tmp_path / name)
     assert (found.format, found.options) == (form, {"compression": kind})
-    assert f"Compressed by {kind}" in found.reasons[0]
-    if form == "jsonl" and kind == "gzip":
-        assert 4_000 < found.samples < 6_000
-        (tmp_path / name).write_bytes(data)
+    assert f"Compressed by {kind}" in found.findings[0]
+    if form == "jsonl":
+        assert found.samples == 5_000
         runs(tmp_path, tmp_path / name)
 
 
@@ -182,6 +183,4 @@ def test_others_stay_bytes() -> None:
         ("a.npy.gz", gzip.compress(b"\x93NUMPY")),
         ("a.gz", gzip.compress(gzip.compress(LINES))),
     ):
-        found = propose_format(name, data, len(data))
-        assert (found.format, found.options) == ("bytes", {})
-        assert "compressed by gzip" in found.reasons[0]
+        assert detect_format(name, data) == ("", "")

@@ -1,6 +1,6 @@
-"""What is proposed for an object, by its first bytes."""
+"""What is proposed for objects, by their shapes, their first bytes and their names."""
 
-import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,75 +8,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cli.container_probe import FormatProposal
-from growcache.cli.source_probe import HEAD_BYTES, propose_bound, propose_format
-from growcache.formats import open_format
+from growcache.cli.cli import main
+from growcache.cli.container_probe import array_options
+from growcache.cli.init import propose_bound
+from growcache.cli.source_probe import (
+    HEAD_BYTES,
+    ProbedSource,
+    candidates,
+    detect_format,
+    probe_source,
+)
+from growcache.config import SourceConfig
+from growcache.formats import FORMATS, open_format
+from growcache.store.contract import Entry
 from tests.formats.lmdb_built import small
 from tests.formats.test_tar import archive
 from tests.formats.test_tfrecord import example, file
 
 
-def array(shape: tuple[int, ...], dtype: str = "<f4", order: Any = "C") -> FormatProposal:
-    """The proposal for an ``.npy`` file of that shape, of which only the head is made."""
-    head = io.BytesIO()
-    header = {"descr": dtype, "fortran_order": order == "F", "shape": shape}
-    np.lib.format.write_array_header_1_0(head, header)
-    values = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    return propose_format("a/b.npy", head.getvalue(), len(head.getvalue()) + values)
-
-
 @pytest.mark.parametrize(
-    ("shape", "options", "samples"),
+    ("shape", "many", "options"),
     [
-        ((), {}, 1),
-        ((64, 64), {}, 1),
-        ((16384, 4), {}, 1),  # 256 KiB: a recording that is one sample
-        ((1, 4096, 4096), {}, 1),
-        ((480, 640, 3), {}, 1),  # an image
-        ((3, 2000, 2000), {}, 1),
-        ((0, 64), {}, 1),
-        ((60000, 28, 28), {"axis": 0}, 60000),
-        ((300, 240, 320, 3), {"axis": 0}, 300),
-        ((100_000, 2048), {"axis": 0}, 100_000),
-        ((10_000_000, 4), {"window": 4096}, 2441),
-        ((10_000_000,), {"window": 16384}, 610),
+        ((), False, {}),
+        ((64, 64), True, {}),
+        ((16384, 4), True, {}),  # 256 KiB: a recording that is one sample, of many
+        ((16384, 4), False, {"window": 4096}),  # the whole source
+        ((1, 4096, 4096), False, {}),
+        ((480, 640, 3), False, {}),  # an image
+        ((3, 2000, 2000), False, {}),
+        ((4, 3, 1000), True, {"axis": 0}),  # too flat for an image
+        ((0, 64), False, {}),
+        ((60000, 28, 28), False, {"axis": 0}),
+        ((300, 240, 320, 3), False, {"axis": 0}),
+        ((100_000, 2048), False, {"axis": 0}),
+        ((10_000_000, 4), False, {"window": 4096}),
+        ((10_000_000,), True, {"window": 16384}),
     ],
 )
 def test_an_array_by_its_shape(
-    shape: tuple[int, ...], options: dict[str, Any], samples: int
+    shape: tuple[int, ...], many: bool, options: dict[str, Any]
 ) -> None:
-    found = array(shape)
-    assert (found.format, found.options, found.samples) == ("npy", options, samples)
-    assert "float32" in found.reasons[0]
+    assert array_options(shape, 4, many=many)[0] == options
 
 
-def test_columns_are_no_rows() -> None:
-    found = array((10_000_000, 4), order="F")
-    assert found.options == {}
-    assert "Fortran" in found.reasons[1]
-
-
-@pytest.mark.parametrize(
-    "head", [b"\x93NUMPY\x01\x00\x76\x00{'descr': [('a', '<i4')]", b"\x93NUMPY"]
-)
-def test_an_array_that_cannot_be_read_becomes_bytes(head: bytes) -> None:
-    found = propose_format("a.npy", head, 1000)
-    assert found.format == "bytes"
-    assert "cannot be read" in found.reasons[0]
-
-
-def test_an_archive_of_arrays() -> None:
-    found = propose_format("a/b.npz", b"PK\x03\x04" + bytes(100), 5000)
-    assert (found.format, found.options) == ("npz", {})
-    assert "axis: 0" in found.reasons[1]
-    assert propose_format("a/b.zip", b"PK\x03\x04" + bytes(100), 5000).format == "bytes"
-
-
-def test_an_lmdb_file() -> None:
-    found = propose_format("a/data.mdb", small(), len(small()))
-    assert (found.format, found.options, found.samples) == ("lmdb", {}, 6)
-    assert "6 values" in found.reasons[0]
-    assert propose_format("a/data.mdb", small()[:600], len(small())).format == "bytes"
+def test_windows_divide_chunks() -> None:
+    assert array_options((3000, 16), 4, many=False, chunk_rows=96)[0] == {"window": 96}
 
 
 EXAMPLES = file([example({"x": [1.0, 2.0]})])
@@ -84,43 +60,43 @@ JPEG = b"\xff\xd8\xff\xe0" + bytes(100)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
 
-@pytest.mark.parametrize("head", [JPEG, PNG])
+@pytest.mark.parametrize(
+    ("key", "head", "form"),
+    [
+        ("a/b.npy", b"\x93NUMPY\x01\x00\x76\x00", "npy"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n", "hdf5"),
+        ("a.parquet", b"PAR1", "parquet"),
+        ("a/data.mdb", small(), "lmdb"),
+        ("a/data.mdb", small()[:16], ""),
+        ("a.npz", b"PK\x03\x04" + bytes(100), "npz"),
+        ("a.zip", b"PK\x03\x04" + bytes(100), ""),
+        ("a", JPEG, "image"),
+        ("a", PNG, "image"),
+        ("a.f32", b"\0\0\0\0", "raw"),
+        ("a.dat", b"what is it", ""),
+        ("a", archive([("0.x", b"")]), "tar"),
+        ("a", EXAMPLES, "tfrecord"),
+        ("a.jsonl", b'{"a": 1}\n{"a": 2}\n{"a"', "jsonl"),
+        ("a.txt", b'{"a": 1}\n', ""),
+        ("a.jsonl", b"\x1f\x8b\x08", ""),
+    ],
+)
+def test_an_object_by_its_first_bytes(key: str, head: bytes, form: str) -> None:
+    assert detect_format(key, head) == (form, "")
+
+
 @pytest.mark.parametrize(
     ("key", "folders", "options"),
     [
-        ("x.jpg", (), {"label": "none"}),
-        ("data/x.jpg", ("data",), {"label": "none"}),
-        ("dog/x.jpg", ("dog", "cat"), {"classes": ["cat", "dog"]}),
-        ("dog/x.jpg", (), {"label": "folder"}),  # not all of the listing is known
+        ("x.jpg", set(), {"label": "none"}),
+        ("data/x.jpg", {"data"}, {"label": "none"}),
+        ("dog/x.jpg", {"dog", "cat"}, {"classes": ["cat", "dog"]}),
+        ("dog/x.jpg", set(), {"label": "folder"}),  # not all of the listing is known
     ],
 )
-def test_an_image_by_its_folders(
-    head: bytes, key: str, folders: tuple[str, ...], options: dict[str, Any]
-) -> None:
-    found = propose_format(key, head, 5000, folders)
-    assert (found.format, found.options) == ("image", options)
-
-
-@pytest.mark.parametrize(
-    ("key", "head", "size", "format_", "said"),
-    [
-        ("a.h5", b"\x89HDF\r\n\x1a\n", 1 << 30, "hdf5", "HDF5"),
-        ("a.parquet", b"PAR1", 1 << 30, "parquet", "each row"),
-        ("a.zip", b"PK\x03\x04", 999, "bytes", "zip"),
-        ("a.f32", b"\0\0\0\0", 1 << 20, "raw", "<f4"),
-        ("a.dat", b"what is it", 1 << 30, "raw", "Set dtype"),
-        ("a.tar", archive([("0.x", b"")]), 1 << 30, "tar", "names are the same"),
-        ("a.jsonl", b'{"a": 1}\n{"a": 2}\n{"a"', 1 << 30, "jsonl", "Lines of JSON"),
-        ("a.tfrecord", EXAMPLES, 1 << 30, "tfrecord", "features"),
-        ("a.rec", file([b"x" * 30_000])[:16_384], 1 << 30, "tfrecord", "kept as bytes"),
-        ("a.jsonl", b"\x1f\x8b\x08", 1 << 20, "bytes", "gzip"),
-        ("a.txt", b"what is it", 10, "bytes", "Nothing known"),
-    ],
-)
-def test_others(key: str, head: bytes, size: int, format_: str, said: str) -> None:
-    found = propose_format(key, head, size)
-    assert found.format == format_
-    assert said in " ".join(found.reasons)
+def test_an_image_by_its_folders(key: str, folders: set[str], options: dict[str, Any]) -> None:
+    (found,) = candidates("image", "", Entry(key, 5000, None, None), PNG, folders)
+    assert found.options == options
 
 
 @given(
@@ -130,13 +106,112 @@ def test_others(key: str, head: bytes, size: int, format_: str, said: str) -> No
     ),
     st.integers(1, 1 << 50),
 )
-def test_whatever_it_is_the_proposal_is_a_format_with_options(
+def test_whatever_it_is_each_candidate_is_a_format_with_options(
     key: str, head: bytes, size: int
 ) -> None:
-    found = propose_format(key, head[:HEAD_BYTES], size)
-    open_format(found.format, found.options)
-    assert found.samples >= 1
-    assert found.reasons
+    form, compression = detect_format(key, head[:HEAD_BYTES])
+    assert form in ("", *FORMATS)
+    for found in candidates(form, compression, Entry(key, size, None, None), head, set()):
+        open_format(found.format, found.options)
+        assert found.findings
+
+
+# ------------------------------------------------------- what a source is taken for
+
+
+def probed(url: object) -> ProbedSource:
+    return probe_source(SourceConfig(url=(str(url),)))
+
+
+def saved(folder: Path, count: int, shape: tuple[int, ...] = (64, 32, 32)) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        np.save(folder / f"{i:02d}.npy", np.zeros(shape, "<f4"))
+    return folder
+
+
+def test_other_files_do_not_decide_and_the_url_passes_them_over(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "data", 3)
+    for name in ("0README.md", "_metadata", "0.json"):
+        (folder / name).write_text("{}")
+    found = probed(f"{folder}/**")
+    assert (found.proposal.format, found.proposal.options) == ("npy", {"axis": 0})
+    assert found.url == f"{folder}/**/*.npy"
+    assert "matches others as well" in found.proposal.findings[0]
+    config, cache = tmp_path / "c.yaml", tmp_path / "cache"
+    words = ["init", str(config), "--yes", "--url", f"{folder}/**", "--cache", str(cache)]
+    assert main(words) == 0
+    assert main(["run", str(config), "--samples", "4"]) == 0
+
+
+def test_an_array_alone_is_no_single_sample(tmp_path: Path) -> None:
+    found = probed(saved(tmp_path, 1, (16384, 4)) / "00.npy").proposal
+    assert found.options == {"window": 4096}
+    assert (found.samples, found.sample_bytes) == (4, 1 << 16)
+    assert "x: float32[4096, 4]; about 4 samples each" in found.findings[-1]
+
+
+def test_columns_are_no_rows(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((100_000, 8), "f4", order="F"))
+    found = probed(tmp_path / "a.npy").proposal
+    assert found.options == {}
+    assert "Fortran" in found.findings[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (
+            "a.npy",
+            b"\x93NUMPY\x01\x00\x76\x00{'descr': [('a', '<i4')]",
+            "cannot be read as npy",
+        ),
+        ("a.npy", b"\x93NUMPY", "cannot be read as npy"),
+        ("a.wav", b"RIFF" + bytes(90), "starts with b'RIFF"),
+        ("a.dat", bytes(9 << 20), "not recognised"),
+        ("a.tar", archive([("0.x", b"")])[:100], "not recognised"),
+    ],
+)
+def test_what_cannot_be_read_stays_bytes(
+    name: str, data: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    found = probed(tmp_path / name).proposal
+    assert (found.format, found.options, found.samples) == ("bytes", {}, 1)
+    assert said in found.findings[0]
+
+
+def test_records_of_another_kind_are_kept_as_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.rec").write_bytes(file([b"x" * 30_000] * 3))
+    found = probed(tmp_path / "a.rec").proposal
+    assert (found.format, found.options) == ("tfrecord", {"decode": "none"})
+
+
+def test_objects_whose_samples_differ_are_said_to(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    np.save(tmp_path / "zz.npy", np.zeros((64, 32, 32), "<i8"))
+    found = probed(tmp_path / "*.npy").proposal
+    assert "whose samples differ" in found.findings[-1]
+
+
+def test_one_object_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    (tmp_path / "00.npy").write_bytes(b"\x93NUMPY")
+    found = probed(tmp_path / "*.npy").proposal
+    assert found.options == {"axis": 0}
+    assert any("One cannot be read so" in text for text in found.findings)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_of_arrays_is_rows_where_they_are_equally_many(
+    save: Any, tmp_path: Path
+) -> None:
+    save(tmp_path / "a.npz", x=np.zeros((500, 64)), y=np.arange(500))
+    found = probed(tmp_path / "a.npz").proposal
+    whole = {} if save is np.savez else {"read": "whole"}
+    assert (found.options, found.samples) == ({"axis": 0, **whole}, 500)
+    save(tmp_path / "b.npz", x=np.zeros((50, 64)), y=np.arange(3))
+    assert probed(tmp_path / "b.npz").proposal.options == {}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +227,6 @@ def test_whatever_it_is_the_proposal_is_a_format_with_options(
 def test_the_bound_is_half_of_what_is_free_or_what_there_is(
     free: float, source: float | None, bound: float
 ) -> None:
-    found, why = propose_bound(int(free), None if source is None else int(source))
+    found, reason = propose_bound(int(free), None if source is None else int(source))
     assert found == bound
-    assert "free" in why
+    assert "free" in reason
