@@ -51,10 +51,12 @@ def changed(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def cut_short(shards: list[list[Path]], seed: int, keep: int, stopped: threading.Event) -> None:
-    """Cut a file of each shard short, at a random place and moment, until only some are left."""
+    """Cut files short at random places and moments, until only the largest shards are left."""
     chance = random.Random(seed)
-    chance.shuffle(shards)
-    for files in shards[keep:]:
+    shards.sort(key=lambda files: sum(file.stat().st_size for file in files))
+    doomed = shards[: len(shards) - keep]
+    chance.shuffle(doomed)
+    for files in doomed:
         stopped.wait(chance.random() * 0.05)
         file = chance.choice(files)
         with file.open("r+b") as opened:

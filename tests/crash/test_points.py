@@ -25,12 +25,11 @@ def test_a_writer_killed_at_a_call(life: str, part: int | None, tmp_path: Path) 
     root = tmp_path / "cache"
     calls = tracing.record(lives, root, kind, log=tmp_path / "log", below=root)
     shutil.rmtree(root)
-    points = [(place, call) for place, call in enumerate(calls) if _changes(call)]
+    points = [call for call in calls if _changes(call)]
     assert len(points) > 100, "the work must have that many calls at which to die"
-    for place, call in _chosen(points, part):
-        assert tracing.died(tracing.killed(lives, root, kind, at=call)), f"not reached: {call}"
-        said = told(before.mark for before in calls[:place] if before.mark)
-        verify(root, KINDS[kind], said, f"{life} killed at {call}", max_bytes)
+    for call in _chosen(points, part):
+        marks = tracing.killed(lives, root, kind, at=call, log=tmp_path / "killed")
+        verify(root, KINDS[kind], told(marks), f"{life} killed at {call}", max_bytes)
         shutil.rmtree(root, ignore_errors=True)
 
 
@@ -43,13 +42,12 @@ def test_a_reader_killed_at_a_call(part: int | None, tmp_path: Path) -> None:
     work.filled(tmp_path / "whole", kind)
     shutil.copytree(tmp_path / "whole", root)
     calls = tracing.record(work.reader, root, kind, log=tmp_path / "log", below=root)
-    points = [(place, call) for place, call in enumerate(calls) if _changes(call)]
+    points = [call for call in calls if _changes(call)]
     assert len(points) > 10, "the work must have that many calls at which to die"
-    for _, call in _chosen(points, part, slices=1):
+    for call in _chosen(points, part, slices=1):
         shutil.rmtree(root)
         shutil.copytree(tmp_path / "whole", root)
-        died = tracing.killed(work.reader, root, kind, at=call)
-        assert tracing.died(died), f"not reached: {call}"
+        tracing.killed(work.reader, root, kind, at=call, log=tmp_path / "killed")
         verify(root, KINDS[kind], Told(frozenset(range(4)), 3), f"reader killed at {call}")
 
 
@@ -64,8 +62,7 @@ def test_a_call_at_whose_entry_one_is_killed_is_not_made(tmp_path: Path) -> None
         if call.name == "renameat" and call.paths[1].endswith("0.tfrecord")
     )
     before, after = map(Path, rename.paths)
-    code = tracing.killed(work.direct, root, "tfrecord-fixed", at=rename)
-    assert tracing.died(code)
+    tracing.killed(work.direct, root, "tfrecord-fixed", at=rename, log=tmp_path / "killed")
     assert before.exists()
     assert not after.exists()
     verify_dead(root, Told(issued=0), str(rename), work.DIRECT_MAX_BYTES)
@@ -79,17 +76,16 @@ def test_readers_undo_what_a_service_left_while_it_made_or_closed_the_index(
     root, kind = tmp_path / "cache", "tfrecord-fixed"
     calls = tracing.record(work.direct, root, kind, log=tmp_path / "log", below=root)
     journal = [
-        (place, call)
-        for place, call in enumerate(calls)
+        call
+        for call in calls
         if call.name == "unlink" and call.paths[0].endswith("-journal") and call.result == 0
     ]
     assert len(journal) == 2
-    for place, call in journal:
+    for call in journal:
         shutil.rmtree(root)
-        assert tracing.died(tracing.killed(work.direct, root, kind, at=call))
+        marks = tracing.killed(work.direct, root, kind, at=call, log=tmp_path / "killed")
         assert Path(call.paths[0]).exists()
-        said = told(before.mark for before in calls[:place] if before.mark)
-        verify(root, KINDS[kind], said, str(call), work.DIRECT_MAX_BYTES)
+        verify(root, KINDS[kind], told(marks), str(call), work.DIRECT_MAX_BYTES)
 
 
 def _changes(call: Call) -> bool:
@@ -97,8 +93,6 @@ def _changes(call: Call) -> bool:
     return not call.mark and call.result >= 0
 
 
-def _chosen(
-    points: list[tuple[int, Call]], part: int | None, slices: int = SLICES
-) -> list[tuple[int, Call]]:
+def _chosen(points: list[Call], part: int | None, slices: int = SLICES) -> list[Call]:
     """Return a part of the list; without a part, some (pytest prints the seed of those)."""
     return random.sample(points, SOME) if part is None else points[part::slices]
