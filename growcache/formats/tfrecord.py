@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,30 @@ from growcache.schema import Array, Sample, Value
 from growcache.usercode import UserCode
 
 MOST_FEATURES = 10_000
-_BYTES, _FLOATS, _INTS = 1, 2, 3  # tags of Feature's alternatives
+# The fields of a large record are counted before it is parsed, because protobuf allocates some
+# 100 bytes for a feature of seven.
+_COUNTED_BYTES = 1 << 20
+_MOST_FIELDS = 1 << 18
+_EXAMPLE_FILE = """
+name: "example.proto" syntax: "proto3"
+message_type { name: "BytesList"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".Int64List" oneof_index: 0 } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".Features.FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".Feature" } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".Features" } }
+"""
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
@@ -78,77 +102,59 @@ def _message_fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
         yield key >> 3, content
 
 
+def _count_fields(data: memoryview, path: Sequence[int]) -> int:
+    """Return the number of fields of a message, and of those below them on the path."""
+    count = 0
+    for number, content in _message_fields(data):
+        count += 1
+        if path and number == path[0] and isinstance(content, memoryview):
+            count += _count_fields(content, path[1:])
+        if count > _MOST_FIELDS:
+            raise ValueError(f"more than {_MOST_FIELDS:,} fields")
+    return count
+
+
+@functools.cache
+def _example_class() -> Any:
+    """Return the class of tf.train.Example, from a descriptor pool of its own.
+
+    TensorFlow registers the same names in the default pool, where a second registration fails.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+    file = text_format.Parse(_EXAMPLE_FILE, descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
+
+
 def parse_example(data: memoryview) -> dict[str, Feature]:
     """Return the features of a serialized tf.train.Example."""
-    found: dict[str, Feature] = {}
+    from google.protobuf.message import DecodeError
+
     try:
-        for number, features in _message_fields(data):
-            if number == 1 and isinstance(features, memoryview):
-                for tag, entry in _message_fields(features):
-                    if tag == 1 and isinstance(entry, memoryview):
-                        name, feature = _map_entry(entry)
-                        found[name] = feature
-                        if len(found) > MOST_FEATURES:
-                            raise ValueError(f"more than {MOST_FEATURES:,} features")
-    except (ValueError, IndexError, OverflowError) as error:
+        if data.nbytes > _COUNTED_BYTES:
+            _count_fields(data, (1, 1, 2, 1))  # features, feature, its value, bytes_list
+        found = _example_class().FromString(bytes(data)).features.feature
+    except (ValueError, IndexError, DecodeError) as error:
         raise FormatError(f"expected a tf.train.Example: {error}") from None
+    if len(found) > MOST_FEATURES:
+        raise FormatError(f"expected a tf.train.Example of at most {MOST_FEATURES:,} features")
     if not found:
         raise FormatError(
             "expected a tf.train.Example, found no feature; decode: none keeps it"
         )
-    return found
+    return {name: _feature_values(found[name]) for name in sorted(found)}
 
 
-def _map_entry(entry: memoryview) -> tuple[str, Feature]:
-    name, feature = "", memoryview(b"")
-    for number, content in _message_fields(entry):
-        if isinstance(content, memoryview):
-            if number == 1:
-                name = bytes(content).decode()
-            elif number == 2:
-                feature = content
-    found: Feature = []
-    for kind, values in _message_fields(feature):
-        if isinstance(values, memoryview):
-            found = _feature_values(kind, values)
-    return name, found
-
-
-def _feature_values(kind: int, data: memoryview) -> Feature:
-    items = [content for number, content in _message_fields(data) if number == 1]
-    if kind == _BYTES:
-        return [bytes(item) for item in items if isinstance(item, memoryview)]
-    if kind == _FLOATS:
-        packed = b"".join(item for item in items if isinstance(item, memoryview))
-        return np.frombuffer(packed, "<f4")
-    if kind != _INTS:
-        raise ValueError(f"a feature of kind {kind}")
-    arrays = [
-        np.array([item], np.uint64).view(np.int64) if isinstance(item, int) else varints(item)
-        for item in items
-    ]
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-
-
-def varints(data: memoryview) -> Array:
-    """Return packed integers.
-
-    >>> varints(memoryview(bytes([5, 0xAC, 2]))).tolist()
-    [5, 300]
-    """
-    raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 0x80)
-    if len(ends) == len(raw):
-        return raw.astype(np.int64)
-    if not len(ends) or ends[-1] != len(raw) - 1:
-        raise ValueError("an integer that is cut off")
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    lengths = ends - starts + 1
-    if lengths.max() > 10:
-        raise ValueError("an integer of more than ten bytes")
-    places = np.arange(len(raw)) - np.repeat(starts, lengths)
-    bits = (raw & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
-    return np.add.reduceat(bits, starts).view(np.int64)
+def _feature_values(feature: Any) -> Feature:
+    match feature.WhichOneof("kind"):
+        case "float_list":
+            return np.array(feature.float_list.value, "<f4")
+        case "int64_list":
+            return np.array(feature.int64_list.value, "<i8")
+        case _:
+            return list(feature.bytes_list.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,6 +291,42 @@ def test_what_is_no_example(payload: bytes) -> None:
         visited(open_format("tfrecord", {}), Held(file([payload])))
 
 
+MANY = 600_000
+BOMBS = {  # a few bytes for each of which protobuf would allocate many
+    "features": lambda: message(1, message(1, message(1, b"abc")) * (MANY // 2)),
+    "kinds": lambda: message(1, message(1, message(2, b"\x0a\x00\x12\x00" * (MANY // 2)))),
+    "values": lambda: message(1, message(1, message(2, message(1, b"\x0a\x00" * MANY)))),
+    "unknown fields": lambda: b"\x18\x01" * MANY,
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_record_of_very_many_fields_is_refused_before_it_is_parsed(kind: str) -> None:
+    payload = BOMBS[kind]()
+    with pytest.raises(FormatError, match=r"a tf\.train\.Example: more than 262,144 fields"):
+        visited(open_format("tfrecord", {}), Held(file([payload])))
+
+
+def test_too_many_features() -> None:
+    payload = example({f"{n}": [] for n in range(10_001)})
+    with pytest.raises(FormatError, match="at most 10,000 features"):
+        visited(open_format("tfrecord", {}), Held(file([payload])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_examples_are_read_or_refused(data: st.DataObject) -> None:
+    payload = bytearray(example(FEATURES, packed=data.draw(st.booleans())))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        payload[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    try:
+        found = visited(open_format("tfrecord", {}), Held(file([bytes(payload)])))
+    except FormatError:
+        return
+    assert found[0][0].keys()
+
+
 @pytest.mark.parametrize("kind", ["gzip", "zlib"])
 def test_compressed_records(kind: str) -> None:
     payloads = rows(200)

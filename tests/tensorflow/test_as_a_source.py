@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,3 +34,31 @@ def test_records_of_tensorflow(tmp_path: Path, kind: str) -> None:
         assert sample["x"].dtype == np.float32
         assert sample["x"].tolist() == [n, 0.5, -n]
         assert (int(sample["n"]), sample["b"]) == (-n, bytes([n]))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("first", ["tensorflow", "growcache"])
+def test_examples_are_read_in_a_process_of_tensorflow(first: str) -> None:
+    """Both know tf.train.Example, and no protobuf symbol is registered twice."""
+    pytest.importorskip("tensorflow")
+    done = subprocess.run(
+        [sys.executable, "-c", _BOTH, first], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[7]", "[7]", "[7]"]
+
+
+_BOTH = """
+import sys
+from growcache.formats.tfrecord import parse_example
+
+data = bytes([10, 12, 10, 10, 10, 1, 120, 18, 5, 26, 3, 10, 1, 7])
+if sys.argv[1] == "growcache":
+    print(parse_example(memoryview(data))["x"])
+import tensorflow as tf
+print(tf.train.Example.FromString(data).features.feature["x"].int64_list.value)
+print(parse_example(memoryview(data))["x"])
+if sys.argv[1] == "tensorflow":
+    print(tf.io.parse_single_example(data, {"x": tf.io.FixedLenFeature([1], tf.int64)})["x"].numpy())
+"""
