@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +25,50 @@ class FetchedObject:
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
         return self._data[start:stop]
+
+
+class NotFetchedError(OSError):
+    """A read of bytes that were not fetched."""
+
+
+class FetchedRanges(io.RawIOBase):
+    """The fetched ranges of a file of ``size`` bytes, as a file."""
+
+    def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
+        super().__init__()
+        self.missing: tuple[int, int] | None = None  # the last range that was not fetched
+        self._size = size
+        self._pieces = pieces
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
+        if at < 0:
+            raise OSError(f"a position of {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Buffer) -> int:
+        into = memoryview(buffer).cast("B")
+        start, stop = self._at, min(self._at + len(into), self._size)
+        if stop <= start:
+            return 0
+        for (first, last), data in self._pieces.items():
+            if first <= start and stop <= last:
+                into[: stop - start] = data[start - first : stop - first]
+                self._at = stop
+                return stop - start
+        self.missing = (start, stop)
+        raise NotFetchedError(f"bytes {start} to {stop} were not fetched")
 
 
 READ_ALONG_BYTES = 1 << 15  # bytes; a gap smaller than this is read along

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,8 @@ from growcache.formats.base import (
     read_whole,
     refuse_unknown_options,
 )
-from growcache.formats.byte_ranges import FetchedObject, read_ranges
-from growcache.formats.memory import ByteSemaphore, SingleFlightCache, reserve_decoded
+from growcache.formats.byte_ranges import FetchedObject, FetchedRanges, read_ranges
+from growcache.formats.memory import SingleFlightCache, reserve_decoded
 from growcache.formats.npy import npy_header_end, parse_npy_header, row_layout
 from growcache.formats.rows import (
     RowLayout,
@@ -40,30 +41,17 @@ from growcache.formats.rows import (
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-
-USUAL_TAIL = 4096  # bytes, in which the directory of some dozens of members fits
-LONGEST_TAIL = 22 + 0xFFFF + 20 + 56  # with the longest comment there can be
-LOCAL_HEADER_BYTES = 30  # bytes in front of a member's name
-MOST_MEMBERS = 4096
-_MOST_NAME = 1024  # bytes
-
-_END = struct.Struct("<4sHHHHIIH")
-_LOCATOR = struct.Struct("<4sIQI")
-_END64 = struct.Struct("<4sQHHIIQQQQ")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_LOCAL = struct.Struct("<4s5H3I2H")
-_ENCRYPTED, _UTF8 = 0x1, 0x800
-STORED_METHOD, DEFLATED_METHOD = 0, 8
-_INFLATE_SEMAPHORE = ByteSemaphore(MOST_VISIT_BYTES)
+_TAIL_BYTES = 4096  # bytes, in which the directory of some dozens of members fits
+_MOST_TAIL_BYTES = 1 << 20  # bytes of a directory, and of what follows it
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # in front of a member's name
+_MOST_MEMBERS = 4096
+_ENCRYPTED = 0x1
 
 
 @dataclass(frozen=True, slots=True)
 class ZipMember:
     name: str
-    method: int  # `STORED_METHOD` or `DEFLATED_METHOD`
+    method: int  # `zipfile.ZIP_STORED` or `DEFLATED_METHOD`
     crc: int
     packed: int  # bytes in the archive
     size: int  # bytes, unpacked
@@ -71,145 +59,102 @@ class ZipMember:
     stop: int  # where the next member or the directory begins
 
 
-@dataclass(frozen=True, slots=True)
-class ZipDirectory:
-    """Where the list of an archive's members lies."""
+async def read_members(
+    reader: ObjectReader, fields: tuple[str, ...] | None
+) -> dict[str, ZipMember]:
+    """Return the members by their fields, mostly by one small read of the end."""
+    infos, start = await _read_directory(reader)
+    members = {
+        name.removesuffix(".npy"): member
+        for name, member in _checked_members(infos, start, reader.entry.key).items()
+        if name.endswith(".npy")
+    }
+    return _chosen_members(members, fields, reader.entry)
 
-    start: int
-    stop: int
-    count: int
+
+async def _read_directory(reader: ObjectReader) -> tuple[list[zipfile.ZipInfo], int]:
+    """Return the rows of the archive's directory, and where it begins."""
+    entry, length = reader.entry, _TAIL_BYTES
+    while length <= _MOST_TAIL_BYTES:
+        start = max(0, entry.size - length)
+        tail = memoryview(await reader.read(start, entry.size)).cast("B")
+        file = FetchedRanges(entry.size, {(start, entry.size): tail})
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return archive.infolist(), archive.start_dir
+        except _ZIP_ERRORS as error:
+            if file.missing is None:
+                raise await _no_archive_error(reader, error) from None
+            length = entry.size - file.missing[0]
+    raise FormatError(f"{entry.key}: its zip directory claims {length:,} bytes")
 
 
-def find_directory(tail: Buffer, size: int, key: str) -> ZipDirectory | None:
-    """Return where the directory lies; None: not to be seen, a longer tail may tell.
+# What zipfile raises on damaged archives, beside its own error.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, struct.error
+)  # fmt: skip
 
-    Args:
-        tail: the last bytes of the object.
-        size: of the object.
-        key: of it, for errors.
-    """
-    data = bytes(memoryview(tail))
-    at = data.rfind(b"PK\x05\x06")
-    while at >= 0:
-        if at + _END.size <= len(data):
-            _, disk, first, _, count, nbytes, start, comment = _END.unpack_from(data, at)
-            if at + _END.size + comment == len(data):
-                break
-        at = data.rfind(b"PK\x05\x06", 0, at)
-    if at < 0:
-        return None
-    base = size - len(data)
-    stop = base + at
-    if 0xFFFF in (count, disk) or 0xFFFFFFFF in (nbytes, start):
-        found = _end64(data, at, base, key)
-        if found is None:
-            return None
-        stop, count, nbytes, start, disk, first = found
-    if disk or first or start + nbytes != stop:
+
+async def _no_archive_error(reader: ObjectReader, error: Exception) -> FormatError:
+    head = bytes(memoryview(await reader.read(0, 8)))
+    return FormatError(
+        f"{reader.entry.key}: expected an .npz archive, found something else, or one that is "
+        f"damaged or cut off ({error}); it starts with {head!r}"
+    )
+
+
+def _checked_members(
+    infos: Sequence[zipfile.ZipInfo], directory: int, key: str
+) -> dict[str, ZipMember]:
+    """Return the members by name; refuse what zipfile does not look at."""
+    if len(infos) > _MOST_MEMBERS:
         raise FormatError(
-            f"{key}: expected a zip archive in one piece, found another directory"
+            f"{key}: expected at most {_MOST_MEMBERS:,} arrays in an archive, found {len(infos):,}"
         )
-    if count > MOST_MEMBERS:
-        raise FormatError(
-            f"{key}: expected at most {MOST_MEMBERS:,} arrays in an archive, found {count:,}"
+    starts = sorted({info.header_offset for info in infos} | {directory})
+    ends = dict(pairwise(starts))
+    members = {}
+    for info in infos:
+        name, start, stop = info.filename, info.header_offset, ends.get(info.header_offset, 0)
+        if info.flag_bits & _ENCRYPTED:
+            raise FormatError(f"{key}: member {name} of the archive is encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or (
+            info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size
+        ):
+            raise FormatError(
+                f"{key}: expected members as numpy.savez and savez_compressed write them, found "
+                f"{name} of method {info.compress_type}"
+            )
+        if start < 0 or start + _LOCAL_HEADER.size + info.compress_size > stop:
+            raise FormatError(f"{key}: members of the archive lie in the same place; damaged")
+        members[name] = ZipMember(
+            name, info.compress_type, info.CRC, info.compress_size, info.file_size, start, stop
         )
-    return ZipDirectory(start, stop, count)
-
-
-def _end64(data: bytes, at: int, base: int, key: str) -> tuple[int, ...] | None:
-    """Return what the larger end record says; None: it lies before the tail."""
-    if at < _LOCATOR.size:
-        return None
-    mark, _, place, _ = _LOCATOR.unpack_from(data, at - _LOCATOR.size)
-    if mark != b"PK\x06\x07" or place + _END64.size > base + at - _LOCATOR.size:
-        raise FormatError(f"{key}: its zip directory is damaged")
-    if place < base:
-        return None
-    mark, _, _, _, disk, first, _, count, nbytes, start = _END64.unpack_from(data, place - base)
-    if mark != b"PK\x06\x06":
-        raise FormatError(f"{key}: its zip directory is damaged")
-    return place, count, nbytes, start, disk, first
-
-
-def parse_directory(data: bytes, directory: ZipDirectory, key: str) -> list[ZipMember]:
-    rows, at = [], 0
-    for _ in range(directory.count):
-        row, at = _directory_entry(data, at, key)
-        rows.append(row)
-    places = sorted({row.start for row in rows} | {directory.start})
-    ends = dict(pairwise(places))
-    members = [
-        ZipMember(r.name, r.method, r.crc, r.packed, r.size, r.start, ends.get(r.start, 0))
-        for r in rows
-    ]
-    if len({m.start for m in members}) < len(members) or any(
-        m.start + LOCAL_HEADER_BYTES + m.packed > m.stop for m in members
-    ):
+    if len(starts) <= len(infos):
         raise FormatError(f"{key}: members of the archive lie in the same place; damaged")
-    if len({m.name for m in members}) < len(members):
+    if len(members) < len(infos):
         raise FormatError(f"{key}: two members of the archive have the same name")
     return members
 
 
-def _directory_entry(data: bytes, at: int, key: str) -> tuple[ZipMember, int]:
-    if at + _CENTRAL.size > len(data):
-        raise FormatError(f"{key}: its zip directory is cut off")
-    (mark, _, _, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes,
-     comment_bytes, _, _, _, start) = _CENTRAL.unpack_from(data, at)  # fmt: skip
-    at += _CENTRAL.size
-    extra = at + name_bytes
-    after = extra + extra_bytes + comment_bytes
-    if mark != b"PK\x01\x02" or after > len(data) or name_bytes > _MOST_NAME:
-        raise FormatError(f"{key}: its zip directory is damaged")
-    packed, size, start = _zip64_sizes(
-        data[extra : extra + extra_bytes], packed, size, start, key
-    )
-    name = _member_name(data[at:extra], flags)
-    if flags & _ENCRYPTED:
-        raise FormatError(f"{key}: member {name} of the archive is encrypted")
-    if method not in (STORED_METHOD, DEFLATED_METHOD) or (
-        method == STORED_METHOD and packed != size
-    ):
+def _chosen_members(
+    arrays: dict[str, ZipMember], fields: tuple[str, ...] | None, entry: Entry
+) -> dict[str, ZipMember]:
+    if not arrays:
+        raise FormatError(f"{entry.key}: expected an archive of arrays, found none in it")
+    missing = [name for name in fields or () if name not in arrays]
+    if missing:
         raise FormatError(
-            f"{key}: expected members as numpy.savez and savez_compressed write them, found "
-            f"{name} of method {method}"
+            f"{entry.key}: expected an array {missing[0]!r}, found {', '.join(arrays)[:160]}"
         )
-    return ZipMember(name, method, crc, packed, size, start, 0), after
-
-
-def _zip64_sizes(
-    extra: bytes, packed: int, size: int, start: int, key: str
-) -> tuple[int, int, int]:
-    """Return the sizes, which stand elsewhere if they need more than 32 bits."""
-    wanted = [n == 0xFFFFFFFF for n in (size, packed, start)]
-    if not any(wanted):
-        return packed, size, start
-    at = 0
-    while at + 4 <= len(extra):
-        kind, nbytes = struct.unpack_from("<HH", extra, at)
-        if kind == 1 and nbytes >= 8 * sum(wanted) and at + 4 + nbytes <= len(extra):
-            numbers = iter(struct.unpack_from(f"<{sum(wanted)}Q", extra, at + 4))
-            size, packed, start = (
-                next(numbers) if wide else n
-                for wide, n in zip(wanted, (size, packed, start), strict=True)
-            )
-            return packed, size, start
-        at += 4 + nbytes
-    raise FormatError(f"{key}: its zip directory is damaged")
-
-
-def _member_name(name: bytes, flags: int) -> str:
-    try:
-        return name.decode("utf-8" if flags & _UTF8 else "ascii")
-    except UnicodeDecodeError:
-        return name.decode("cp437")
+    return arrays if fields is None else {name: arrays[name] for name in fields}
 
 
 def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
     """Return the position in the object at which a member's packed bytes begin."""
-    if len(head) >= LOCAL_HEADER_BYTES:
-        mark, *_, name_bytes, extra_bytes = _LOCAL.unpack_from(head)
-        start = member.start + LOCAL_HEADER_BYTES + int(name_bytes) + int(extra_bytes)
+    if len(head) >= _LOCAL_HEADER.size:
+        mark, *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(head)
+        start = member.start + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
         if mark == b"PK\x03\x04" and start + member.packed <= member.stop:
             return start
     raise FormatError(f"{key}: member {member.name} is not where the zip directory says")
@@ -217,28 +162,22 @@ def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
 
 def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
     """Return a member's bytes, checked; ``data`` is [start, stop) of the member."""
-    first = member_data_start(bytes(data[:LOCAL_HEADER_BYTES]), member, key) - member.start
+    first = member_data_start(bytes(data[: _LOCAL_HEADER.size]), member, key) - member.start
     found = data[first : first + member.packed]
-    if member.method == DEFLATED_METHOD:
-        with _INFLATE_SEMAPHORE.of(min(member.size, MOST_VISIT_BYTES)):
-            found = _inflate_member(found, member, key)
-    if len(found) != member.size or zlib.crc32(found) != member.crc:
+    if member.method == zipfile.ZIP_DEFLATED:
+        inflating = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            found = memoryview(inflating.decompress(found, member.size + 1))
+        except zlib.error as error:
+            raise FormatError(f"{key}: member {member.name} is damaged: {error}") from None
+        if len(found) != member.size:
+            raise FormatError(
+                f"{key}: member {member.name} has other than the {member.size:,} bytes that the "
+                "zip directory says"
+            )
+    if zlib.crc32(found) != member.crc:
         raise FormatError(f"{key}: member {member.name} of the archive is damaged")
     return found
-
-
-def _inflate_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
-    inflating = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        found = inflating.decompress(data, member.size + 1)
-    except zlib.error as error:
-        raise FormatError(f"{key}: member {member.name} is damaged: {error}") from None
-    if len(found) != member.size:
-        raise FormatError(
-            f"{key}: member {member.name} has other than the {member.size:,} bytes that the "
-            "zip directory says"
-        )
-    return memoryview(found)
 
 
 _WHOLE_BYTES = 1 << 16  # bytes; such an object is fetched whole rather than in several requests
@@ -249,7 +188,7 @@ async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> d
     entry = reader.entry
     if fields is None or entry.size <= _WHOLE_BYTES:
         whole = memoryview(await read_whole(reader)).cast("B")
-        members = _named_members(_members_in_memory(whole, entry), fields, entry)
+        members = await read_members(FetchedObject(reader, whole), fields)
         parts = [whole[m.start : m.stop] for m in members.values()]
     else:
         members = await read_members(reader, fields)
@@ -262,10 +201,10 @@ async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> d
         pairs = zip(members.items(), parts, strict=True)
         return {name: _member_array(data, member, entry) for (name, member), data in pairs}
 
-    if all(member.method == STORED_METHOD for member in members.values()):
+    if all(member.method == zipfile.ZIP_STORED for member in members.values()):
         return work()
     await reserve_decoded(
-        sum(member.size for member in members.values() if member.method != STORED_METHOD)
+        sum(member.size for member in members.values() if member.method != zipfile.ZIP_STORED)
     )
     return await asyncio.to_thread(work)  # zlib lets others run meanwhile
 
@@ -288,58 +227,6 @@ def _member_array(data: memoryview, member: ZipMember, entry: Entry) -> Array:
 def member_entry(entry: Entry, member: ZipMember) -> Entry:
     """Return an entry that stands for a member, for errors and its size."""
     return replace(entry, key=f"{entry.key}: {member.name}", size=member.size)
-
-
-def _members_in_memory(whole: Buffer, entry: Entry) -> list[ZipMember]:
-    directory = find_directory(whole, entry.size, entry.key)
-    if directory is None:
-        raise _no_archive_error(memoryview(whole)[:8], entry)
-    listed = bytes(memoryview(whole)[directory.start : directory.stop])
-    return parse_directory(listed, directory, entry.key)
-
-
-def _no_archive_error(head: memoryview, entry: Entry) -> FormatError:
-    return FormatError(
-        f"{entry.key}: expected an .npz archive, found something else, or one that is cut off; "
-        f"it starts with {bytes(head)!r}"
-    )
-
-
-async def read_members(
-    reader: ObjectReader, fields: tuple[str, ...] | None
-) -> dict[str, ZipMember]:
-    """Return the members by their fields, mostly by one small read of the end."""
-    entry = reader.entry
-    directory: ZipDirectory | None = None
-    tail, start = b"", entry.size
-    for length in (USUAL_TAIL, LONGEST_TAIL):
-        if directory is None and start > 0:
-            start = max(0, entry.size - length)
-            tail = bytes(memoryview(await reader.read(start, entry.size)))
-            directory = find_directory(tail, entry.size, entry.key)
-    if directory is None:
-        raise _no_archive_error(memoryview(await reader.read(0, 8)), entry)
-    if directory.start < start:
-        listed = bytes(memoryview(await reader.read(directory.start, directory.stop)))
-    else:
-        listed = tail[directory.start - start : directory.stop - start]
-    return _named_members(parse_directory(listed, directory, entry.key), fields, entry)
-
-
-def _named_members(
-    members: Sequence[ZipMember], fields: tuple[str, ...] | None, entry: Entry
-) -> dict[str, ZipMember]:
-    arrays = {m.name.removesuffix(".npy"): m for m in members if m.name.endswith(".npy")}
-    if not arrays:
-        raise FormatError(f"{entry.key}: expected an archive of arrays, found none in it")
-    if fields is None:
-        return arrays
-    missing = [name for name in fields if name not in arrays]
-    if missing:
-        raise FormatError(
-            f"{entry.key}: expected an array {missing[0]!r}, found {', '.join(arrays)[:160]}"
-        )
-    return {name: arrays[name] for name in fields}
 
 
 _OPTIONS = ("axis", "window", "stride", "edge", "phase", "fields", "read")
@@ -434,7 +321,7 @@ class NpzRowsFormat:
     async def _looked_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
         members = await read_members(reader, self._fields)
         for name, member in members.items():
-            if member.method != STORED_METHOD:
+            if member.method != zipfile.ZIP_STORED:
                 raise FormatError(
                     f"{reader.entry.key}: {name} is compressed, so its rows cannot be read by "
                     "range; set read: whole in source.options, or write it with numpy.savez"

@@ -23,11 +23,10 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.byte_ranges import fetch_ranges
+from growcache.formats.byte_ranges import FetchedRanges, fetch_ranges
 from growcache.formats.chunks import choose_ordinals
 from growcache.formats.memory import reserve_decoded
 from growcache.formats.parquet_footer import (
-    FetchedRanges,
     FooterCache,
     ParquetFooter,
     column_kind,

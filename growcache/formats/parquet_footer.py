@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import io
 import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growcache.errors import FormatError
 from growcache.formats.base import ObjectReader, most_decoded_bytes
+from growcache.formats.byte_ranges import FetchedRanges, NotFetchedError
 from growcache.formats.memory import SingleFlightCache
 from growcache.store.contract import Entry
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES, _LEAST_TAIL_BYTES = (
@@ -67,7 +63,7 @@ class ParquetFooter:
             nothing = pa.PythonFile(FetchedRanges(entry.size, {}), mode="r")
             with pq.ParquetFile(nothing, metadata=self.metadata, pre_buffer=False) as file:
                 for name in self.columns:
-                    with suppress(_NotFetchedError, StopIteration):
+                    with suppress(NotFetchedError, StopIteration):
                         next(file.iter_batches(1, [group], columns=[name], use_threads=False))
         except Exception as error:  # Arrow raises what a broken file makes it raise
             raise parquet_error(entry, error) from error
@@ -147,44 +143,6 @@ class ParquetFooter:
         if sum(stop - start for start, stop in found) > (most := most_decoded_bytes(entry)):
             raise FormatError(f"{entry.key}: one visit may read {most:,} bytes of a row group")
         return found
-
-
-class _NotFetchedError(OSError):
-    """A read of bytes that were not fetched."""
-
-
-class FetchedRanges(io.RawIOBase):
-    """The fetched ranges of a file, as a file."""
-
-    def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
-        super().__init__()
-        self._size = size
-        self._pieces = pieces
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: Buffer) -> int:
-        into = memoryview(buffer).cast("B")
-        stop = self._at + len(into)
-        for (first, last), data in self._pieces.items():
-            if first <= self._at and stop <= last:
-                into[:] = data[self._at - first : stop - first]
-                self._at = stop
-                return len(into)
-        raise _NotFetchedError(f"bytes {self._at} to {stop} are none of the columns'")
 
 
 class FooterCache:

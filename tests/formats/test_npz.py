@@ -186,6 +186,24 @@ def test_an_archive_with_wide_numbers() -> None:
         np.testing.assert_array_equal(np.atleast_2d(found[-1][0]["x"])[-1], rows(50, 4)[-1])
 
 
+def test_an_archive_behind_other_bytes() -> None:
+    """As unzip and NumPy do, for archives that unpack themselves."""
+    data = b"#!/bin/sh\n" * 9 + archive(x=rows(9, 2))
+    for options in ({}, {"axis": 0}):
+        found = visited(open_format("npz", options), Held(data))
+        np.testing.assert_array_equal(np.atleast_2d(found[-1][0]["x"])[-1], rows(9, 2)[-1])
+
+
+def test_a_directory_that_claims_to_be_long() -> None:
+    data = bytes(3 << 20) + GOOD
+    at = data.index(b"PK\5\6")
+    data = data[: at + 12] + struct.pack("<II", 2 << 20, 0) + data[at + 20 :]
+    held = Held(data)
+    with pytest.raises(FormatError, match=r"^k: its zip directory claims 2,097,"):
+        visited(open_format("npz", {"axis": 0}), held)
+    assert fetched(held) < 5000
+
+
 def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :]
 
