@@ -3,7 +3,7 @@
     magic · u32 length of header · u32 length of counters · counters · header (JSON) ·
     stage · one state per shard
 
-LeaseTable of an earlier version have no counters (`GCLEASE1`); their leases protect like any other.
+Readers of an earlier version have no counters (`GCLEASE1`); their leases protect like any other.
 
 A lease that cannot be read (another user's, another version's) protects every shard that was in the
 cache when it was first seen, while a process holds it or while that cannot be told: its reader cannot

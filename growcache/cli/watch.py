@@ -82,7 +82,7 @@ SegmentLines = list[list[Segment]]
 
 @dataclass(frozen=True)
 class _RenderedLines:
-    """SegmentLines that are drawn already."""
+    """Lines that are drawn already."""
 
     lines: SegmentLines
 

@@ -1,4 +1,4 @@
-"""TarFormat archives in WebDataset's layout: members with the same key are one sample."""
+"""Tar archives in WebDataset's layout: members with the same key are one sample."""
 
 from __future__ import annotations
 

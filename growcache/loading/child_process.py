@@ -1,4 +1,4 @@
-"""ChildProcess processes of a trainer, and messages to and from them over a pair of sockets.
+"""Child processes of a trainer, and messages to and from them over a pair of sockets.
 
 A message is a pickled head and a body of bytes; file descriptors may come with it. Both ends are
 growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so receiving a short

@@ -1,6 +1,6 @@
 """Open a pass and its windows: a snapshot is taken and planned, shards are mapped and verified.
 
-MappedRows that cannot be read are skipped. They count when the consumer goes past their place, with the
+Rows that cannot be read are skipped. They count when the consumer goes past their place, with the
 next batch or at the end of the epoch, so each counts once wherever another process goes on.
 """
 

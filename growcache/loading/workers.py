@@ -1,6 +1,6 @@
 """The processes of ``num_workers``, which call the user's `transform`: both ends.
 
-TransformRows are in memory that the processes have mapped, and results of a fixed size are written into
+Rows are in memory that the processes have mapped, and results of a fixed size are written into
 such memory as well; ragged, small and first results come over the socket. Processes outlive
 snapshots and hold no state. The end of the connection ends them at once.
 """

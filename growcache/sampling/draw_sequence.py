@@ -247,7 +247,7 @@ class DrawSequence:
         return bool(grown[beginning].any())
 
     def _peek(self, group: int) -> GroupDraw | None:
-        """GroupDraw without consequence; waiting for room asks many times for the same group."""
+        """Draw without consequence; waiting for room asks many times for the same group."""
         if not self._editions:
             return None
         asked = (group, len(self._editions))

@@ -205,7 +205,7 @@ def _folder(key: str) -> str:
 class ObjectStrata:
     """The strata of the objects that are drawn from, as far as they are listed.
 
-    EditionStrata are numbered as they first appear in the listing, so that numbers never change.
+    Strata are numbered as they first appear in the listing, so that numbers never change.
 
     Args:
         objects: that are drawn from.

@@ -58,7 +58,7 @@ _EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS l
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """TextColumn, one behind the other."""
+    """Texts in one buffer, one after the other."""
 
     data: bytes
     ends: IntColumn
@@ -169,7 +169,7 @@ def _to_number(text: str) -> float:
 
 
 class KeyedTable:
-    """ColumnBuilders by name, and which row a key has.
+    """Columns by name, and which row a key has.
 
     Raises:
         FormatError: two rows have one key, or there is none.

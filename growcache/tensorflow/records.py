@@ -1,4 +1,4 @@
-"""RecordReader of shards as TensorFlow's own code reads and parses them."""
+"""Records of shards as TensorFlow's own code reads and parses them."""
 
 from __future__ import annotations
 

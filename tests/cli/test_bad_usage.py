@@ -235,7 +235,7 @@ def start(here: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _words(typed: str) -> list[str]:
-    """Split at spaces that no brace holds together."""
+    """Words at spaces that no brace holds together."""
     return re.findall(r"(?:\{[^}]*\}|\S)+", typed)
 
 

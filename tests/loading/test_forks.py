@@ -96,7 +96,7 @@ IN_BETWEEN = """
         before=lambda: act["before"](), after_in_parent=lambda: act["after"]()
     )
 
-    from growcache.loading.shared_memory import SharedSender as SharedSender
+    from growcache.loading.shared_memory import SharedSender
     from growcache.loading.shared_memory import SharedReceiver as Borrowed
     from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
     from growcache.loading.child_process import MessageSocket as Wire, socket_pair as pair

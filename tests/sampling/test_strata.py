@@ -1,4 +1,4 @@
-"""EditionStrata: shares that are exact, no part twice before all were drawn, weights that undo it."""
+"""Strata: shares that are exact, no part twice before all were drawn, weights that undo it."""
 
 from __future__ import annotations
 

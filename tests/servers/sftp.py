@@ -83,7 +83,7 @@ def sshd(root: Path) -> Iterator[Ssh]:
 
 
 class Relay:
-    """Passes connections on to a port, and cuts one of them after so many bytes, once."""
+    """Forwards connections to a port, and cuts one of them after so many bytes, once."""
 
     def __init__(self, port: int) -> None:
         self.cut_after: int | None = None
