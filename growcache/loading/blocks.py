@@ -61,6 +61,8 @@ class Block:
     marks: PassPositions  # the position behind each batch
     lost: list[int]  # planned rows that could not be read, before each batch
     form: TransformForm
+    seconds: float = 0.0  # that it took to make, without waits for others
+    cpu_seconds: float = 0.0  # the same, of the thread's CPU
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 

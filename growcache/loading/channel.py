@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from growcache.loading.blocks import Block
 from growcache.loading.child_process import JOIN_SECONDS
-from growcache.loading.position import LazyPickle, PassPlan, PassPosition, Position
+from growcache.loading.position import LazyPickle, PassPlan, PassPosition
 from growcache.loading.report import PassFacts
 
 HEAD_START_SECONDS = 0.01  # of the consumer, at most
@@ -60,25 +60,14 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Halted:
-    """The producer makes no more blocks, but keeps its leases until it is closed."""
-
-    state: Position
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessDied:
     """The producer's process ended without being asked to."""
 
     why: str
 
 
-Item: TypeAlias = Block | PassBegun | EpochEnd | Failure | Halted | ProcessDied
-LAST_ITEMS = Failure | Halted | ProcessDied  # nothing follows these
-
-
-class HaltedError(Exception):
-    pass
+Item: TypeAlias = Block | PassBegun | EpochEnd | Failure | ProcessDied
+LAST_ITEMS = Failure | ProcessDied  # nothing follows these
 
 
 class Channel:
@@ -98,9 +87,7 @@ class Channel:
         self.stop = threading.Event()
         self.wake = threading.Event()
         self.news = threading.Event()
-        self.halt = threading.Event()
         self.wanted = wanted
-        self.making = (0.0, 0.0)
         self._begun = threading.Condition()
         self._closing: list[Callable[[], None]] = []
         self.allow(MIN_BLOCKS_AHEAD)
@@ -202,12 +189,6 @@ class Stage(Protocol):
     @property
     def broken(self) -> bool: ...
 
-    @property
-    def halted(self) -> Position | None: ...
-
-    @property
-    def making(self) -> tuple[float, float]: ...
-
     def begin(self, epoch: int) -> None: ...
 
     def receive(self, seconds: float | None = None) -> Item | None: ...
@@ -218,8 +199,6 @@ class Stage(Protocol):
 
     def end_pass(self, pass_number: int) -> None: ...
 
-    def halt(self) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -228,7 +207,6 @@ class AckQueue(queue.SimpleQueue[Item]):
 
     def __init__(self) -> None:
         self.made = self.done = 0
-        self.halted: Position | None = None
 
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
         """Count and put an item.
@@ -237,8 +215,6 @@ class AckQueue(queue.SimpleQueue[Item]):
         than under-counts.
         """
         self.made += 1
-        if isinstance(item, Halted):
-            self.halted = item.state
         super().put(item)
 
     @property

@@ -255,9 +255,6 @@ class ChildProcess:
         with suppress(OSError):
             self.wire.send(Message(command))
 
-    def speaks(self) -> bool:
-        return self.wire.has_come(0)
-
     def why(self, end: EOFError) -> str:
         told = f": {end}" if isinstance(end, PeerFailedError) else ""
         try:

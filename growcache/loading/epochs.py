@@ -19,19 +19,18 @@ from growcache.loading.channel import (
     EPOCH_IS_OVER,
     EpochEnd,
     Failure,
-    Halted,
     Item,
     PassBegun,
     ProcessDied,
     Stage,
+    StageKind,
 )
-from growcache.loading.child_process import ChildProcess
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.position import Position, PositionTracker, remaining_pass
 from growcache.loading.report import DeliveryCounts, ReaderCounters, Report
 from growcache.loading.resume import MissingShards, refuse_missing, refuse_other_cache
-from growcache.loading.stages import GatherChooser, LoopTimes, StageFactory
+from growcache.loading.stages import GatherChoice, StageFactory
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +54,15 @@ class Consumer:
         self._missing: MissingShards = "refetch"
         self._bookmark = PositionTracker(options, Position())
         self._finalizer: weakref.finalize[..., Consumer] | None = None
-        self._coming: weakref.finalize[..., Consumer] | None = None  # of what will go on
         self._tally = DeliveryCounts(options.root)
         self._counters = ReaderCounters(CacheLayout(options.root))
         self._counted_pass: int | None = None  # the one begun last, and
         self._delivered_pass: int | None = None  # that of the latest batch
-        # Ends a producer that was left: it keeps its leases until the next one has some.
+        # Closes a stage that was replaced: it keeps its leases until the next one has some.
         self._leaving: Callable[[], object] | None = None
-        self._chooser = self._new_chooser()
-        self._batches_received = 0
+        self._kind: StageKind = "process" if options.gather == "process" else "thread"
+        self._choice = GatherChoice() if self._starter.may_choose else None
+        self._switching = False  # to a process, once the current block is delivered
         self._running_block: _DeliveredBlock | None = None  # of which the loop gets batches
         self._revived = False  # since a block was received
 
@@ -80,8 +79,6 @@ class Consumer:
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
         turn = self._turn = object()
         source.begin(number)
-        if self._chooser.next is not None:
-            self._chooser.next.begin(number)
         self._bookmark.begin_epoch(number)
         counted = self._tally.begin_epoch()
         self._counters.begin_epoch(number)
@@ -114,9 +111,7 @@ class Consumer:
         source = self._source
         if self._running_block is not None:
             self._tell(self._running_block)
-        return replace(
-            self._tally.report(), gather=source.kind if source else self._chooser.kind
-        )
+        return replace(self._tally.report(), gather=source.kind if source else self._kind)
 
     @property
     def state(self) -> Position:
@@ -157,10 +152,9 @@ class Consumer:
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._switching:
+            self._kind, self._switching = "process", False
         self._counters.close()
-        if self._coming is not None:
-            self._coming()
-        self._chooser.close()
         self._leave()
         finalizer, self._finalizer, self._source = self._finalizer, None, None
         if finalizer is not None:
@@ -191,13 +185,8 @@ class Consumer:
     def _forked(self) -> None:
         self._source, self._leaving, self._pid = None, None, os.getpid()
         self._counters = ReaderCounters(CacheLayout(self._options.root))
-        self._chooser = self._new_chooser()
-        for finalizer in (self._finalizer, self._coming):
-            if finalizer is not None:
-                finalizer.detach()
-
-    def _new_chooser(self) -> GatherChooser:
-        return GatherChooser(self._options.gather, possible=self._starter.may_choose)
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _start(self) -> Stage:
         release_at_sigterm()
@@ -209,8 +198,7 @@ class Consumer:
         return self._begin_at(start, self._next_epoch)
 
     def _begin_at(self, start: Position, wanted: int) -> Stage:
-        kind = self._chooser.kind
-        return self._adopt(self._starter.start(kind, start, self._missing, wanted))
+        return self._adopt(self._starter.start(self._kind, start, self._missing, wanted))
 
     def _adopt(self, source: Stage) -> Stage:
         self._source = source
@@ -221,7 +209,7 @@ class Consumer:
     def _revive(self, died: ProcessDied, number: int) -> None:
         self._let_go()
         if self._options.gather == "auto":
-            self._chooser.give_up()
+            self._kind, self._choice = "thread", None
         elif self._revived or self._options.ranks.share:
             again = (
                 "again, before its first batch" if self._revived else "which other ranks follow"
@@ -246,6 +234,8 @@ class Consumer:
 
     def _receive(self, turn: object, number: int, pause_seconds: float | None) -> Item | None:
         while True:
+            if self._switching:
+                self._switch(number)
             source = self._source
             if turn is not self._turn or source is None or self._pid != os.getpid():
                 raise RuntimeError(EPOCH_IS_OVER)
@@ -254,55 +244,45 @@ class Consumer:
             if item is None:
                 self._waited(time.perf_counter() - began)
                 return None
-            self._count(time.perf_counter() - began, item)
+            self._leave()  # what followed it has leases now, or failed
+            self._waited(time.perf_counter() - began)
             if isinstance(item, Failure):
                 return item
             if isinstance(item, ProcessDied):
                 self._revive(item, number)
-                continue
-            if isinstance(item, Halted):
-                self._go_on(item.state, number)
                 continue
             if isinstance(item, PassBegun):
                 self._begin_pass(item)
             elif isinstance(item, Block):
                 self._revived = False
                 source.more()
-                self._choose(source)
+                self._choose(item)
             source.done()
             if not isinstance(item, PassBegun) and item.epoch == number:
                 return item
-
-    def _count(self, waited: float, item: Item) -> None:
-        self._leave()  # what followed it has leases now, or failed
-        self._waited(waited)
-        if isinstance(item, Block):
-            self._batches_received += len(item.marks)
 
     def _waited(self, seconds: float) -> None:
         self._tally.waited(seconds)
         self._counters.wait(seconds)
 
-    def _choose(self, source: Stage) -> None:
-        if not self._chooser.settled:
-            counted = self._batches_received, *source.making
-            now = LoopTimes(time.perf_counter(), *counted, time.thread_time())
-            self._chooser.look(source, now, self._cross)
+    def _choose(self, block: Block) -> None:
+        if self._choice is not None and self._choice.wants_process(time.perf_counter(), block):
+            self._choice, self._switching = None, True
 
-    def _cross(self, child: ChildProcess, state: Position) -> Stage:
-        source = self._starter.process(child, state, self._missing, self._next_epoch - 1)
-        self._coming = weakref.finalize(self, source.close)
-        return source
-
-    def _go_on(self, state: Position, wanted: int) -> None:
-        following = self._chooser.crossed() or self._starter.thread(
-            state, self._missing, wanted
-        )
+    def _switch(self, number: int) -> None:
+        """Have a process continue behind the batch delivered last."""
+        self._switching = False
+        try:
+            following = self._starter.start(
+                "process", self._behind_delivered(), self._missing, number
+            )
+        except OSError as error:  # too many processes, or the working directory is gone
+            _log.warning("no gather process can be started, the thread goes on: %s", error)
+            return
+        self._kind = "process"
         self._counters.flush()  # before its lease goes
         self._leaving = self._finalizer
         self._adopt(following)
-        if self._coming is not None:
-            self._coming.detach()
 
     def _leave(self) -> None:
         leaving, self._leaving = self._leaving, None

@@ -89,11 +89,6 @@ class EndPass:
 
 
 @dataclass(frozen=True, slots=True)
-class HaltCommand:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class ServiceChanged:
     """The trainer's service on the cache has ended, for this reason, or restarted (None)."""
 
@@ -101,19 +96,8 @@ class ServiceChanged:
 
 
 Command: TypeAlias = (
-    GatherSetup
-    | BeginEpoch
-    | BlockReceived
-    | EndPass
-    | HaltCommand
-    | StopCommand
-    | ServiceChanged
+    GatherSetup | BeginEpoch | BlockReceived | EndPass | StopCommand | ServiceChanged
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessReady:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +111,6 @@ class ProcessStage:
     """A producer in a gather process."""
 
     kind: StageKind = "process"
-    halted: Position | None = None  # nobody needs to know early
-    making = (0.0, 0.0)
 
     def __init__(
         self,
@@ -164,13 +146,13 @@ class ProcessStage:
                 logging.getLogger(item.name).log(item.level, "%s", item.message)
             elif isinstance(item, Block) and self._finish is not None:
                 return self._finish(item)
-            elif not isinstance(item, ProcessReady):
+            else:
                 return item
             self.broken = False
 
-    def _received(self) -> Item | LogRecordSent | ProcessReady:
+    def _received(self) -> Item | LogRecordSent:
         try:
-            item: Item | LogRecordSent | ProcessReady = self._borrowed.receive(self._child.wire)
+            item: Item | LogRecordSent = self._borrowed.receive(self._child.wire)
         except EOFError as end:
             if self._child.closed:
                 return Failure(RuntimeError(EPOCH_IS_OVER))
@@ -186,9 +168,6 @@ class ProcessStage:
 
     def end_pass(self, pass_number: int) -> None:
         self._child.send(EndPass(pass_number))
-
-    def halt(self) -> None:
-        self._child.send(HaltCommand())
 
     def service_changed(self, root: Path, reason: str | None) -> None:
         if root == self._root and not self._child.closed:
@@ -212,8 +191,6 @@ class RelayedStage(QueuedStage):
     """A producer in a gather process, with a thread that cuts its blocks."""
 
     kind: StageKind = "process"
-    halted: Position | None = None  # nobody needs to know early
-    making = (0.0, 0.0)
 
     def __init__(self, source: ProcessStage, wanted: int, cutter: BatchCutter) -> None:
         super().__init__(wanted)
@@ -228,9 +205,6 @@ class RelayedStage(QueuedStage):
 
     def end_pass(self, pass_number: int) -> None:
         self._source.end_pass(pass_number)
-
-    def halt(self) -> None:
-        self._source.halt()
 
     def _run(self) -> None:
         try:
@@ -266,10 +240,6 @@ LOCKED_ROW_BYTES = 8192
 
 def main(wire: MessageSocket) -> None:
     """Serve the trainer until it sends stop, or is gone."""
-    try:
-        wire.send(plain_message(ProcessReady()))
-    except OSError:
-        return
     try:
         order = wire.receive().head
     except EOFError:
@@ -350,9 +320,6 @@ def _receive_commands(
                 link.begin(epoch)
             case EndPass(pass_number):
                 link.end_pass(pass_number)
-            case HaltCommand():
-                link.halt.set()
-                link.tokens.put(True)  # a block that waits for one is made already
             case ServiceChanged(reason):
                 system.note_service_end(order.options.root, reason)
                 link.wake.set()

@@ -22,8 +22,6 @@ from growcache.loading.channel import (
     Channel,
     EpochEnd,
     Failure,
-    Halted,
-    HaltedError,
     PassBegun,
 )
 from growcache.loading.framework import Framework, ParallelCopies
@@ -34,7 +32,6 @@ from growcache.loading.position import (
     LazyPickle,
     PassPosition,
     Position,
-    PositionTracker,
     remaining_pass,
 )
 from growcache.loading.rank_sync import RankGroup
@@ -76,7 +73,6 @@ class Producer:
         self._link = link
         self._finish = finish
         self._arena = arena
-        self._book = PositionTracker(options, start)  # of what was put
         self._copies = ParallelCopies(framework, link.hurries)
         self._framework = self._copies.lent()
         self._start = start
@@ -84,6 +80,7 @@ class Producer:
         self._missing = missing
         self._ranks = ranks
         self._assembler: BlockAssembler | None = None
+        self._seconds = self._cpu_seconds = 0.0  # of the current block
         self._ahead = 0  # blocks that may wait; known with the first one
 
     def run(self) -> None:
@@ -93,9 +90,6 @@ class Producer:
                 self._produce(opened)
             except StoppedError:
                 pass
-            except HaltedError:
-                link.put(Halted(self._book.state))
-                link.stop.wait()  # who goes on has leases of its own by then
             except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
                 link.put(Failure(error))
 
@@ -111,9 +105,7 @@ class Producer:
             walk.ready = functools.partial(self._link.wait_begun, epoch)
             walk.pause = functools.partial(self._link.pause, epoch)
             walk.passed_over = functools.partial(self._abandoned, epoch)
-            self._book.begin_epoch(epoch)
             self._epoch(epoch, walk)
-            self._book.end_epoch(epoch)
             self._link.put(EpochEnd(epoch, self._lost_behind(walk)))
 
     def _close_assembler(self) -> None:
@@ -147,7 +139,6 @@ class Producer:
             )
             self._link.when_closed(self._assembler.cancel)
         facts, plan = PassFacts.of(snapshot, begun.waited_seconds), LazyPickle(begun.plan)
-        self._book.begin_pass(begun.number, plan, facts.view.fingerprint)
         self._link.put(PassBegun(begun.number, plan, facts, snapshot.lease.name))
 
     def _epoch(self, epoch: int, walk: Passes) -> None:
@@ -280,6 +271,8 @@ class Producer:
         with self._timed():
             block = self._assembler.finish(epoch)
             finished = self._finish(block, functools.partial(self._link.wants, epoch))
+        block.seconds, block.cpu_seconds = self._seconds, self._cpu_seconds
+        self._seconds = self._cpu_seconds = 0.0
         if self._link.stop.is_set():
             raise StoppedError
         if not finished:
@@ -295,12 +288,7 @@ class Producer:
             walk.let_go()
         if self._link.stop.is_set():
             raise StoppedError
-        # Before it is put, for then it is the consumer's.
-        for mark in block.marks:
-            self._book.deliver(epoch, mark, block.form)
         self._link.put(block)
-        if self._link.halt.is_set():
-            raise HaltedError
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -309,9 +297,8 @@ class Producer:
 
         began, cpu = clock(), time.thread_time()
         yield
-        took, computed = clock() - began, time.thread_time() - cpu
-        before = self._link.making
-        self._link.making = before[0] + took, before[1] + computed
+        self._seconds += clock() - began
+        self._cpu_seconds += time.thread_time() - cpu
 
     def _abandoned(self, epoch: int) -> bool:
         return epoch < self._link.wanted
