@@ -14,7 +14,7 @@ import numpy as np
 from growcache.errors import CorruptShardError
 from growcache.loading.buffers import Allocate
 from growcache.loading.columns import MappedRows, ShardPlaces
-from growcache.loading.framework import BLOCK_BYTES, Booleans, Bytes, Framework, Transfer
+from growcache.loading.framework import Booleans, Bytes, Framework, Transfer
 from growcache.loading.gather import (
     FIRST_BYTES,
     BlockSizeRamp,
@@ -129,12 +129,8 @@ class BlockAssembler:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
         batch, transformed = options.batch_size, options.transform is not None
-        most = batches_per_block(
-            nbytes, batch, transformed=transformed, block_bytes=framework.block_bytes
-        )
+        most = batches_per_block(nbytes, batch, transformed=transformed)
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
-        if framework.block_bytes < BLOCK_BYTES:  # then full ones are small
-            few = most
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.most_rows = batch * most
         self._at_once = framework.at_once

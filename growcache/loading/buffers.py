@@ -68,8 +68,14 @@ ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begi
 # Below this a fresh array is cheap, and holding on to a batch's labels must not keep a
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
-KEPT_BYTES = 400_000_000
-MIN_KEPT = 6  # one is filled, two wait, the loop holds one or two
+# Of all blocks of a loader in flight: one is filled, two wait, the loop has one and the batch
+# before. Small blocks are more, at most so many.
+BUFFER_BYTES = 128_000_000
+MIN_IN_FLIGHT, MAX_IN_FLIGHT = 5, 12
+# What a block is made of, if a batch is not more. To begin a block costs the thread that copies,
+# and the loop that receives it, some tenths of a millisecond each, because the CPU's caches hold
+# nothing of theirs.
+BLOCK_BYTES = BUFFER_BYTES // MIN_IN_FLIGHT
 HEADROOM_DIVISOR = 8  # where sizes vary, an eighth more is allocated than was asked for
 MAX_OVERSIZE = 4  # times what is asked for: what has more is kept for what needs it
 
@@ -91,13 +97,13 @@ def _references(bases: list[BufferBytes], i: int) -> int:
 _UNSHARED = _references([allocate_private(0, None)], 0)
 
 
-def kept_buffers(nbytes: int, most: int) -> int:
-    """Return how many buffers of a size are kept.
+def blocks_in_flight(nbytes: int) -> int:
+    """Return how many blocks of a size are in flight, and buffers are kept for them.
 
-    >>> kept_buffers(8_000_000, 12), kept_buffers(72_000_000, 12), kept_buffers(72_000_000, 4)
-    (12, 6, 4)
+    >>> blocks_in_flight(64_000), blocks_in_flight(16_000_000), blocks_in_flight(72_000_000)
+    (12, 8, 5)
     """
-    return min(most, max(MIN_KEPT, KEPT_BYTES // max(1, nbytes)))
+    return min(MAX_IN_FLIGHT, max(MIN_IN_FLIGHT, BUFFER_BYTES // max(1, nbytes)))
 
 
 class BufferPool:
@@ -113,7 +119,7 @@ class BufferPool:
     def __init__(
         self,
         nbytes: int = 0,
-        keep: int = 12,
+        keep: int | None = None,
         allocate: Allocate = allocate_private,
         bases: Iterable[BufferBytes] = (),
     ) -> None:
@@ -148,14 +154,17 @@ class BufferPool:
             if nbytes <= _usable_bytes(bases[i]) <= MAX_OVERSIZE * nbytes:
                 return bases[i]
         if free and (
-            _usable_bytes(bases[free[0]]) < nbytes
-            or len(bases) >= kept_buffers(nbytes, self._keep)
+            _usable_bytes(bases[free[0]]) < nbytes or len(bases) >= self._most(nbytes)
         ):
             del bases[free[0]]
         return self._made(nbytes)
 
+    def _most(self, nbytes: int) -> int:
+        # One more, for the batch that the user keeps a moment longer.
+        return self._keep or blocks_in_flight(nbytes) + 1
+
     def _made(self, nbytes: int) -> BufferBytes:
-        if len(self._bases) >= kept_buffers(nbytes, self._keep):
+        if len(self._bases) >= self._most(nbytes):
             # The user is collecting batches: those live and die with their views.
             return self._allocate(nbytes, None)
         size = nbytes if nbytes == self._nbytes else nbytes + nbytes // HEADROOM_DIVISOR

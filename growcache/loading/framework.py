@@ -136,11 +136,6 @@ Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 # From here on a row takes longer to copy than Python, or the system, takes to be told of it.
 LONG_ROW_BYTES = 16 * 1024
 
-# Of rows that are gathered at once. To begin a block costs the thread that copies, and the loop
-# that receives it, some tenths of a millisecond each, for the copies before have left nothing
-# of theirs in the CPU's caches.
-BLOCK_BYTES = 72_000_000
-
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     """Copy rows that begin anywhere into ``out``: NumPy's `Take`.
@@ -234,7 +229,6 @@ class Framework:
     allocate: Allocate = allocate_private
     leftovers: BufferCache | None = None
     carrier: Transfer | None = None
-    block_bytes: int = BLOCK_BYTES
     at_once: int = 1  # batches handed over in one piece, which the door cuts
     frees_lock: bool = False  # long copies release the GIL, so threads may share them
 

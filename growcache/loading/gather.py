@@ -15,10 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from growcache.loading.buffers import BufferPool
+from growcache.loading.buffers import BLOCK_BYTES, BufferPool
 from growcache.loading.columns import MappedRows
 from growcache.loading.framework import (
-    BLOCK_BYTES,
     Bytes,
     Framework,
     Integers,
@@ -232,23 +231,17 @@ RAMP_FACTOR = 4
 Column: TypeAlias = Array | Ragged
 
 
-def batches_per_block(
-    sample_bytes: int,
-    batch_size: int,
-    *,
-    transformed: bool = False,
-    block_bytes: int = BLOCK_BYTES,
-) -> int:
+def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool = False) -> int:
     """Return how many batches are gathered at once.
 
-    >>> batches_per_block(256 * 1024, 64), batches_per_block(3072, 64)
-    (4, 128)
+    >>> batches_per_block(64 * 1024, 64), batches_per_block(3072, 64)
+    (6, 128)
     >>> [batches_per_block(nbytes, 64, transformed=True) for nbytes in (256 * 1024, 64)]
     [1, 64]
     """
     if transformed and sample_bytes >= LARGE_ROW_BYTES:
         return 1
-    batches, nbytes = BLOCK_BATCHES, block_bytes
+    batches, nbytes = BLOCK_BATCHES, BLOCK_BYTES
     if transformed:
         batches, nbytes = TRANSFORMED_BATCHES, TRANSFORMED_BYTES
     return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))

@@ -17,6 +17,7 @@ import numpy as np
 
 from growcache.errors import CacheError
 from growcache.loading.blocks import Block, BlockAssembler
+from growcache.loading.buffers import MIN_IN_FLIGHT, blocks_in_flight
 from growcache.loading.channel import (
     MIN_BLOCKS_AHEAD,
     Channel,
@@ -40,11 +41,6 @@ from growcache.loading.resume import MissingShards, ResumeRequest, resume_pass
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.windows import OpenPass, Piece, count_rows
 from growcache.threads import StoppedError
-
-# Enough to bridge the moment in which a snapshot changes; more only costs memory.
-BYTES_AHEAD = 64_000_000
-MAX_BLOCKS_AHEAD = 8
-
 
 # finish(block, wanted) -> whether all that is done with a block, before it waits for the
 # consumer, was wanted to its end.
@@ -279,9 +275,8 @@ class Producer:
             return  # the consumer has left the epoch meanwhile
         if not self._ahead:
             nbytes = block.nbytes * self._assembler.most_rows // max(1, block.rows)
-            self._ahead = max(
-                MIN_BLOCKS_AHEAD, min(MAX_BLOCKS_AHEAD, BYTES_AHEAD // max(1, nbytes))
-            )
+            # The rest of those in flight is filled, or the loop has it.
+            self._ahead = blocks_in_flight(nbytes) - MIN_IN_FLIGHT + MIN_BLOCKS_AHEAD
             self._link.allow(self._ahead - MIN_BLOCKS_AHEAD)
         walk.let_go()
         while not self._link.token():

@@ -132,7 +132,6 @@ class ConsumerPool:
 
 PREFETCH_BATCHES = 2
 BATCHES_AT_ONCE = 16
-BLOCK_BYTES = 18_000_000  # few, for an iterator begins with fresh memory
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now": TensorFlow may want to end
 ENDLESS_STEPS = 2**40
 
@@ -145,9 +144,7 @@ class GatherPipeline(Pipeline):
         self._form = form
         self._columns = [TensorColumn(field, loader_style(form)) for field in form.fields]
         self._cuts = not any(field.is_ragged for field in form.fields)
-        framework = Framework(
-            block_bytes=BLOCK_BYTES, at_once=BATCHES_AT_ONCE if self._cuts else 1
-        )
+        framework = Framework(at_once=BATCHES_AT_ONCE if self._cuts else 1)
         self._engines = ConsumerPool(
             _consumer_options(options, form, runs_on=runs_on), framework
         )

@@ -24,9 +24,9 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.lease_views import read_leases
 from growcache.cache.leases import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import blocks, gather, passes, plan, producer
+from growcache.loading import blocks, buffers, gather, passes, plan
 from growcache.loading.blocks import Batch, Block, BlockAssembler
-from growcache.loading.channel import Failure, QueuedStage
+from growcache.loading.channel import QueuedStage
 from growcache.loading.epochs import Consumer
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.gather_process import ProcessStage
@@ -179,7 +179,7 @@ def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
 ) -> None:
     # So the thread is not through with the pass before the loop is.
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(producer, "MAX_BLOCKS_AHEAD", 2)
+    monkeypatch.setattr(buffers, "MAX_IN_FLIGHT", buffers.MIN_IN_FLIGHT)
     monkeypatch.setattr(passes, "is_due", due := Due(1000))
     cache.add(*range(40), samples=100)
     loader = engine(cache, samples_per_epoch=400)
@@ -339,7 +339,7 @@ def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
 ) -> None:
     # So it is at blocks of the next epoch when the loop is through with one.
     monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
-    monkeypatch.setattr(producer, "MAX_BLOCKS_AHEAD", 2)
+    monkeypatch.setattr(buffers, "MAX_IN_FLIGHT", buffers.MIN_IN_FLIGHT)
     monkeypatch.setattr(
         passes, "is_due", lambda *_: True
     )  # the next snapshot, as an epoch begins
@@ -714,14 +714,17 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
     def bad(batch: Batch) -> Batch:
         raise ZeroDivisionError
 
-    def interrupted(engine: Consumer, waited: float, item: Any) -> None:
-        if isinstance(item, Failure):
+    received = list[float]()
+
+    def interrupted(engine: Consumer, seconds: float) -> None:
+        received.append(seconds)
+        if len(received) == 2:  # behind the snapshot
             raise KeyboardInterrupt
 
     cache.add(0)
     made = engine(cache, batch_transform=bad)
     with monkeypatch.context() as patch:
-        patch.setattr(Consumer, "_count", interrupted)
+        patch.setattr(Consumer, "_waited", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(made.epoch())
     with pytest.raises(ZeroDivisionError):
