@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.loading import gather, plan, stages
+from growcache.loading import gather, plan
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.loading.test_choice import after, eager
@@ -141,10 +141,11 @@ def test_a_process_that_is_replaced_has_its_losses_counted_once(large: Filled) -
 
 
 @pytest.mark.timeout(60)
-def test_crossing_over_counts_nothing_twice(large: Filled, eager: pytest.MonkeyPatch) -> None:
+def test_the_change_to_a_process_counts_nothing_twice(
+    large: Filled, eager: pytest.MonkeyPatch
+) -> None:
     eager.setattr(gather, "BLOCK_BATCHES", 2)
-    eager.setattr(stages, "keeps_process", lambda by_thread, by_process: False)
-    crossed, delivered = after("thread", "process", "thread"), 0
+    crossed, delivered = after("thread", "process"), 0
     kinds: list[str] = []
     with loader(large, gather="auto", samples_per_epoch=70) as made:
         while not (kinds and crossed(kinds)):
