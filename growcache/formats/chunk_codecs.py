@@ -1,4 +1,4 @@
-"""Decode chunks of arrays.
+"""Decode chunks of arrays of Zarr and HDF5.
 
 Only the codecs that are named here are ever used, because some codecs of `numcodecs` unpickle.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -17,10 +17,16 @@ from growcache.errors import FormatError
 from growcache.schema import Array
 
 ChunkDecoder: TypeAlias = Callable[[memoryview], Array]
-_Step: TypeAlias = Callable[[memoryview, int], memoryview]
 _NEVER_WRITTEN = (1 << 64) - 1  # of a chunk that was never written
-_SLACK = 4096  # bytes that codecs in a row may add
+_MOST_GROWTH = 4096  # bytes by which compression may make a chunk longer
 _KNOWN_CODECS = "blosc, gzip, lz4, zlib, zstd, shuffle and no compression are read"
+
+
+class Step(NamedTuple):
+    """A codec or filter that a chunk went through when it was written."""
+
+    undo: Callable[[memoryview, int], memoryview]  # of the bytes, and of most bytes to yield
+    adds: int = 0  # bytes at most
 
 
 def zarr2_decoder(
@@ -33,7 +39,7 @@ def zarr2_decoder(
     shape = tuple(chunks)
 
     def decode(data: memoryview) -> Array:
-        flat = _decode_steps(data, steps, math.prod(shape), dtype)
+        flat = _decode_values(data, steps, math.prod(shape), dtype)
         return flat.reshape(shape, order=order)
 
     return decode
@@ -44,7 +50,7 @@ def zarr3_decoder(
 ) -> tuple[ChunkDecoder, np.dtype[Any]]:
     """Return what decodes a chunk of version 3, and the dtype with its byte order."""
     axes: list[int] = list(range(len(chunks)))
-    steps: list[_Step] = []
+    steps: list[Step] = []
     is_bytes = False
     if isinstance(codecs, list) and codecs and codecs[0]["name"] == "sharding_indexed":
         if len(codecs) > 1:
@@ -69,7 +75,9 @@ def zarr3_decoder(
 
     def decode(data: memoryview) -> Array:
         return (
-            _decode_steps(data, steps, math.prod(stored), dtype).reshape(stored).transpose(back)
+            _decode_values(data, steps, math.prod(stored), dtype)
+            .reshape(stored)
+            .transpose(back)
         )
 
     return decode, dtype
@@ -81,21 +89,28 @@ def _axes(order: Any, count: int) -> list[int]:
     return order
 
 
-def _decode_steps(
-    data: memoryview, steps: Sequence[_Step], count: int, dtype: np.dtype[Any]
+def decode_steps(data: memoryview, steps: Sequence[Step], nbytes: int) -> memoryview:
+    """Undo the steps that ``nbytes`` of a chunk went through, the last one first.
+
+    No step may yield more than the steps before it can have made of the chunk.
+    """
+    limits = [nbytes + sum(step.adds for step in steps[:n]) for n in range(len(steps))]
+    for step, limit in zip(reversed(steps), reversed(limits), strict=True):
+        data = step.undo(data, limit)
+    if data.nbytes != nbytes:
+        raise FormatError(f"a chunk has {data.nbytes} bytes where {nbytes} belong")
+    return data
+
+
+def _decode_values(
+    data: memoryview, steps: Sequence[Step], count: int, dtype: np.dtype[Any]
 ) -> Array:
-    expected = count * dtype.itemsize
-    for step in reversed(steps):
-        data = step(data, expected)
-    if data.nbytes != expected:
-        raise FormatError(f"a chunk has {data.nbytes} bytes where {expected} belong")
-    return np.frombuffer(data, dtype)
+    return np.frombuffer(decode_steps(data, steps, count * dtype.itemsize), dtype)
 
 
-def _step(name: str, settings: Mapping[str, Any]) -> _Step:
+def _step(name: str, settings: Mapping[str, Any]) -> Step:
     if name == "shuffle":
-        size = settings.get("elementsize", 4)
-        return lambda data, _: _unshuffle(data, int(size))
+        return shuffle_step(int(settings.get("elementsize", 4)))
     found = _STEPS.get(name)
     if found is None:
         why = " (it unpickles)" if "pickle" in name else ""
@@ -103,41 +118,40 @@ def _step(name: str, settings: Mapping[str, Any]) -> _Step:
     return found
 
 
-def _inflate(data: memoryview, expected: int) -> memoryview:
-    most = expected + _SLACK
+def _inflate(data: memoryview, limit: int) -> memoryview:
     inflater = zlib.decompressobj(47)  # of gzip and of zlib
     try:
-        found = inflater.decompress(data, most)
+        found = inflater.decompress(data, limit + 1)
     except zlib.error as error:
         raise FormatError(f"a chunk cannot be decompressed: {error}") from None
-    if not inflater.eof:
-        raise FormatError(f"a chunk is cut off, or has more than {most} bytes")
+    if not inflater.eof or len(found) > limit:
+        raise FormatError(f"a chunk is cut off, or has more than {limit} bytes")
     return memoryview(found)
 
 
-def _blosc(data: memoryview, expected: int) -> memoryview:
+def _blosc(data: memoryview, limit: int) -> memoryview:
     from numcodecs import blosc
 
     # c-blosc believes its header: it takes as much memory as that claims, and reads as many
     # bytes, beyond the end of a chunk that is cut off.
     if (
         data.nbytes < 16
-        or int.from_bytes(data[4:8], "little") > expected + _SLACK
+        or int.from_bytes(data[4:8], "little") > limit
         or int.from_bytes(data[12:16], "little") != data.nbytes
     ):
         raise FormatError("a chunk is no block of blosc of its size")
     return _decompressed_by(blosc.decompress, data)
 
 
-def _zstd(data: memoryview, expected: int) -> memoryview:
+def _zstd(data: memoryview, limit: int) -> memoryview:
     from numcodecs import zstd
 
     size = _zstd_content_size(data)
-    if size is not None and size > expected + _SLACK:
-        raise FormatError(f"a chunk claims {size:,} bytes where {expected:,} belong")
+    if size is not None and size > limit:
+        raise FormatError(f"a chunk claims {size:,} bytes where {limit:,} belong")
     # The memory is as long as the frame, because numcodecs accepts a frame that leaves the end
     # of longer memory as it was. A frame without its size must fill the memory.
-    found = np.empty(expected if size is None else size, np.uint8)
+    found = np.empty(limit if size is None else size, np.uint8)
     _decompressed_by(lambda stored: zstd.decompress(stored, found), data)
     return memoryview(found.data)
 
@@ -159,10 +173,10 @@ def _zstd_content_size(data: memoryview) -> int | None:
     return int.from_bytes(head[start : start + length], "little") + (256 if flag == 1 else 0)
 
 
-def _lz4(data: memoryview, expected: int) -> memoryview:
+def _lz4(data: memoryview, limit: int) -> memoryview:
     from numcodecs import lz4
 
-    if data.nbytes < 4 or int.from_bytes(data[:4], "little") > expected + _SLACK:
+    if data.nbytes < 4 or int.from_bytes(data[:4], "little") > limit:
         raise FormatError("a chunk is no block of lz4 of its size")
     return _decompressed_by(lz4.decompress, data)
 
@@ -182,19 +196,48 @@ def _check_crc32c(data: memoryview, _: int) -> memoryview:
     return data[:-4]
 
 
-def _unshuffle(data: memoryview, size: int) -> memoryview:
-    if size < 1 or data.nbytes % size:
-        raise FormatError(f"a chunk of {data.nbytes} bytes was not shuffled by {size}")
-    return memoryview(np.frombuffer(data, np.uint8).reshape(size, -1).T.tobytes())
+def _check_fletcher32(data: memoryview, _: int) -> memoryview:
+    from numcodecs import Fletcher32
+
+    if data.nbytes <= 4:  # numcodecs needs a value before the checksum
+        raise FormatError("a chunk is too short for its checksum")
+    try:
+        Fletcher32().decode(data)
+    except RuntimeError:
+        raise FormatError("a chunk does not match its checksum") from None
+    return data[:-4]
 
 
-_STEPS: dict[str, _Step] = {
-    "blosc": _blosc,
-    "crc32c": _check_crc32c,
-    "gzip": _inflate,
-    "lz4": _lz4,
-    "zlib": _inflate,
-    "zstd": _zstd,
+def shuffle_step(size: int) -> Step:
+    """Return the step that puts the first bytes of all values of ``size`` bytes first, and so on.
+
+    Bytes at the end that fill no value stay where they are.
+    """
+    if size < 1:
+        raise FormatError(f"a chunk was not shuffled by {size}")
+
+    def undo(data: memoryview, _: int) -> memoryview:
+        from numcodecs import Shuffle
+
+        whole = data.nbytes - data.nbytes % size
+        found = np.frombuffer(bytearray(data), np.uint8)
+        Shuffle(size).decode(data[:whole], found[:whole])
+        return memoryview(found.data)
+
+    return Step(undo)
+
+
+ZLIB = Step(_inflate, _MOST_GROWTH)
+BLOSC = Step(_blosc, _MOST_GROWTH)
+ZSTD = Step(_zstd, _MOST_GROWTH)
+FLETCHER32 = Step(_check_fletcher32, 4)
+_STEPS = {
+    "blosc": BLOSC,
+    "crc32c": Step(_check_crc32c, 4),
+    "gzip": ZLIB,
+    "lz4": Step(_lz4, _MOST_GROWTH),
+    "zlib": ZLIB,
+    "zstd": ZSTD,
 }
 
 

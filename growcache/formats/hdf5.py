@@ -291,4 +291,5 @@ def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5RowsFormat:
     named = array_paths_option(options, "datasets")
     grid = grid_option(options)
     require_library("hdf5", "h5py")
+    require_library("hdf5", "numcodecs")
     return HDF5WholeFormat(named) if grid is None else HDF5RowsFormat(named, grid)

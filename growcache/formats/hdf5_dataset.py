@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,15 @@ import numpy as np
 from growcache.errors import FormatError
 from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader
 from growcache.formats.byte_ranges import fetch_ranges
+from growcache.formats.chunk_codecs import (
+    BLOSC,
+    FLETCHER32,
+    ZLIB,
+    ZSTD,
+    Step,
+    decode_steps,
+    shuffle_step,
+)
 from growcache.formats.chunks import ChunkGrid, is_numeric
 from growcache.formats.hdf5_file import MetadataImage, without_garbage_collection
 from growcache.schema import Array
@@ -291,11 +299,11 @@ HEAP_ID = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
 """What stands for a string of any length."""
 
 
-DEFLATE, SHUFFLE, FLETCHER32, SCALE_OFFSET = 1, 2, 3, 6
+SHUFFLE, SCALE_OFFSET = 2, 6
+_STEPS = {1: ZLIB, 3: FLETCHER32, 32001: BLOSC, 32015: ZSTD}
 LIBRARY_FILTERS = {4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
 PLUGIN_FILTERS = {
-    307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd",
-    32026: "blosc2",
+    307: "bzip2", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32026: "blosc2"
 }  # fmt: skip
 
 _FILE_NUMBERS = itertools.count()  # of files in memory
@@ -308,11 +316,11 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
     scale-offset filter has one value more to tell.
     """
     for code, _, _ in layout.filters:
-        if code not in (DEFLATE, SHUFFLE, FLETCHER32, *LIBRARY_FILTERS):
+        if code not in (SHUFFLE, *_STEPS, *LIBRARY_FILTERS):
             name = PLUGIN_FILTERS.get(code, "unknown")
             raise FormatError(
-                f"{key}: dataset {layout.path} uses filter {code} ({name}), which HDF5 has not "
-                "built in; gzip, lzf, shuffle, fletcher32, scale-offset, n-bit and szip are read"
+                f"{key}: dataset {layout.path} uses filter {code} ({name}), which is not read; "
+                "gzip, lzf, blosc, zstd, shuffle, fletcher32, scale-offset, n-bit and szip are"
             )
         if code == SCALE_OFFSET and layout.no_fill:
             raise FormatError(
@@ -324,79 +332,21 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
 def decode_chunk(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    expected = chunking.chunk_bytes
     if layout.few_bits is not None or any(
         code in LIBRARY_FILTERS for code, _, _ in layout.filters
     ):
         return _decode_by_library(data, mask, layout, chunking)
-    for number in reversed(range(len(layout.filters))):
-        code, _, values = layout.filters[number]
-        if not mask >> number & 1:
-            data = _FILTERS[code](data, values, expected)
-    if data.nbytes != expected:
-        raise FormatError(f"a chunk has {data.nbytes} bytes where {expected} belong")
-    return np.frombuffer(data, chunking.dtype).reshape(chunking.chunks)
+    steps = [
+        _step(code, values)
+        for number, (code, _, values) in enumerate(layout.filters)
+        if not mask >> number & 1
+    ]
+    found = decode_steps(data, steps, chunking.chunk_bytes)
+    return np.frombuffer(found, chunking.dtype).reshape(chunking.chunks)
 
 
-def _inflate(data: memoryview, _: tuple[int, ...], expected: int) -> memoryview:
-    most = expected + expected // 8 + 4096  # what another filter before may have added
-    inflater = zlib.decompressobj()
-    try:
-        found = inflater.decompress(data, most)
-    except zlib.error as error:
-        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
-    if not inflater.eof:
-        raise FormatError(f"a chunk is cut off, or has more than {most} bytes")
-    return memoryview(found)
-
-
-def _unshuffle(data: memoryview, values: tuple[int, ...], _: int) -> memoryview:
-    size = values[0] if values else 0
-    whole = data.nbytes // size * size if size else 0
-    if size < 2 or whole <= size:
-        return data
-    bytes_ = np.frombuffer(data, np.uint8)
-    found = np.empty_like(bytes_)
-    found[:whole].reshape(-1, size)[:] = bytes_[:whole].reshape(size, -1).T
-    found[whole:] = bytes_[whole:]
-    return memoryview(found.data)
-
-
-def _check_fletcher32(data: memoryview, _: tuple[int, ...], __: int) -> memoryview:
-    if data.nbytes < 4:
-        raise FormatError("a chunk is too short for its checksum")
-    values, kept = data[:-4], int.from_bytes(data[-4:], "little")
-    sums = fletcher32(values)
-    # HDF5 1.6.2 and before wrote the halves the other way round in memory.
-    swapped = int.from_bytes(bytes(data[-4:])[1::-1] + bytes(data[-4:])[:1:-1], "little")
-    if sums not in {(k >> 16) % 65535 << 16 | (k & 65535) % 65535 for k in (kept, swapped)}:
-        raise FormatError("a chunk does not match its checksum")
-    return values
-
-
-def fletcher32(data: memoryview) -> int:
-    """Return the checksum of HDF5, each half modulo 65535.
-
-    >>> hex(fletcher32(memoryview(b"abcde")))
-    '0x4ff029c7'
-    """
-    block = 1 << 16
-    odd = b"\0" if data.nbytes % 2 else b""
-    words = np.frombuffer(bytes(data) + odd if odd else data, ">u2").astype(np.uint64)
-    lines = np.zeros((-(-len(words) // block) or 1, block), np.uint64)
-    lines.reshape(-1)[lines.size - len(words) :] = words  # zeros in front count nothing
-    low = lines.sum(1) % 65535
-    high = (lines @ np.arange(block, 0, -1, dtype=np.uint64)) % 65535
-    before = (np.cumsum(low) - low) % 65535
-    second = int((high + before * np.uint64(block % 65535)).sum()) % 65535
-    return second << 16 | int(low.sum()) % 65535
-
-
-_FILTERS: dict[int, Callable[[memoryview, tuple[int, ...], int], memoryview]] = {
-    DEFLATE: _inflate,
-    SHUFFLE: _unshuffle,
-    FLETCHER32: _check_fletcher32,
-}
+def _step(code: int, values: tuple[int, ...]) -> Step:
+    return shuffle_step(values[0] if values else 1) if code == SHUFFLE else _STEPS[code]
 
 
 def _decode_by_library(

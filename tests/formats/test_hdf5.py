@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
 from growcache.formats import open_format
 from growcache.formats.base import Visit
-from growcache.formats.hdf5_dataset import fletcher32
 from growcache.schema import Array
 from tests.formats.held import Held, Row, visited
 
 h5py = pytest.importorskip("h5py")
+numcodecs = pytest.importorskip("numcodecs")
 
 X = np.arange(200 * 3 * 4, dtype="<i4").reshape(200, 3, 4)
 CHUNKS = (16, 2, 4)
@@ -328,13 +328,52 @@ def test_a_damaged_chunk_is_a_hole(damage: str) -> None:
         visited(form, Held(bytes(data)))
 
 
-@given(st.binary(max_size=300))
+@settings(max_examples=50, deadline=None)
+@given(st.binary(min_size=1, max_size=300))
+@example(bytes(256))
+@example(b"\xff" * 255)
+@example(b"\0\xff" * 70_000)
 def test_the_checksum_is_that_of_hdf5(data: bytes) -> None:
-    first = second = 0
-    for at in range(0, len(data), 2):
-        first += int.from_bytes(data[at : at + 2].ljust(2, b"\0"), "big")
-        second += first
-    assert fletcher32(memoryview(data)) == (second % 65535) << 16 | first % 65535
+    values = np.frombuffer(data, "u1")
+    written = one(values, chunks=values.shape, fletcher32=True)
+    found = rows(written, axis=0)
+    assert bytes(int(sample["x"]) for sample, _, _ in found) == data
+
+
+ENCODED = {
+    32001: lambda data: numcodecs.Blosc(cname="zstd", shuffle=1).encode(data),
+    32015: lambda data: numcodecs.Zstd(3).encode(data),
+}
+
+
+def compressed_by(code: int, chunk: bytes, mask: int = 0) -> bytes:
+    """A dataset of one chunk of 4,000 numbers, as a plugin has compressed it."""
+    stored = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    stored.set_chunk((4000,))
+    stored.set_shuffle()
+    stored.set_filter(code, h5py.h5z.FLAG_OPTIONAL, (4,))
+
+    def write(file: Any) -> None:
+        space = h5py.h5s.create_simple((4000,))
+        dataset = h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, space, stored)
+        dataset.write_direct_chunk((0,), chunk, mask)
+
+    return hdf5(write)
+
+
+@pytest.mark.parametrize("code", ENCODED)
+def test_chunks_of_blosc_and_zstd(code: int) -> None:
+    numbers = np.random.default_rng(0).integers(0, 99, 4000, "<i4")
+    shuffled = numbers.view("u1").reshape(-1, 4).T.tobytes()
+    chunk = bytes(ENCODED[code](shuffled))
+    for data, mask in ((chunk, 0), (bytes(ENCODED[code](numbers)), 1), (shuffled, 2)):
+        ((sample, _, _),) = rows(compressed_by(code, data, mask))
+        np.testing.assert_array_equal(sample["x"], numbers)
+    cut = [chunk[:length] for length in range(1, len(chunk), 97)]
+    others = [bytes(ENCODED[code](bytes(n))) for n in (0, 15_996, 16_004, 50_000_000)]
+    for damaged in (*cut, *others, b"<html>" * 9):
+        with pytest.raises(FormatError, match=r"^k: "):
+            rows(compressed_by(code, damaged))
 
 
 def outside(tmp_path: Path) -> dict[str, Callable[[Any], object]]:
@@ -430,13 +469,13 @@ def test_types_that_are_no_values() -> None:
 def test_a_filter_of_a_plugin_is_named() -> None:
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_chunk((10,))
-    settings.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))
+    settings.set_filter(32008, h5py.h5z.FLAG_OPTIONAL, (3,))
 
     def write(file: Any) -> None:
         space = h5py.h5s.create_simple((50,))
         h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, space, settings)
 
-    with pytest.raises(FormatError, match=r"^k: dataset x uses filter 32015 \(zstd\)"):
+    with pytest.raises(FormatError, match=r"^k: dataset x uses filter 32008 \(bitshuffle\)"):
         rows(hdf5(write), axis=0)
 
 
