@@ -10,18 +10,19 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import cached_property
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from growcache.errors import ConfigError, CredentialsError
 from growcache.usercode import short_key
 
-# botocore renews temporary credentials ten minutes before they end at the latest, so asking it
-# anew more often than that never hands out dead ones.
+# botocore renews temporary credentials at least ten minutes before they expire. A shorter ttl never hands
+# out expired ones; obstore's default of 30 minutes could.
 _CREDENTIALS_TTL = timedelta(minutes=5)
 
 _S3_NAMES = {  # fsspec's (s3fs's) name -> obstore's
@@ -45,78 +46,38 @@ _S3_OBSTORE_NAMES = frozenset(
 )  # fmt: skip
 
 
+CredentialProvider: TypeAlias = Callable[[], Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class S3Settings:
     """What obstore's `S3Store` is made of; secrets are kept out of the repr."""
 
     config: dict[str, Any]
     verify: bool | str = True
-    provider: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
+    provider: CredentialProvider | None = field(default=None, repr=False)
 
 
-class StaticCredentials:
-    """A credential provider that always answers the same.
-
-    A provider, and not configuration, because obstore would complete configured keys with
-    a session token that happens to stand in the environment.
-    """
-
-    def __init__(self, key: str, secret: str, token: str | None) -> None:
-        self._answer = {
-            "access_key_id": key,
-            "secret_access_key": secret,
-            "token": token,
-            "expires_at": None,
-        }
-
-    def __call__(self) -> Mapping[str, Any]:
-        return self._answer
-
-
-class SessionCredentials:
-    """A credential provider over a botocore session's (self-renewing) credentials."""
-
-    def __init__(self, credentials: Any) -> None:
-        self._credentials = credentials
-
-    def __call__(self) -> Mapping[str, Any]:
-        frozen = self._credentials.get_frozen_credentials()
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(UTC) + _CREDENTIALS_TTL,
-        }
-
-
-def s3_settings(
-    bucket: str,
-    options: Mapping[str, Any],
-    environment: Mapping[str, str] | None = None,
-) -> S3Settings | None:
+def s3_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
     """Return obstore's settings for a bucket; None where obstore has no word for an option.
 
     Raises:
         CredentialsError: no credentials anywhere.
         ConfigError: half a key pair, or a profile that does not exist.
     """
-    environment = os.environ if environment is None else environment
     values = _flatten_options(options)
     if values is None:
         return None
     verify = values.pop("verify", True)
-    profile = values.pop("profile", None)
+    aws = _AwsFiles(values.pop("profile", None))
     config = {"bucket": bucket, **values}
-    static = _static_credentials(config, environment, profile)
-    aws = _AwsFiles(profile, environment)
-    provider: Callable[[], Mapping[str, Any]] | None = None
+    static = _static_credentials(config, aws.profile)
+    provider: CredentialProvider | None = None
     if not config.setdefault("skip_signature", False):
         provider = static or aws.credentials(bucket)
-    region = config.get("region") or aws.region()
-    if region:
+    if region := config.get("region") or aws.region():
         config["region"] = region
-    endpoint = config.pop("endpoint", None) or aws.endpoint()
-    if endpoint:
+    if endpoint := config.pop("endpoint", None) or aws.endpoint():
         if config.get("virtual_hosted_style_request"):
             found = _virtual_hosted_endpoint(bucket, str(endpoint))
             config["virtual_hosted_style_request"] = found is not None
@@ -187,8 +148,13 @@ def _is_virtual_hosted(config: Mapping[str, Any]) -> bool | None:
 
 
 def _static_credentials(
-    config: dict[str, Any], environment: Mapping[str, str], profile: str | None
-) -> StaticCredentials | None:
+    config: dict[str, Any], profile: str | None
+) -> CredentialProvider | None:
+    """Return a provider of the configured keys, else of the environment's.
+
+    A provider, and not configuration, because obstore would complete configured keys with a
+    session token that happens to be in the environment.
+    """
     key, secret = config.pop("access_key_id", None), config.pop("secret_access_key", None)
     token = config.pop("session_token", None)
     if (key is None) != (secret is None):
@@ -196,13 +162,19 @@ def _static_credentials(
             "source.storage_options: expected both key and secret, found only "
             + ("secret" if key is None else "key")
         )
-    if key is None and profile is None:  # a profile asked for by name beats the environment
-        key = environment.get("AWS_ACCESS_KEY_ID")
-        secret = environment.get("AWS_SECRET_ACCESS_KEY")
-        token = environment.get("AWS_SESSION_TOKEN") or environment.get("AWS_SECURITY_TOKEN")
+    if key is None and profile is None:  # a profile that is named beats the environment
+        key = os.environ.get("AWS_ACCESS_KEY_ID")
+        secret = os.environ.get("AWS_SECRET_ACCESS_KEY")
+        token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN")
     if not key or not secret:
         return None
-    return StaticCredentials(str(key), str(secret), token)
+    found = {
+        "access_key_id": str(key),
+        "secret_access_key": str(secret),
+        "token": token,
+        "expires_at": None,
+    }
+    return lambda: found
 
 
 def server_option(
@@ -234,86 +206,74 @@ def server_option(
 class _AwsFiles:
     """The environment and ``~/.aws``; botocore is loaded only if there is something to read."""
 
-    def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
-        self._profile = profile
-        self._environment = environment
-        self._session: Any = None
+    def __init__(self, profile: str | None) -> None:
+        self.profile = profile
 
-    def credentials(self, bucket: str) -> Callable[[], Mapping[str, Any]] | None:
-        """Boto3's chain; None lets obstore look by itself where botocore is missing."""
-        if find_spec("botocore") is None:
-            if self._profile:
+    def credentials(self, bucket: str) -> CredentialProvider | None:
+        """Boto3's chain; None lets obstore look by itself where boto3 is missing."""
+        if find_spec("boto3") is None:
+            if self.profile:
                 raise ConfigError(
                     "source.storage_options: profile needs boto3; install growcache[s3]"
                 )
             return None
         from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
 
         try:
-            found = self._opened().get_credentials()
+            if self._session.get_credentials() is not None:
+                return Boto3CredentialProvider(self._session, ttl=_CREDENTIALS_TTL)
         except BotoCoreError as error:
             raise CredentialsError(
                 f"no credentials for s3://{bucket}: {type(error).__name__}: {short_key(str(error))}"
             ) from None
-        if found is None:
-            raise CredentialsError(
-                f"no credentials for s3://{bucket}: set key and secret in source.storage_options, "
-                "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anon: true for a public bucket"
-            )
-        return SessionCredentials(found)
+        raise CredentialsError(
+            f"no credentials for s3://{bucket}: set key and secret in source.storage_options, "
+            "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anon: true for a public bucket"
+        )
 
     def region(self) -> str | None:
-        """The region that is set, if any."""
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
-            if found := self._environment.get(name):
+            if found := os.environ.get(name):
                 return found
-        found = self._scoped().get("region")
-        return str(found) if found else None
+        return self._profile_section.get("region")
 
     def endpoint(self) -> str | None:
-        """The endpoint that is set, service-specific before general, if any."""
-        if self._environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        """The endpoint that is set, service-specific before general, environment first."""
+        if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
             return None
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-            if found := self._environment.get(name):
+            if found := os.environ.get(name):
                 return found
-        scoped = self._scoped()
-        services = self._services(scoped.get("services"))
-        own = services.get("s3")
-        found = own.get("endpoint_url") if isinstance(own, Mapping) else None
-        found = found or scoped.get("endpoint_url")
-        return str(found) if found else None
+        section = self._profile_section
+        if not section:
+            return None
+        # botocore's class that reads these is private to it, so they are read here.
+        services = self._session.full_config.get("services", {})
+        service = services.get(section.get("services"), {}).get("s3")
+        own = service.get("endpoint_url") if isinstance(service, Mapping) else None
+        return own or section.get("endpoint_url")
 
-    def _services(self, name: object) -> Mapping[str, Any]:
-        if not name or self._session is None:
-            return {}
-        found = self._session.full_config.get("services", {}).get(name, {})
-        return found if isinstance(found, Mapping) else {}
-
-    def _scoped(self) -> Mapping[str, Any]:
+    @cached_property
+    def _profile_section(self) -> Mapping[str, Any]:
         """The profile's section of ``~/.aws/config``."""
-        path = self._environment.get("AWS_CONFIG_FILE") or "~/.aws/config"
+        path = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
         if find_spec("botocore") is None or not Path(path).expanduser().is_file():
             return {}
-        session = self._opened()
-        scoped = session.get_scoped_config()
-        return scoped if isinstance(scoped, Mapping) else {}
+        section: Mapping[str, Any] = self._session.get_scoped_config()
+        return section
 
-    def _opened(self) -> Any:
-        if self._session is None:
-            import botocore.session
-            from botocore.exceptions import ProfileNotFound
+    @cached_property
+    def _session(self) -> Any:
+        import botocore.session
+        from botocore.exceptions import ProfileNotFound
 
-            # boto3 itself adds resource models and 0.1 s to what botocore does here.
-            session = botocore.session.Session(profile=self._profile)
-            try:
-                session.get_scoped_config()
-            except ProfileNotFound as error:
-                raise ConfigError(
-                    f"source.storage_options: {error}; see ~/.aws/config"
-                ) from None
-            self._session = session
-        return self._session
+        session = botocore.session.Session(profile=self.profile)
+        try:
+            session.get_scoped_config()
+        except ProfileNotFound as error:
+            raise ConfigError(f"source.storage_options: {error}; see ~/.aws/config") from None
+        return session
 
 
 _AZURE_PUBLIC_CLOUD = "core.windows.net"
