@@ -36,11 +36,11 @@ from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
 from growcache.sampling import worker_pool
+from growcache.sampling.label_table import parse_table
 from growcache.sampling.labels import Labels
 from growcache.sampling.sizing import RAMP_DOUBLINGS, measure_sizing
 from growcache.schema import Sample, Schema
 from growcache.store.contract import Entry
-from growcache.store.tables import parse_table
 from tests.filled import Filled
 from tests.ragged import ragged_cache
 from tests.sampling.services import run, status

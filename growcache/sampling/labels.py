@@ -13,12 +13,7 @@ import numpy as np
 
 from growcache.config import LABEL_MATCHES, LabelsConfig, SamplingConfig, SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, SamplingError, TransientStoreError
-from growcache.sampling.messages import LabelValues
-from growcache.sampling.orders import Ints
-from growcache.sampling.sampler_limits import ByteRateLimit
-from growcache.sampling.sources import first_urls, make_each, name_source, source_of_url
-from growcache.store.retries import RetryPolicy
-from growcache.store.tables import (
+from growcache.sampling.label_table import (
     BUDGET_PIECE_BYTES,
     NO_ROW,
     UNBOUNDED_BUDGET,
@@ -27,6 +22,11 @@ from growcache.store.tables import (
     ReadBudget,
     read_table,
 )
+from growcache.sampling.messages import LabelValues
+from growcache.sampling.orders import Ints
+from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.sources import first_urls, make_each, name_source, source_of_url
+from growcache.store.retries import RetryPolicy
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
 from growcache.usercode import short_key
 

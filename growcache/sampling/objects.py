@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from growcache.config import FieldConfig, LabelGroup, SourceConfig, SplitConfig
 from growcache.errors import ConfigError
+from growcache.sampling.label_table import NO_ROW
 from growcache.sampling.labels import AnyLabels
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.orders import Ints
 from growcache.sampling.sources import first_urls, name_source, source_of_url
 from growcache.seeding import derive_seed, hash64
 from growcache.store.catalog import Catalog
-from growcache.store.tables import NO_ROW
 from growcache.store.urls import UrlTemplate
 from growcache.usercode import short_key
 

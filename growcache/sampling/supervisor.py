@@ -39,6 +39,7 @@ from growcache.formats import check_source
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import configured_values
+from growcache.sampling.label_table import require_table_library
 from growcache.sampling.labels import AnyLabels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
 from growcache.sampling.messages import Message, awaited_event
@@ -50,7 +51,6 @@ from growcache.sampling.sources import first_urls, make_each
 from growcache.sampling.worker_pool import AssignedPermit, SamplerDeath, WorkerPool, WorkerSlot
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
-from growcache.store.tables import require_table_library
 from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once

@@ -20,12 +20,12 @@ from growcache.config import LabelsConfig, SourceConfig, SplitConfig
 from growcache.errors import ConfigError, FingerprintError, FormatError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.fill import with_labels
+from growcache.sampling.label_table import NO_ROW, parse_table, read_table
 from growcache.sampling.labels import Labels
 from growcache.sampling.messages import LabelValues, PartVisit, pack, unpack
 from growcache.sampling.objects import Objects, Split
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
-from growcache.store.tables import NO_ROW, parse_table, read_table
 from tests.sampling.services import run, service, wait_until, write_config
 
 

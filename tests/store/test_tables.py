@@ -14,8 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import FormatError
-from growcache.store import tables as store_tables
-from growcache.store.tables import NO_ROW, ColumnBuilder, KeyedTable, TextColumn, parse_table
+from growcache.sampling import label_table
+from growcache.sampling.label_table import (
+    NO_ROW,
+    ColumnBuilder,
+    KeyedTable,
+    TextColumn,
+    parse_table,
+)
 
 HAS_PARQUET = importlib.util.find_spec("pyarrow") is not None
 LINES = 'path,subject,age\na.npy,anna,31\nb.npy,bert,\nc.npy,"c, d",7\n'
@@ -183,7 +189,7 @@ def test_what_is_no_table_is_told_with_its_place(
 
 
 def test_a_table_is_bounded_unpacked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_tables, "MOST_TABLE_BYTES", 1_000_000)
+    monkeypatch.setattr(label_table, "MOST_TABLE_BYTES", 1_000_000)
     bomb = gzip.compress(LINES.encode() + b"x.npy,1,2\n" * 200_000)
     assert len(bomb) < 100_000
     with pytest.raises(FormatError, match="at most 1,000,000 bytes, found more, unpacked"):
