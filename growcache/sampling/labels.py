@@ -327,7 +327,7 @@ class LabelsReader:
     def _run(self) -> None:
         patience = RetryPolicy(self._timeout_seconds, self._retried, self._endless)
         try:
-            found: AnyLabels | GrowcacheError = patience.call(self._read)
+            found: AnyLabels | GrowcacheError = patience.run(self._read)
         except GrowcacheError as error:
             found = error
         except Exception as error:  # noqa: BLE001 - a client may raise anything; all is told

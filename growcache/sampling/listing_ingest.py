@@ -72,7 +72,7 @@ class ListingThread:
 
     def _adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(CredentialsError):  # the next request tells, and tries again
-            self._source.adopt(options)
+            self._source.set_options(options)
 
     def stop(self) -> None:
         """Let the thread end at its next page; nothing more is told."""
@@ -189,7 +189,7 @@ class ListingIngest:
             self._config.sources,
             timeout_seconds=self._config.sampling.timeout_seconds,
             on_retry=self._retried,
-            endless=self._is_waited_for,
+            retries_forever=self._is_waited_for,
         )
         self._listing = ListingThread(pages, self._page, self._ended)
 

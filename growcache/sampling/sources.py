@@ -83,8 +83,8 @@ class Sources:
         own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
         return StoredObject(self._opened[number].store, own[0], tuple(own[1:]))
 
-    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Go by other ``storage_options`` from now on. Blocks.
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Use other ``storage_options`` from now on. Blocks.
 
         Args:
             options: of each source.
@@ -93,18 +93,7 @@ class Sources:
             CredentialsError: no client can be made with them now; the next read tries again.
         """
         for store, storage in zip(self._stores, options, strict=True):
-            store.adopt(storage)
-
-    def others_answered(self, entry: Entry, since: float) -> bool:
-        """Return whether another key of the object's store could be read since then.
-
-        Args:
-            entry: an object that could not, as it was listed.
-            since: monotonic seconds.
-        """
-        number = source_of_url(self._firsts, entry.store)
-        own = replace(entry, store=entry.store - self._firsts[number])
-        return self._stores[number].others_answered(own, since)
+            store.set_options(storage)
 
     @property
     def _stores(self) -> list[RemoteStore]:
@@ -161,7 +150,7 @@ def open_sources(
     timeout_seconds: float = 60,
     on_retry: Callable[[BaseException], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
-    lazily: bool = False,
+    without_credentials: bool = False,
 ) -> Sources:
     """Return the sources, ready to be read from; see `open_store`.
 
@@ -177,7 +166,7 @@ def open_sources(
             timeout_seconds=timeout_seconds,
             on_retry=on_retry,
             on_bytes=on_bytes,
-            lazily=lazily,
+            without_credentials=without_credentials,
         )
         return OpenSource(store, open_source(source))
 
@@ -229,10 +218,10 @@ class SourceListings:
     def __init__(self, stores: Sequence[RemoteStore]) -> None:
         self._stores = stores
 
-    def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Go by other ``storage_options`` from now on; see `Sources.adopt`."""
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Use other ``storage_options`` from now on; see `Sources.set_options`."""
         for store, storage in zip(self._stores, options, strict=True):
-            store.adopt(storage)
+            store.set_options(storage)
 
     def pages(self) -> Iterator[list[Entry]]:
         """Yield the listing page by page, as `Store.pages` does."""
@@ -258,7 +247,7 @@ def open_listings(
     *,
     timeout_seconds: float,
     on_retry: Callable[[BaseException], None],
-    endless: Callable[[TransientStoreError], bool] | None = None,
+    retries_forever: Callable[[TransientStoreError], bool] | None = None,
 ) -> SourceListings:
     """Return the listing of all sources; see `open_store`."""
 
@@ -267,8 +256,8 @@ def open_listings(
             source,
             timeout_seconds=timeout_seconds,
             on_retry=on_retry,
-            lazily=True,
-            endless=endless,
+            without_credentials=True,
+            retries_forever=retries_forever,
         )
 
     return SourceListings(make_each(sources, opened))

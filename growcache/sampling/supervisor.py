@@ -427,7 +427,7 @@ class Supervisor:
         if is_new:
             for source in config.sources:
                 open_store(
-                    source, lazily=True
+                    source, without_credentials=True
                 )  # asks nothing, but refuses what cannot be meant
         if self._dispatcher is not None:
             self._dispatcher.follow(config)

@@ -179,7 +179,7 @@ class Sampler:
             timeout_seconds=sampling.timeout_seconds,
             on_retry=self._retried,
             on_bytes=self._read,
-            lazily=True,
+            without_credentials=True,
         )
         if not self._sources.listed:
             _refuse_choices(config)
@@ -249,7 +249,7 @@ class Sampler:
     async def _adopt(self, options: list[dict[str, Any]]) -> None:
         """Go by other options of the stores from now on."""
         with contextlib.suppress(CredentialsError):  # whoever reads is told, and tries again
-            await asyncio.to_thread(self._sources.adopt, from_json_value(options))
+            await asyncio.to_thread(self._sources.set_options, from_json_value(options))
 
     def _limits_of(self, group_bytes: int | None, most_bytes: int | None) -> GroupLimits | None:
         if group_bytes is None or self._schema is None:

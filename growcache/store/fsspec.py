@@ -57,7 +57,7 @@ class FsspecBackend:
         self._location = location
         self._root = root
         # A signed address is an object of its own; its key may be that of another one.
-        self.identity = location.root + location.asked if root else str(hash(self._fs))
+        self.identity = location.root + location.signed_key if root else str(hash(self._fs))
         self.sorted = location.scheme in S3_SCHEMES and not root.endswith("--x-s3/")
         self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
         # Some clients are not meant for several threads: one for each.
@@ -114,8 +114,8 @@ class FsspecBackend:
 
     def _path(self, key: str) -> str:
         """Return the file system's own path of a key; of a signed address with its signature."""
-        signed = self._location.asked and key == self._location.pattern
-        return self._root + (self._location.asked if signed else key)
+        signed = self._location.signed_key and key == self._location.pattern
+        return self._root + (self._location.signed_key if signed else key)
 
     def _walked(self, location: Location, after: str | None) -> Iterator[Page]:
         page: list[Mapping[str, Any]] = []

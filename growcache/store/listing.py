@@ -28,7 +28,7 @@ from itertools import chain, pairwise, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from growcache.errors import TransientStoreError
+from growcache.errors import StoreError, TransientStoreError
 from growcache.store.store_errors import is_client_error, read_fsspec_error
 from growcache.store.urls import WILDCARD, component_regex, is_unsupported_key
 from growcache.usercode import short_key
@@ -113,14 +113,14 @@ def name_before(key: str) -> str | None:
     if not key or key.endswith("/"):
         return key[:-1] or None
     before = key[:-1] + chr(max(0, ord(key[-1]) - 1)) + _LAST_CHARACTER
-    if is_unsupported_key(before) or not _is_utf8(before):
+    if is_unsupported_key(before) or not is_utf8(before):
         before = key[:-1].rpartition("/")[0]
     return before or None
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     try:
-        return bool(text.encode())
+        return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False
 
@@ -328,20 +328,40 @@ class _ListedRange(KeyRange):
     section: UrlListing
     pages: Iterator[Page] | None = None
 
-    def next_page(self, patience: RetryPolicy) -> Page | None:
+    def next_page(self, retries: RetryPolicy) -> Page | None:
         """Return the page after `after`; None where the listing is at its end."""
 
         def attempt() -> Page | None:
             if self.pages is None:
                 section = self.section
-                self.pages = section.backend.listing(section.location, self.after or None)
+                pages = section.backend.listing(section.location, self.after or None)
+                self.pages = _refuse_repeated_pages(pages)
             try:
                 return next(self.pages, None)
             except TransientStoreError:
                 self.pages = None
                 raise
 
-        return patience.call(attempt)
+        return retries.run(attempt)
+
+
+def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
+    """Yield pages as long as they advance.
+
+    Raises:
+        StoreError: one comes again: the store loses its place and would list without end.
+    """
+    seen: set[int] = set()
+    for page in pages:
+        if page:
+            number = hash((page[0], page[-1], len(page)))
+            if number in seen:
+                raise StoreError(
+                    f"the store's listing repeats its page of {len(page)} objects that ends with "
+                    f"{short_key(page[-1].key)}; it cannot be listed to its end"
+                )
+            seen.add(number)
+        yield page
 
 
 @dataclass(slots=True)
@@ -365,8 +385,16 @@ class UrlListing:
         after = "" if fixed == self.location.prefix else name_before(fixed) or ""
         return _ListedRange(len(fixed), "", after, None, self)
 
-    def kept(self, page: list[Entry]) -> list[Entry]:
-        """Return what of a page matches."""
+    def pages(self, retries: RetryPolicy) -> Iterator[list[Entry]]:
+        """Yield the matching entries page after page, for a store that does not list in order."""
+        part = _ListedRange(0, "", "", None, self)
+        while (page := part.next_page(retries)) is not None:
+            if page:
+                part.after = page[-1].key
+                yield self.matching(page)
+
+    def matching(self, page: list[Entry]) -> list[Entry]:
+        """Return the entries of a page that this URL means."""
         found = [
             entry
             for entry in page
@@ -379,11 +407,11 @@ class Rounds:
     """One listing of several URLs; see the head of this file."""
 
     def __init__(
-        self, sections: Sequence[UrlListing], patience: RetryPolicy, most: int
+        self, sections: Sequence[UrlListing], retries: RetryPolicy, most_requests: int
     ) -> None:
         self._waiting = deque(sections)
-        self._patience = patience
-        self._most = most
+        self._retries = retries
+        self._most = most_requests
         self._parts: list[_ListedRange] = []
         self._spelling = KeyCoder()
         self._found = 0  # pages with an entry in their range
@@ -412,7 +440,7 @@ class Rounds:
         return ConcurrentCalls([self._asking(part) for part in self._parts], self._most)
 
     def _asking(self, part: _ListedRange) -> Callable[[], Page | None]:
-        return lambda: part.next_page(self._patience)
+        return lambda: part.next_page(self._retries)
 
     def _widen(self) -> None:
         while self._waiting and len(self._parts) < WIDTH:
@@ -432,7 +460,7 @@ class Rounds:
         for part, page in zip(self._parts, asked.results(), strict=True):
             inside, goes_on = _advance_range(part, page)
             self._learn(inside)
-            if kept := part.section.kept(inside):
+            if kept := part.section.matching(inside):
                 found.append(kept)
             if goes_on:
                 left.append(part)

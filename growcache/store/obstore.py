@@ -291,7 +291,7 @@ def _open_web(
     # Listing pages of links, queries and headers are what fsspec's client is good at.
     if (
         location.userinfo
-        or location.asked
+        or location.signed_key
         or options
         or location.is_glob
         or "?" in location.pattern

@@ -9,12 +9,12 @@ the credentials and certificates that they read when they were made.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 
 from growcache.errors import (
     AccessError,
@@ -30,7 +30,6 @@ from growcache.errors import (
 from growcache.store.store_errors import UnsupportedKeyError
 
 if TYPE_CHECKING:
-    from tenacity import RetryCallState
     from typing_extensions import Buffer
 
     from growcache.store.contract import Backend, Entry, Page
@@ -41,139 +40,133 @@ T = TypeVar("T")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 8.0
-LONGEST_WAIT_SECONDS_OF_ENDLESS = 5.0  # so that whoever waits for hours goes on soon
+LONGEST_WAIT_SECONDS_FOREVER = 5.0  # so that a service that waited for hours goes on soon
+# Before an object that was refused, while others are given, is requested again. Logins that lapse
+# again and again, or one bad gateway of many, refuse any object now and then.
+REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0)
 
 
 def stalled_seconds(timeout_seconds: float) -> float:
     """Return after how long without a byte a connection is given up.
 
-    Early enough that another one has its chance before the whole read is.
+    It is early enough that another connection has its chance before the read is given up.
     """
     return max(0.1, timeout_seconds / 4)
 
 
 class RetryPolicy:
-    """Tries again what failed for a transient reason.
+    """Retries what failed for a transient reason.
 
-    The clock starts with the first failure, so that one long attempt that broke off (a
-    large object on a slow link) is not by itself a reason to give up.
+    The clock starts with the first failure, so one long attempt that broke off (a large object on
+    a slow link) is not by itself a reason to give up.
+
+    Args:
+        timeout_seconds: how long to retry; of no meaning with ``retries_forever``.
+        on_retry: called with every failure that is retried.
+        retries_forever: whether a failure is retried without end. Without it, a store's refusal
+            is not retried at all, because nothing will come of it soon.
+        refusal_pauses: seconds before each further request for an object that was refused.
     """
 
     def __init__(
         self,
         timeout_seconds: float,
         on_retry: Callable[[BaseException], None] | None = None,
-        endless: Callable[[TransientStoreError], bool] | None = None,
+        retries_forever: Callable[[TransientStoreError], bool] | None = None,
+        refusal_pauses: Sequence[float] = REFUSAL_PAUSES_SECONDS,
     ) -> None:
         self.timeout_seconds = timeout_seconds
+        self.refusal_pauses = refusal_pauses
         self._on_retry = on_retry
-        self._endless = endless
+        self._retries_forever = retries_forever
 
-    def call(self, attempt: Callable[[], T]) -> T:
-        """Return what ``attempt`` returns, in the end.
+    def run(self, attempt: Callable[[], T]) -> T:
+        """Return what ``attempt`` returns in the end.
 
         Raises:
             TransientStoreError: still failing after ``timeout_seconds``.
         """
-        try:
-            return attempt()
-        except TransientStoreError as error:
-            if not self._is_tried_again(error):
-                raise
-            from tenacity import Retrying
-
-            policy = self._policy(time.monotonic())
-            first = _FirstFailure(error)
-
-            def again() -> T:
-                first.raise_it()
+        pauses: _Pauses | None = None
+        while True:
+            try:
                 return attempt()
+            except TransientStoreError as error:
+                pauses = pauses or _Pauses(self)
+                seconds = pauses.after(error)
+            time.sleep(seconds)
 
-            return Retrying(**policy)(again)
-
-    async def again(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
-        """Return what ``attempt`` returns, in the end, after a first try ended in ``error``.
-
-        The first try is the caller's own, because going through tenacity costs as much as a
-        small read.
+    async def retry(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
+        """Return what ``attempt`` returns in the end, after a first one failed with ``error``.
 
         Raises:
             TransientStoreError: still failing after ``timeout_seconds``.
         """
-        from tenacity import AsyncRetrying
+        pauses = _Pauses(self)
+        seconds = pauses.after(error)
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                return await attempt()
+            except TransientStoreError as again:
+                seconds = pauses.after(again)
 
-        policy = self._policy(time.monotonic())
-        first = _FirstFailure(error)
-
-        async def again() -> T:
-            first.raise_it()
-            return await attempt()
-
-        return await AsyncRetrying(**policy)(again)
-
-    def _is_tried_again(self, error: BaseException) -> bool:
-        if not isinstance(error, TransientStoreError):
-            return False
-        if self._endless is not None:
-            return self._endless(error)
-        return not isinstance(error, StoreRefusedError)
-
-    def _policy(self, since: float) -> dict[str, Any]:
-        from tenacity import (
-            retry_if_exception,
-            stop_before_delay,
-            stop_never,
-            wait_random_exponential,
-        )
-
-        endless = self._endless is not None
-        longest = LONGEST_WAIT_SECONDS_OF_ENDLESS if endless else LONGEST_WAIT_SECONDS
-        return {
-            "retry": retry_if_exception(self._is_tried_again),
-            "wait": wait_random_exponential(FIRST_WAIT_SECONDS, longest),
-            "stop": stop_never if endless else stop_before_delay(self.timeout_seconds),
-            "before_sleep": self._tell,
-            "retry_error_callback": partial(self._give_up, since),
-        }
-
-    def tell(self, error: BaseException) -> None:
-        """Tell of a failure that is tried again: else a sampler that waits seems to be stuck."""
+    def report(self, error: BaseException) -> None:
+        """Report a failure that is retried, so that a waiting sampler does not seem to be stuck."""
         if self._on_retry is not None:
             self._on_retry(error)
 
-    def _tell(self, state: RetryCallState) -> None:
-        if state.outcome is not None and (error := state.outcome.exception()) is not None:
-            self.tell(error)
+    @property
+    def longest_wait_seconds(self) -> float:
+        return LONGEST_WAIT_SECONDS_FOREVER if self._retries_forever else LONGEST_WAIT_SECONDS
 
-    def _give_up(self, since: float, state: RetryCallState) -> Any:
-        error = state.outcome.exception() if state.outcome is not None else None
-        given_up = TransientStoreError(
-            f"{error}; given up after {state.attempt_number} tries, "
-            f"{self.timeout_seconds:g} s without progress"
-        )
-        given_up.since = since
-        raise given_up from error
+    def is_retried(self, error: TransientStoreError) -> bool:
+        if self._retries_forever is not None:
+            return self._retries_forever(error)
+        return not isinstance(error, StoreRefusedError)
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether to give up what has been failing for so many seconds."""
+        return self._retries_forever is None and seconds >= self.timeout_seconds
 
 
-class _FirstFailure:
-    """Replays the failure that came before tenacity, so that it waits first."""
+class _Pauses:
+    """The pauses between the attempts of one call: random, of a bound that doubles."""
 
-    def __init__(self, error: TransientStoreError) -> None:
-        self._error: TransientStoreError | None = error
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._since = time.monotonic()
+        self._failures = 0
 
-    def raise_it(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
+    def after(self, error: TransientStoreError) -> float:
+        """Report a failure, and return how many seconds to wait before the next attempt.
+
+        Raises:
+            TransientStoreError: the failure, where it is not retried, or not any more.
+        """
+        policy = self._policy
+        if not policy.is_retried(error):
             raise error
+        bound = FIRST_WAIT_SECONDS * 2.0 ** min(self._failures, 30)
+        seconds = random.uniform(0, min(bound, policy.longest_wait_seconds))
+        self._failures += 1
+        if policy.is_over(time.monotonic() - self._since + seconds):
+            given_up = TransientStoreError(
+                f"{error}; given up after {self._failures} tries, "
+                f"{policy.timeout_seconds:g} s without progress"
+            )
+            given_up.since = self._since
+            raise given_up from error
+        policy.report(error)
+        return seconds
 
 
 GIVEN_UP_FOR_TIMEOUTS = (
-    2.0  # times `timeout_seconds`: for so long an object that was given up is tried only once
+    2.0  # times `timeout_seconds`; for so long an object that was given up is tried only once
 )
 MOST_EXPIRING_KEYS = 10_000  # objects that are remembered
 
 
-# A successful read: the object, when it was asked for, and when all of it was there (monotonic
+# A successful read: the object, when it was requested, and when all of it was there (monotonic
 # seconds). One is made for every read, and a tuple is made five times as fast as an object.
 _SuccessfulRead: TypeAlias = "tuple[Entry, float, float]"
 
@@ -181,33 +174,32 @@ _SuccessfulRead: TypeAlias = "tuple[Entry, float, float]"
 class RecentReads:
     """The last successful reads of one store in this process.
 
-    Two reads of different keys are enough: one of them is not the key in question. Reads may end
-    in several threads; a race loses one of two successes that came together.
+    Two reads of different keys are enough, because one of them is not the key in question. Reads
+    may end in several threads; a race loses one of two successes that came together.
     """
 
     def __init__(self) -> None:
         self._last: _SuccessfulRead | None = None
         self._before: _SuccessfulRead | None = None  # the last one of another key
 
-    def answered(self, entry: Entry, began: float) -> None:
-        """Note a successful read."""
+    def record(self, entry: Entry, requested_at: float) -> None:
         last = self._last
         if last is not None and last[0].key != entry.key:
             self._before = last
-        self._last = (entry, began, time.monotonic())
+        self._last = (entry, requested_at, time.monotonic())
 
-    def others_since(self, key: str, since: float) -> bool:
-        """Return whether the store answered for another key."""
+    def has_other_since(self, key: str, since: float) -> bool:
+        """Whether the store gave an object of another key since then."""
         return any(at >= since for _, _, at in self._others(key))
 
-    def others_asked_since(self, key: str, since: float) -> bool:
-        """Return whether the store answered for another key that was asked for since then.
+    def has_other_requested_since(self, key: str, since: float) -> bool:
+        """Whether the store gave an object of another key that was requested since then.
 
-        What was asked for before may have been let in before who asks was refused.
+        An earlier request may have been accepted before the credentials were refused.
         """
-        return any(began >= since for _, began, _ in self._others(key))
+        return any(requested_at >= since for _, requested_at, _ in self._others(key))
 
-    def witnesses(self, key: str) -> list[Entry]:
+    def other_objects(self, key: str) -> list[Entry]:
         """Return objects other than ``key`` that could be read, the last one first."""
         return [entry for entry, _, _ in self._others(key)]
 
@@ -217,56 +209,75 @@ class RecentReads:
 
 
 class ExpiringKeys:
-    """The objects of one store that kept failing while others answered."""
+    """The objects of one store that kept failing while others were given, each for a while."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._lasts = GIVEN_UP_FOR_TIMEOUTS * timeout_seconds
         self._at: dict[str, float] = {}
 
-    def note(self, key: str) -> None:
-        """Note that an object was given up now."""
+    def add(self, key: str) -> None:
         now = time.monotonic()
         if len(self._at) >= MOST_EXPIRING_KEYS:
             self._at = {k: at for k, at in self._at.items() if at + self._lasts > now}
         if len(self._at) < MOST_EXPIRING_KEYS:
             self._at[key] = now
 
-    def since(self, key: str, moment: float = 0.0) -> bool:
-        """Whether an object was given up lately, and after a moment, monotonic seconds."""
+    def contains(self, key: str, since: float = 0.0) -> bool:
+        """Whether a key was added lately, and not before ``since``, monotonic seconds."""
         at = self._at.get(key)
-        return at is not None and at >= moment and at + self._lasts > time.monotonic()
+        return at is not None and at >= since and at + self._lasts > time.monotonic()
 
 
 RENEW_SECONDS = 1.0  # at least between two clients
+UNDOUBTED_SECONDS = 60.0  # at least, for which a refusal that was an object's is not doubted
 
 
 class RenewableBackend:
-    """A `Backend` over one that can be replaced."""
+    """A `Backend` over one that can be replaced, and what is known of its store.
 
-    def __init__(self, make: Callable[[], Backend], *, lazily: bool = False) -> None:
+    Attributes:
+        generation: how often it was made anew.
+        recent_reads: the last objects that it gave.
+        given_up: objects that kept failing while others were given.
+        denied: objects whose refusal was theirs, so it is not doubted again.
+        is_refused: whether the store refused everything the last time.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Backend],
+        *,
+        without_credentials: bool = False,
+        timeout_seconds: float = 60.0,
+        renew_seconds: float = RENEW_SECONDS,
+    ) -> None:
         self._make = make
+        self._renew_seconds = renew_seconds
         self._lock = threading.Lock()
         self._backend: Backend | None = None
         self._tried_at = time.monotonic()
         self.generation = 0
-        self.evidence = RecentReads()
-        self.refused = False
+        self.recent_reads = RecentReads()
+        self.given_up = ExpiringKeys(timeout_seconds)
+        undoubted = max(UNDOUBTED_SECONDS / GIVEN_UP_FOR_TIMEOUTS, timeout_seconds)
+        self.denied = ExpiringKeys(undoubted)
+        self.is_refused = False
         try:
             self._backend = make()
         except CredentialsError:
-            if not lazily:
+            if not without_credentials:
                 raise
 
     @property
     def identity(self) -> str:
-        return self.opened().identity
+        return self.current().identity
 
     @property
     def sorted(self) -> bool:
-        return self.opened().sorted
+        return self.current().sorted
 
-    def opened(self) -> Backend:
-        """Return the one in use.
+    def current(self) -> Backend:
+        """Return the backend in use.
 
         Raises:
             CredentialsError: there was none so far, and still are no credentials.
@@ -276,34 +287,39 @@ class RenewableBackend:
         return self._backend
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        seen = self.generation
+        """See `Backend.listing`; the one after a refusal is a new client's."""
+        generation = self.generation
         try:
-            yield from self.opened().listing(location, after)
+            yield from self.current().listing(location, after)
         except StoreRefusedError:
-            self.renew(seen)
+            self.renew(generation)
             raise
 
     def head(self, key: str) -> Entry:
-        return self.opened().head(key)
+        return self.current().head(key)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
-        return (self._backend or self.opened()).get(entry, start, stop)
+        return (self._backend or self.current()).get(entry, start, stop)
 
     async def close(self) -> None:
         if self._backend is not None:
             await self._backend.close()
 
-    def renew(self, seen: int, *, at_once: bool = False) -> bool:
+    def renew(self, generation: int, *, at_once: bool = False) -> bool:
         """Make the client anew, at most once a second; return whether there is a newer one. Blocks.
 
+        Args:
+            generation: the one that was refused.
+            at_once: the options are known to have changed.
+
         Raises:
-            CredentialsError: it cannot be made with what stands there now.
+            CredentialsError: it cannot be made with the present credentials.
         """
         with self._lock:
-            if self.generation != seen:
+            if self.generation != generation:
                 return True
             now = time.monotonic()
-            if now - self._tried_at < RENEW_SECONDS and not at_once:
+            if now - self._tried_at < self._renew_seconds and not at_once:
                 return False
             self._tried_at = now
             # The old one ends with the last of its reads, when nothing refers to it any more.
@@ -312,7 +328,7 @@ class RenewableBackend:
             return True
 
     def _made(self) -> Backend:
-        """Return a new backend; what was right once and is not now, is to be mended as credentials are."""
+        """Return a new backend. Options that worked once and fail now are repaired as credentials are."""
         try:
             return self._make()
         except StoreRefusedError:
@@ -321,25 +337,22 @@ class RenewableBackend:
             raise CredentialsError(str(error)) from None
 
 
-MOST_PROBED_OBJECTS = 3  # other objects that are asked for
-# Before an object that was refused, while others are given, is asked for again. Logins that lapse
-# again and again, or one bad gateway of many, refuse any object now and then.
-REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0)
+MOST_PROBED_OBJECTS = 3  # other objects that are requested
 FRESH_REFUSAL_SECONDS = 1.0  # that nothing was given so lately needs no proof
 
 
 def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:
-    """Whether trying again for a while may help: the store did not answer, or is overloaded."""
+    """Whether a retry may help: the store did not answer, or is overloaded."""
     return isinstance(error, TransientStoreError) and not isinstance(error, StoreRefusedError)
 
 
 def is_object_error(error: StoreError) -> bool:
-    """Whether a failure is this object's whatever the store says of others."""
+    """Whether a failure is this object's, whatever the store says of others."""
     return isinstance(error, ObjectChangedError | UnsupportedKeyError)
 
 
 def may_be_a_lapse(error: StoreError) -> bool:
-    """Whether a failure may be one of who asks although another object is given right after it.
+    """Whether a failure may be one of the credentials although another object is given right after.
 
     A login that lapses for a moment looks like that; objects do not vanish for moments.
     """
@@ -365,57 +378,62 @@ def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedErro
 
 
 class StoreProbe:
-    """Asks a store for other objects, where one was refused; one inquiry at a time.
+    """Requests other objects of a store that refused one; one probe at a time, in one event loop.
 
-    It belongs to one event loop.
+    Args:
+        client: of the store.
+        list_some: returns some of its objects; called where none that was read before is given.
+            Blocks.
     """
 
-    def __init__(self, client: RenewableBackend, listed: Callable[[], Iterable[Entry]]) -> None:
+    def __init__(
+        self, client: RenewableBackend, list_some: Callable[[], Iterable[Entry]]
+    ) -> None:
         self._client = client
-        self._listed = listed
+        self._list_some = list_some
         self._lock = asyncio.Lock()
         self._denied_at = -1.0  # when no other object was given, monotonic seconds
 
-    async def refusal(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
-        """Return the store's refusal that a failure is; None where it is the object's.
+    async def refusal_of(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
+        """Return the store's refusal that a failure just now is; None where it is the object's.
 
         Raises:
-            TransientStoreError: nobody knows, for the store does not answer now.
+            TransientStoreError: the store does not answer now, so it cannot be decided.
         """
         known = isinstance(error, StoreRefusedError) or is_object_error(error)
-        others = not known and await self._others_answer(entry, time.monotonic())
+        others = not known and await self._gives_another(entry, time.monotonic())
         return store_refusal(error, others_answer=others)
 
-    async def _others_answer(self, entry: Entry, since: float) -> bool:
-        evidence = self._client.evidence
+    async def _gives_another(self, entry: Entry, since: float) -> bool:
+        reads = self._client.recent_reads
         async with self._lock:
-            if evidence.others_asked_since(entry.key, since):
+            if reads.has_other_requested_since(entry.key, since):
                 return True
-            # Where all was refused a moment ago, that this one is refused too needs no question;
-            # if the store answers again just now, the next try shows it.
-            fresh = FRESH_REFUSAL_SECONDS if self._client.refused else 0.0
+            # Where all was refused a moment ago, this refusal needs no probe; if the store answers
+            # again just now, the next try shows it.
+            fresh = FRESH_REFUSAL_SECONDS if self._client.is_refused else 0.0
             if self._denied_at >= since - fresh:
                 return False
-            asked_at = time.monotonic()
-            found = await self._any_given(self._witnesses(entry))
+            requested_at = time.monotonic()
+            found = await self._gives_any(self._other_objects(entry))
             if not found:
-                self._denied_at = asked_at
-            return found or evidence.others_asked_since(entry.key, since)
+                self._denied_at = requested_at
+            return found or reads.has_other_requested_since(entry.key, since)
 
-    async def _witnesses(self, entry: Entry) -> AsyncIterator[Entry]:
+    async def _other_objects(self, entry: Entry) -> AsyncIterator[Entry]:
         """Yield those that could be read last, and if they are gone, too, some that are listed."""
-        known = self._client.evidence.witnesses(entry.key)
+        known = self._client.recent_reads.other_objects(entry.key)
         for one in known:
             yield one
-        asked = {entry.key, *(one.key for one in known)}
-        listed = await asyncio.to_thread(lambda: list(self._listed()))
-        others = (one for one in listed if one.key not in asked and one.size)
+        requested = {entry.key, *(one.key for one in known)}
+        listed = await asyncio.to_thread(lambda: list(self._list_some()))
+        others = (one for one in listed if one.key not in requested and one.size)
         for one in islice(others, MOST_PROBED_OBJECTS):
             yield one
 
-    async def _any_given(self, witnesses: AsyncIterator[Entry]) -> bool:
-        async for one in witnesses:
-            began = time.monotonic()
+    async def _gives_any(self, entries: AsyncIterator[Entry]) -> bool:
+        async for one in entries:
+            requested_at = time.monotonic()
             try:
                 await self._client.get(one, 0, 1)
             except ObjectChangedError:  # it gives the object, of another version
@@ -426,6 +444,6 @@ class StoreProbe:
                 raise
             except StoreError:
                 continue
-            self._client.evidence.answered(one, began)
+            self._client.recent_reads.record(one, requested_at)
             return True
         return False

@@ -42,7 +42,7 @@ class Location:
         pattern: key, glob, or (ending with ``/``) the folder whose whole content is meant;
             of a signed web address without what signs it.
         userinfo: of a web address, ``user:password@``, for requests only.
-        asked: what is requested for the key `pattern`, where that is signed.
+        signed_key: the requested key in place of `pattern`, where the address is signed.
     """
 
     url: str
@@ -50,7 +50,7 @@ class Location:
     bucket: str
     pattern: str
     userinfo: str = field(default="", repr=False)
-    asked: str = field(default="", repr=False)
+    signed_key: str = field(default="", repr=False)
 
     @property
     def root(self) -> str:
@@ -64,7 +64,7 @@ class Location:
     @cached_property
     def is_glob(self) -> bool:
         """Whether the pattern has wildcards."""
-        return bool(self._magic.search(self.pattern))
+        return bool(self._wildcard.search(self.pattern))
 
     @property
     def is_key(self) -> bool:
@@ -74,7 +74,7 @@ class Location:
     @property
     def prefix(self) -> str:
         """The deepest folder that holds every match: empty, or ending with ``/``."""
-        found = self._magic.search(self.pattern)
+        found = self._wildcard.search(self.pattern)
         fixed = self.pattern[: found.start()] if found else self.pattern
         return fixed[: fixed.rfind("/") + 1]
 
@@ -103,7 +103,7 @@ class Location:
         return lambda key: compiled.match(key) is not None
 
     @property
-    def _magic(self) -> re.Pattern[str]:
+    def _wildcard(self) -> re.Pattern[str]:
         return _WEB_WILDCARD if self.scheme in WEB_SCHEMES else WILDCARD
 
 
@@ -164,7 +164,9 @@ def _without_signature(location: Location) -> Location:
     kept = query_without_secrets(query)
     if kept == query:
         return location
-    return replace(location, pattern=f"{path}?{kept}" if kept else path, asked=location.pattern)
+    return replace(
+        location, pattern=f"{path}?{kept}" if kept else path, signed_key=location.pattern
+    )
 
 
 def redact(url: str) -> str:

@@ -91,10 +91,10 @@ def test_an_object_is_given_up_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     now = 100.0
     monkeypatch.setattr("growcache.store.retries.time.monotonic", lambda: now)
     given_up = ExpiringKeys(10)
-    given_up.note("a")
-    assert given_up.since("a")
-    assert given_up.since("a", 100.0)
-    assert not given_up.since("a", 100.1)
-    assert not given_up.since("b")
+    given_up.add("a")
+    assert given_up.contains("a")
+    assert given_up.contains("a", 100.0)
+    assert not given_up.contains("a", 100.1)
+    assert not given_up.contains("b")
     now = 121.0
-    assert not given_up.since("a")
+    assert not given_up.contains("a")

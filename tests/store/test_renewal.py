@@ -20,9 +20,8 @@ from growcache.errors import (
     StoreRefusedError,
     TransientStoreError,
 )
-from growcache.store import retries
 from growcache.store.contract import Entry, Page
-from growcache.store.retries import RenewableBackend, RetryPolicy, store_refusal
+from growcache.store.retries import RenewableBackend, RetryPolicy, is_transient, store_refusal
 from growcache.store.store import RemoteStore
 from growcache.store.urls import Location, parse_url
 
@@ -67,15 +66,14 @@ def store_of(
 ) -> RemoteStore:
     """A store whose client is one of the backends after the other."""
     following = list(backends)
-    client = RenewableBackend(lambda: following.pop(0) if len(following) > 1 else following[0])
+    client = RenewableBackend(
+        lambda: following.pop(0) if len(following) > 1 else following[0],
+        timeout_seconds=1,
+        renew_seconds=0,
+    )
     source = SourceConfig(url=("memory://x/*",))
-    return RemoteStore(source, [(parse_url("memory://*"), client)], RetryPolicy(1, on_retry), 4)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "RENEW_SECONDS", 0.0)
-    monkeypatch.setattr("growcache.store.store.REFUSAL_PAUSES_SECONDS", (0.0, 0.0))
+    policy = RetryPolicy(1, on_retry, refusal_pauses=(0.0, 0.0))
+    return RemoteStore(source, [(parse_url("memory://*"), client)], policy, 4)
 
 
 ERRORS = [AccessError("no"), ObjectMissingError("gone"), StoreError("418")]
@@ -160,7 +158,7 @@ def test_what_cannot_be_made_anew_lacks_credentials() -> None:
         made.append(Fake({}))
         return made[0]
 
-    client = RenewableBackend(make)
+    client = RenewableBackend(make, renew_seconds=0)
     with pytest.raises(CredentialsError, match="no profile lab"):
         client.renew(0)
 
@@ -176,7 +174,7 @@ def test_a_client_without_credentials_is_made_when_it_is_asked() -> None:
 
     with pytest.raises(CredentialsError):
         RenewableBackend(make)
-    client = RenewableBackend(make, lazily=True)
+    client = RenewableBackend(make, without_credentials=True)
     assert client.head("x").key == "x"
 
 
@@ -184,7 +182,7 @@ def test_a_client_without_credentials_is_made_when_it_is_asked() -> None:
 def test_a_ruling_needs_no_store(error: StoreError) -> None:
     assert store_refusal(error, others_answer=True) is None
     assert isinstance(store_refusal(error, others_answer=False), StoreRefusedError)
-    assert not retries.is_transient(CredentialsError("no"))
+    assert not is_transient(CredentialsError("no"))
 
 
 def test_an_answer_without_a_word_may_be_about_credentials() -> None:

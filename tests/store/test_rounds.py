@@ -87,7 +87,7 @@ class Impatient(RetryPolicy):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def call(self, attempt: Any) -> Any:
+    def run(self, attempt: Any) -> Any:
         for _ in range(100):
             try:
                 return attempt()
