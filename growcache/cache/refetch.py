@@ -181,34 +181,6 @@ def never_fits(
     return (wished, held) if held > capacity else None
 
 
-def pending_message(outcomes: Mapping[int, RefetchOutcome]) -> str:
-    """Return in words what a reader that resumes waits for; empty where it need not.
-
-    >>> pending_message({3: PENDING, 4: LIVE, 9: PENDING})
-    '2 of the 3 shards of its checkpoint (3, 9)'
-    """
-    waiting = [number for number, found in outcomes.items() if found == PENDING]
-    if not waiting:
-        return ""
-    return f"{len(waiting)} of the {len(outcomes)} shards of its checkpoint ({number_list(waiting)})"
-
-
-def refusal_message(outcomes: Mapping[int, RefetchOutcome]) -> str:
-    """Return in words which wishes were refused and why; empty where none was.
-
-    >>> refusal_message({3: RefetchOutcome("refused", "a.npy is gone"), 4: LIVE})
-    '1 of the 2 shards of its checkpoint cannot be drawn again (3): a.npy is gone'
-    """
-    refused = {number: found.reason for number, found in outcomes.items() if found.reason}
-    if not refused:
-        return ""
-    reasons = "; ".join(list(dict.fromkeys(refused.values()))[:3])
-    return (
-        f"{len(refused)} of the {len(outcomes)} shards of its checkpoint cannot be drawn again "
-        f"({number_list(refused)}): {reasons}"
-    )
-
-
 def number_list(numbers: Iterable[int], most: int = 5) -> str:
     """Return the first few numbers as a text.
 

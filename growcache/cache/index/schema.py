@@ -138,10 +138,6 @@ class CacheTotals:
     empty_visits: int = 0
     delivered: int = 0
 
-    @property
-    def reuse(self) -> float:
-        return self.delivered / self.drawn if self.drawn else 0.0
-
 
 RangeRow: TypeAlias = tuple[int, int, int, int]  # first number, last, shards, samples
 
