@@ -20,8 +20,6 @@ from growcache.cache.sidecar import Sidecar
 from growcache.cache.space import Space
 from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtError
 
-SAMPLE_ROW_BYTES = 40  # what a row per sample takes beside the text of its key
-
 
 class Committer:
     """Makes written shards live, and counts them."""
@@ -54,7 +52,7 @@ class Committer:
         try:
             _refuse_other_fingerprints(taken, fingerprint)
             for sidecar in taken:
-                read_incoming(self._layout, permit, sidecar.number)
+                _require_written(self._layout, permit, sidecar)
             return self._make_live(permit, taken, merits.returned), merits
         finally:
             discard_incoming(self._layout, permit, numbers)
@@ -89,17 +87,15 @@ class Committer:
     def _insert(
         self, shards: list[tuple[ShardTableRow, Sidecar]], returned: Collection[int]
     ) -> None:
-        budget, index = self._room.budget, self._ledger.index
-        grows = sum(_sample_rows_bytes(sidecar) for _, sidecar in shards)
-        fits = grows <= budget.wal and index.pages_bytes() + grows <= budget.samples
-        back = [pair for pair in shards if pair[0].number in returned]
+        index = self._ledger.index
+        back = [row for row, _ in shards if row.number in returned]
         new = [pair for pair in shards if pair[0].number not in returned]
 
-        def note() -> None:
-            index.return_shards(back, with_samples=fits)
-            index.insert_shards(new, with_samples=fits)
+        def insert() -> None:
+            index.return_shards(back)
+            index.insert_shards(new)
 
-        self._ledger.write(note)
+        self._ledger.write(insert)
 
 
 def _refuse_other_fingerprints(sidecars: Iterable[Sidecar], fingerprint: str | None) -> None:
@@ -111,34 +107,22 @@ def _refuse_other_fingerprints(sidecars: Iterable[Sidecar], fingerprint: str | N
             )
 
 
-def _sample_rows_bytes(sidecar: Sidecar) -> int:
-    longest = max(map(len, sidecar.origins.keys), default=0)
-    etag = max((len(etag or "") for etag in sidecar.origins.etags), default=0)
-    return sidecar.samples * (longest + etag + SAMPLE_ROW_BYTES)
-
-
-def read_incoming(layout: CacheLayout, permit: str, number: int) -> Sidecar:
-    """Return the sidecar that a sampler wrote, if the shard has its size. May raise CorruptShardError."""
-    path = layout.incoming_path(permit, number, SIDECAR)
+def _require_written(layout: CacheLayout, permit: str, sidecar: Sidecar) -> None:
+    """Raise CorruptShardError unless the permit's files have the sizes of the sidecar."""
+    number, suffixes = sidecar.number, [file.suffix for file in sidecar.files]
+    paths = [layout.incoming_path(permit, number, suffix) for suffix in (SIDECAR, *suffixes)]
     try:
-        sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-        sizes = [
-            layout.incoming_path(permit, number, file.suffix).stat().st_size
-            for file in sidecar.files
-        ]
+        _, *sizes = [path.stat().st_size for path in paths]
     except FileNotFoundError as error:
         raise CorruptShardError(
             f"{error.filename}: the sampler did not write it, or it was removed while the "
             "service ran"
         ) from None
     found = sum(sizes)
-    whole = sizes == [file.nbytes for file in sidecar.files] and found == sidecar.shard_bytes
-    if sidecar.number != number or not whole:
+    if sizes != [file.nbytes for file in sidecar.files] or found != sidecar.shard_bytes:
         raise CorruptShardError(
-            f"{path}: expected shard {number} of {sidecar.shard_bytes} bytes, found "
-            f"shard {sidecar.number} of {found}"
+            f"{paths[0]}: expected shard {number} of {sidecar.shard_bytes} bytes, found {found}"
         )
-    return sidecar
 
 
 def install_shards(layout: CacheLayout, permit: str, sidecars: Sequence[Sidecar]) -> None:

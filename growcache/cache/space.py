@@ -49,7 +49,6 @@ class SpaceBudget:
     wal: int
     leases: int
     pages: int
-    samples: int
     kept_deleted: int
     kept_history: int
     deferred: int
@@ -63,7 +62,6 @@ def fixed_budget(max_bytes: int) -> SpaceBudget:
         wal=total // 8,
         leases=total // 8,
         pages=total // 2,
-        samples=total // 4,
         kept_deleted=total // 10_000,
         kept_history=total // 8_000,
         deferred=total // 300,

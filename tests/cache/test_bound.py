@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,11 @@ from growcache.cache.cache import Cache
 from growcache.cache.check import check
 from growcache.cache.eviction import choose
 from growcache.cache.files import allocated_tree
-from growcache.cache.incoming import bytes_to_reserve, write_incoming
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.leases import Lease
-from growcache.cache.sidecar import Origins, SampleOrigin
 from growcache.errors import CacheFullError
-from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened
+from tests.cache.making import KINDS, MAX_BYTES, add, need, opened
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,16 +86,12 @@ def test_a_bound_that_was_lowered_meanwhile_is_reached_after_the_start(tmp_path:
         assert cache.bound_in_force == 900_000
 
 
-def _wordy(cache: Cache, number: int) -> None:
-    """Add a shard of whose samples the index has much to say."""
-    sidecar, files = make(number, 30)
-    drawn = [
-        SampleOrigin(f"{number}/{i}" * 700, "tag", 9, None, 0, 1, i, i + 1) for i in range(30)
-    ]
-    sidecar = replace(sidecar, origins=Origins.pack(drawn))
-    cache.issue(number)
-    assert cache.reserve("p", bytes_to_reserve(sidecar))
-    cache.commit("p", [write_incoming(cache.layout, "p", sidecar, files)])
+def _grow_index(index: Path) -> None:
+    """Have the index as large as an earlier version made it, with a row per sample."""
+    rows = [(0, i, "key" * 700, "tag", i, i + 1) for i in range(600)]
+    with closing(sqlite3.connect(index)) as connection, connection:
+        connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", rows)
+        connection.execute("UPDATE shards SET samples_indexed = 1")
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -113,14 +108,16 @@ def test_a_lowered_bound_is_reached_with_an_index_that_was_large(
     least = 900_000
     with opened(tmp_path / "cache", max_bytes=60_000_000) as cache:
         for number in range(14):
-            _wordy(cache, number)
+            add(cache, number, 30)
         if live:
+            _grow_index(cache.layout.index)
             cache.max_bytes = least
         cache.evict([candidate.number for candidate in cache.candidates()])
-        assert cache.layout.index.stat().st_size > (0 if live else least)
         if live:
             _reached(cache, least)
     if not live:
+        _grow_index(cache.layout.index)
+        assert cache.layout.index.stat().st_size > least
         with opened(tmp_path / "cache", max_bytes=least) as cache:
             _reached(cache, least)
     assert check(tmp_path / "cache") == []

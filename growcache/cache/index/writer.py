@@ -68,7 +68,6 @@ class IndexDatabase:
         self._db = db
         self._connection: sqlite3.Connection = db.conn
         self._wal = layout.index.with_name(layout.index.name + "-wal")
-        self._shm = layout.index.with_name(layout.index.name + "-shm")
 
     @classmethod
     def open(cls, layout: CacheLayout) -> IndexDatabase:
@@ -145,11 +144,7 @@ class IndexDatabase:
     def replace(self, contents: IndexContents) -> None:
         """Replace all contents; notes of holes are lost."""
         self.clear()
-        marks = ",".join("?" * 16)
-        self._connection.executemany(
-            f"INSERT INTO shards ({SHARD_COLUMNS}, seal, samples_indexed) VALUES ({marks}, 0)",
-            [(*row, row_seal(row)) for row in contents.rows],
-        )
+        self._put_shards(contents.rows)
         for edition in contents.editions:
             self.insert_edition(edition)
         self.add_totals(**(contents.totals or {}))
@@ -181,11 +176,9 @@ class IndexDatabase:
         (last,) = self._connection.execute("SELECT max(seq) FROM shards").fetchone()
         return max(-1 if last is None else last, int(self.meta("pruned_seq", -1))) + 1
 
-    def insert_shards(
-        self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
-    ) -> None:
+    def insert_shards(self, shards: Sequence[tuple[ShardTableRow, Sidecar]]) -> None:
         """Add live shards."""
-        self._put_shards(shards, with_samples=with_samples)
+        self._put_shards([row for row, _ in shards])
         for row, sidecar in shards:
             self._insert_holes(row.number, sidecar)
             self.add_totals(
@@ -196,15 +189,13 @@ class IndexDatabase:
                 empty_visits=sidecar.counts.get(EMPTY, 0),
             )
 
-    def return_shards(
-        self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
-    ) -> None:
+    def return_shards(self, rows: Sequence[ShardTableRow]) -> None:
         """Add shards that had been evicted; they do not count as drawn again."""
-        for row, _ in shards:
+        for row in rows:
             self.add_totals(
                 refetched_samples=row.samples, refetched_shards=1, **self._returned(row)
             )
-        self._put_shards(shards, with_samples=with_samples)
+        self._put_shards(rows)
 
     def _returned(self, row: ShardTableRow) -> dict[str, int]:
         """Return the change of totals that keeps drawn = live + evicted + lost."""
@@ -232,18 +223,13 @@ class IndexDatabase:
         self._connection.executemany("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", left)
         return int(row[3]) - sum(piece[3] for piece in left)
 
-    def _put_shards(
-        self, shards: Sequence[tuple[ShardTableRow, Sidecar]], *, with_samples: bool
-    ) -> None:
-        marks = ",".join("?" * 17)
-        columns = f"{SHARD_COLUMNS}, samples_indexed, seal"
+    def _put_shards(self, rows: Sequence[ShardTableRow]) -> None:
+        marks = ",".join("?" * 16)
+        columns = f"{SHARD_COLUMNS}, seal, samples_indexed"
         self._connection.executemany(
-            f"INSERT OR REPLACE INTO shards ({columns}) VALUES ({marks})",
-            [(*row, int(with_samples), row_seal(row)) for row, _ in shards],
+            f"INSERT OR REPLACE INTO shards ({columns}) VALUES ({marks}, 0)",
+            [(*row, row_seal(row)) for row in rows],
         )
-        if with_samples:
-            for row, sidecar in shards:
-                self._insert_samples(row.number, sidecar)
 
     def _insert_holes(self, number: int, sidecar: Sidecar) -> None:
         self._db.table("holes").insert_all(
@@ -264,23 +250,6 @@ class IndexDatabase:
             "SELECT shard, key, part FROM holes ORDER BY id"
         ).fetchall()
 
-    def _insert_samples(self, number: int, sidecar: Sidecar) -> None:
-        o = sidecar.origins
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                (
-                    number,
-                    i,
-                    _valid_unicode(o.keys[o.object[i]]),
-                    o.etags[o.object[i]],
-                    start,
-                    stop,
-                )
-                for i, (start, stop) in enumerate(zip(o.start, o.stop, strict=True))
-            ),
-        )
-
     def set_state(self, numbers: Iterable[int], state: ShardState) -> None:
         """Set the state of shards; deleted ones lose their uses."""
         rows = [(number,) for number in numbers]
@@ -290,7 +259,6 @@ class IndexDatabase:
             rows,
         )
         if state is ShardState.DELETED:
-            self._connection.executemany("DELETE FROM samples WHERE shard = ?", rows)
             self._connection.executemany("DELETE FROM uses WHERE shard = ?", rows)
 
     def remains(self, numbers: Iterable[int]) -> dict[int, EvictedShard]:
@@ -339,9 +307,15 @@ class IndexDatabase:
         self.set_meta("pruned_seq", max(self.meta("pruned_seq", -1), old[-1][2]))
 
     def drop_samples(self) -> None:
-        """Forget the rows per sample; the sidecars have the same."""
+        """Empty a table that earlier versions filled and nothing reads.
+
+        It stays, because they accept only an index with all their tables.
+        """
         self._connection.execute("DELETE FROM samples")
         self._connection.execute("UPDATE shards SET samples_indexed = 0")
+
+    def has_samples(self) -> bool:
+        return self._connection.execute("SELECT 1 FROM samples").fetchone() is not None
 
     # Readers
 
@@ -447,9 +421,6 @@ class IndexDatabase:
 
     def wal_bytes(self) -> int:
         return allocated(self._wal)
-
-    def allocated(self) -> int:
-        return allocated(self._layout.index) + self.wal_bytes() + allocated(self._shm)
 
     def pages_bytes(self) -> int:
         """Return the bytes of pages in use, including those in the log."""
@@ -598,7 +569,7 @@ class IndexWriter:
         self._cut_log()
         if self.log_is_short:
             self.write(lambda: index.prune_deleted(budget.kept_deleted))
-            if index.pages_bytes() > budget.pages:
+            if index.has_samples():
                 self.write(index.drop_samples)
             self._compact()
         self._pages_bytes = index.pages_bytes()
