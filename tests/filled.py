@@ -59,7 +59,7 @@ class Filled:
         self.cache = Cache.open(root, settings)
         self.layout = self.cache.layout
         self.cache.set_identity(
-            Identity(FINGERPRINT, {"cache.format": self.format}, self.schema)
+            Identity(FINGERPRINT, {"cache.format": self.format}, self.schema.to_json())
         )
         self._closed = False
 

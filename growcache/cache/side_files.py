@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from growcache.cache.deferrals import Deferrals
 from growcache.cache.files import CacheLayout, checksummed_json, verified_json, write_atomic
 from growcache.errors import CacheError
-from growcache.schema import Schema
+
+if TYPE_CHECKING:
+    from growcache.schema import Schema
 
 
 def identity_notes(identity: Identity) -> dict[str, object]:
@@ -26,22 +29,29 @@ def identity_notes(identity: Identity) -> dict[str, object]:
 _UNSET = object()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Identity:
     """The identity of a cache.
 
     Attributes:
         fingerprint: hash of all settings that can change a byte of a shard.
         parts: what was hashed, by dotted key of the configuration; JSON values.
-        schema: of every sample.
+        schema_json: of every sample, as `Schema.to_json` gives it.
         sizes: measurements of the first readable object (bytes of a part, of a sample, samples
             of a shard, …), by name.
     """
 
     fingerprint: str
     parts: dict[str, Any]
-    schema: Schema
+    schema_json: list[list[Any]]
     sizes: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The schema of every sample, made on first use: it needs NumPy, and a status does not."""
+        from growcache.schema import Schema
+
+        return Schema.from_json(self.schema_json)
 
     @property
     def cache_format(self) -> str:
@@ -59,16 +69,15 @@ class Identity:
         return {
             "fingerprint": self.fingerprint,
             "parts": self.parts,
-            "schema": self.schema.to_json(),
+            "schema": self.schema_json,
             "sizes": self.sizes,
         }
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Identity:
-        schema = Schema.from_json(values["schema"])
-        parts, sizes = values["parts"], values["sizes"]
-        if not (type(parts) is dict and type(sizes) is dict):
-            raise TypeError("parts and sizes are mappings")
+        parts, schema, sizes = values["parts"], values["schema"], values["sizes"]
+        if not (type(parts) is dict and type(schema) is list and type(sizes) is dict):
+            raise TypeError("parts and sizes are mappings, a schema is a list")
         return cls(str(values["fingerprint"]), parts, schema, sizes)
 
     def differing(self, other: Identity) -> list[str]:

@@ -58,7 +58,9 @@ def identify(
     parts |= {f"sampling.{name}": value for name, value in measured.items()}
     canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
     fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
-    return Identity(fingerprint, orjson.loads(canonical), schema, {**measured, **sizes})
+    return Identity(
+        fingerprint, orjson.loads(canonical), schema.to_json(), {**measured, **sizes}
+    )
 
 
 def configured_values(config: Config) -> dict[str, Any]:

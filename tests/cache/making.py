@@ -25,13 +25,13 @@ RAGGED = Schema(
         Field("z", "<u2", (None, 3, None)),
     )
 )
-IDENTITY = Identity("f" * 32, {"source.url": "a", "sampling.seed": 0}, SCHEMA)
-OTHER = Identity("e" * 32, {"source.url": "a", "sampling.seed": 1}, SCHEMA)
+IDENTITY = Identity("f" * 32, {"source.url": "a", "sampling.seed": 0}, SCHEMA.to_json())
+OTHER = Identity("e" * 32, {"source.url": "a", "sampling.seed": 1}, SCHEMA.to_json())
 MAX_BYTES = 1_200_000
 
 KINDS = {
     f"{cache_format}-{name}": Identity(
-        "f" * 32, {**IDENTITY.parts, "cache.format": cache_format}, schema
+        "f" * 32, {**IDENTITY.parts, "cache.format": cache_format}, schema.to_json()
     )
     for cache_format in ("tfrecord", "npy")
     for name, schema in (("fixed", SCHEMA), ("ragged", RAGGED))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +126,12 @@ def test_the_status_of_a_stopped_service_is_what_is_there(root: Path) -> None:
     status = read_status(root)
     assert (status.state, status.workers, status.samples_per_second) == ("stopped", 0, 0.0)
     assert (status.shards, status.samples, status.drawn, status.holes) == (4, 24, 24, 1)
+
+
+def test_a_status_needs_no_numpy(root: Path) -> None:
+    code = (
+        "import sys; import growcache.cli.status; from growcache.cache.status import read_status; "
+        f"print(read_status({str(root)!r}).shards, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[1:] == ["False"], done.stderr

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import orjson
@@ -41,7 +41,9 @@ from growcache.cache.index.schema import (
 from growcache.cache.locks import fork_lock
 from growcache.cache.side_files import Edition, Identity, read_identity
 from growcache.errors import CacheError, CacheMissingError
-from growcache.schema import Schema
+
+if TYPE_CHECKING:
+    from growcache.schema import Schema
 
 # Of damaged bytes SQLite's own complaint may be no UTF-8, of which Python complains then.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
