@@ -12,17 +12,13 @@ byte for byte. Readers that have them mapped keep their maps.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import google_crc32c
-import numpy as np
-
-from growcache.cache.deferrals import ShardDeferrals, newest
+from growcache.cache.deferrals import newest
 from growcache.cache.directory import (
     adopt,
     finish_clear,
@@ -36,7 +32,6 @@ from growcache.cache.files import (
     read_marker,
     shard_names,
     shard_number,
-    shard_paths,
 )
 from growcache.cache.folders import (
     SET_ASIDE_PREFIX,
@@ -46,25 +41,23 @@ from growcache.cache.folders import (
     open_folder,
     remove_entry,
 )
-from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
-from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index.reader import IndexContents, read_contents, read_index
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases, survey_leases
 from growcache.cache.locks import is_locked
-from growcache.cache.recovery import (
+from growcache.cache.recovery import count_retried_holes, remade_contents, write_side_files
+from growcache.cache.shard_survey import (
+    ExaminedShard,
+    ShardProgress,
     ShardsOnDisk,
+    examine_shards,
     numbers_on_disk,
-    remade_contents,
-    row_from_sidecar,
-    write_side_files,
+    shards_to_keep,
 )
 from growcache.cache.side_files import (
-    Edition,
     Identity,
     deferrals_in_index,
-    editions_in_sidecar,
     longest_editions,
     read_deferrals,
     read_editions,
@@ -73,7 +66,7 @@ from growcache.cache.side_files import (
     write_identity,
 )
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CacheError, CacheMissingError, CorruptShardError
+from growcache.errors import CacheError, CacheMissingError
 
 Severity: TypeAlias = Literal["error", "info", "mended"]
 
@@ -189,11 +182,6 @@ def litter_findings(layout: CacheLayout, known: set[int], *, whole: bool) -> Ite
         yield Finding("info", None, f"{path}: {who}; the next start removes it")
 
 
-CHECK_THREADS = 4  # digests do not hold the GIL, and a disk likes several reads at once
-
-ShardProgress = Callable[[int, int], None]
-
-
 @dataclass(frozen=True, slots=True)
 class CacheSurvey:
     findings: list[Finding]
@@ -229,15 +217,15 @@ def survey_cache(
     findings += more
     rows = {row.number: row for row in contents.rows if row.state == ShardState.LIVE}
     others = numbers_on_disk(layout) if stopped else ()
-    examined = _examine_all(layout, identity, sorted({*rows, *others}), on_shard)
-    problems = {n: _problems_of(rows.get(n), found) for n, found in examined.items()}
-    # Of one without a row only an index that misses rows makes more than litter.
-    spoilt = {
-        n: texts
-        for n, texts in problems.items()
-        if texts and (n in rows or not contents.counted)
+    examined = examine_shards(layout, identity, sorted({*rows, *others}), on_shard)
+    examined |= {n: _compared_with_row(row, examined[n]) for n, row in rows.items()}
+    # A shard without a row is litter, if the index has all rows.
+    problems = {
+        n: found.problems
+        for n, found in examined.items()
+        if found.problems and (n in rows or not contents.is_complete)
     }
-    findings += _shard_findings(spoilt if stopped else _still_live(layout, rows, spoilt))
+    findings += _shard_findings(problems if stopped else _still_live(layout, rows, problems))
     findings += editions_findings(layout, contents)
     findings += deferrals_findings(layout, contents)
     findings += issued_findings(layout, contents)
@@ -245,12 +233,10 @@ def survey_cache(
     findings += marker_findings(layout)
     if stopped:
         known = {row.number for row in contents.rows if row.state != ShardState.DELETED}
-        findings += litter_findings(layout, known, whole=contents.coherent)
+        findings += litter_findings(layout, known, whole=contents.is_complete)
     if identity is None:
         findings = [replace(finding, mendable=False) for finding in findings]
-    return CacheSurvey(
-        findings, contents, identity, _shards_to_keep(layout, identity, examined, problems)
-    )
+    return CacheSurvey(findings, contents, identity, shards_to_keep(layout, identity, examined))
 
 
 def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
@@ -267,72 +253,11 @@ def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
     return IndexContents(), [Finding("error", None, text, mendable=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _ExaminedShard:
-    sidecar: Sidecar | None
-    problems: Sequence[str]
-
-
-def _examine_all(
-    layout: CacheLayout,
-    identity: Identity | None,
-    numbers: Sequence[int],
-    told: ShardProgress | None,
-) -> dict[int, _ExaminedShard]:
-    found = {}
-    with ThreadPoolExecutor(CHECK_THREADS) as pool:
-        each = pool.map(lambda number: _examine(layout, identity, number), numbers)
-        for done, (number, examined) in enumerate(zip(numbers, each, strict=True), 1):
-            found[number] = examined
-            if told is not None:
-                told(done, len(numbers))
-    return found
-
-
-def _examine(layout: CacheLayout, identity: Identity | None, number: int) -> _ExaminedShard:
-    path = layout.sidecar(number)
-    try:
-        sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        return _ExaminedShard(None, [f"{path}: the description of the shard is missing"])
-    except CorruptShardError as error:
-        return _ExaminedShard(None, [str(error)])
-    problems = [*_foreign_shard(sidecar, number, identity)]
-    if sidecar.samples:
-        problems += _damaged_records(layout, number, sidecar)
-    else:
-        files = [p for p in shard_paths(layout, number) if p != path and p.exists()]
-        problems += [f"{file}: an empty shard has files" for file in files]
-    return _ExaminedShard(_without_origins(sidecar), problems)
-
-
-def _without_origins(sidecar: Sidecar) -> Sidecar:
-    """Drop the thousands of origins, because the sidecars of all shards are kept in memory."""
-    return replace(sidecar, origins=type(sidecar.origins)())
-
-
-def _foreign_shard(sidecar: Sidecar, number: int, identity: Identity | None) -> Iterator[str]:
-    if sidecar.number != number:
-        yield f"number: the index says {number}, the shard's description {sidecar.number}"
-    if len(sidecar.origins) != sidecar.samples:
-        yield f"{sidecar.samples} samples, but origins of {len(sidecar.origins)}"
-    if identity is None:
-        return
-    if sidecar.fingerprint != identity.fingerprint:
-        yield f"fingerprint {sidecar.fingerprint}, of a cache of {identity.fingerprint}"
-    if sidecar.cache_format != identity.cache_format:
-        yield f"files of {sidecar.cache_format}, in a cache of {identity.cache_format}"
-    if sidecar.schema != identity.schema:
-        yield f"samples of {sidecar.schema}, in a cache of {identity.schema}"
-
-
-def _problems_of(row: ShardTableRow | None, examined: _ExaminedShard) -> list[str]:
-    told = (
-        []
-        if row is None or examined.sidecar is None
-        else _row_differences(row, examined.sidecar)
-    )
-    return [*examined.problems, *told]
+def _compared_with_row(row: ShardTableRow, examined: ExaminedShard) -> ExaminedShard:
+    if examined.sidecar is None:
+        return examined
+    differences = _row_differences(row, examined.sidecar)
+    return replace(examined, problems=[*examined.problems, *differences])
 
 
 def _row_differences(row: ShardTableRow, sidecar: Sidecar) -> Iterator[str]:
@@ -359,72 +284,6 @@ def _shard_findings(problems: Mapping[int, Sequence[str]]) -> Iterator[Finding]:
     for number, texts in problems.items():
         for text in texts:
             yield Finding("error", number, text, mendable=True)
-
-
-def _damaged_records(layout: CacheLayout, number: int, sidecar: Sidecar) -> Iterator[str]:
-    shard_format = CACHE_FORMATS.get(sidecar.cache_format)
-    if shard_format is None:
-        yield f"there is no cache format {sidecar.cache_format!r}"
-        return
-    path = shard_path(layout, number, sidecar.cache_format)
-    samples = sidecar.samples
-    try:
-        shard = open_shard(layout, number, samples, sidecar.schema, sidecar.cache_format)
-    except CacheError as error:
-        yield str(error)
-        return
-    try:
-        found = shard.digest()
-        bad = shard_format.bad_records(shard)
-        yield from _damaged_files(layout, sidecar, shard)
-    finally:
-        shard.close()
-    if found != sidecar.digest:
-        yield f"{path}: expected digest {sidecar.digest}, found {found}"
-    if bad:
-        shown = ", ".join(map(str, bad[:10]))
-        yield f"{path}: wrong CRC32C in {len(bad)} of {samples} records ({shown})"
-
-
-def _damaged_files(layout: CacheLayout, sidecar: Sidecar, shard: MappedShard) -> Iterator[str]:
-    expected = CACHE_FORMATS[sidecar.cache_format].suffixes(sidecar.schema)
-    if tuple(file.suffix for file in sidecar.files) != expected:
-        yield f"the shard's description is not of the files {', '.join(expected)}"
-        return
-    for file, memory in zip(sidecar.files, shard.memories, strict=True):
-        path = layout.shard(sidecar.number, file.suffix)
-        if len(memory) != file.nbytes:
-            yield f"{path}: expected {file.nbytes} bytes, found {len(memory)}"
-        elif file.crc32c not in (None, google_crc32c.value(np.frombuffer(memory, np.uint8))):
-            yield f"{path}: wrong CRC32C"
-
-
-def _shards_to_keep(
-    layout: CacheLayout,
-    identity: Identity | None,
-    examined: Mapping[int, _ExaminedShard],
-    problems: Mapping[int, Sequence[str]],
-) -> ShardsOnDisk:
-    """Return the shards that can be kept; those of another fingerprint are neither whole nor damaged."""
-    whole: dict[int, ShardTableRow] = {}
-    damaged: set[int] = set()
-    table: list[Edition] = []
-    told: list[ShardDeferrals] = []
-    for number, found in examined.items():
-        sidecar = found.sidecar
-        if sidecar is None or problems[number]:
-            strange = sidecar is not None and identity is not None
-            if not (strange and sidecar.fingerprint != identity.fingerprint):  # type: ignore[union-attr]
-                damaged.add(number)
-            continue
-        try:
-            drawn_at = layout.sidecar(number).stat().st_mtime
-        except FileNotFoundError:  # a service that runs has evicted it since it was read
-            continue
-        whole[number] = row_from_sidecar(layout, sidecar, seq=0, drawn_at=drawn_at)
-        table = max(table, editions_in_sidecar(sidecar.editions), key=len)
-        told += [sidecar.told] if sidecar.told else []
-    return ShardsOnDisk(whole, frozenset(damaged), tuple(table), tuple(told))
 
 
 SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
@@ -479,26 +338,41 @@ def _index_files(layout: CacheLayout) -> Iterator[Path]:
 
 
 def _repair_all(layout: CacheLayout, found: CacheSurvey, identity: Identity) -> None:
-    editions = longest_editions(
-        [found.contents.editions, read_editions(layout) or [], found.seen.editions]
-    )
+    contents, seen = found.contents, found.seen
+    editions = longest_editions([contents.editions, read_editions(layout) or [], seen.editions])
     issued = read_issued(layout)
-    last = -1 if issued is None else issued
-    kept = [deferrals_in_index(found.contents.meta), read_deferrals(layout)]
-    deferrals = newest(kept) or found.seen.deferrals(last)
-    made = remade_contents(found.contents, found.seen, identity, editions, deferrals, last)
     write_identity(layout.root, identity)
-    write_side_files(layout, editions, issued, made)
-    _write_index(layout, made, anew=not found.contents.readable)
-    _set_damaged_aside(layout, found.seen.damaged)
+    if contents.is_complete:
+        write_side_files(layout, editions, issued, contents)
+        _forget_damaged(layout, contents, identity, seen.damaged)
+    else:
+        last = -1 if issued is None else issued
+        deferrals = newest([read_deferrals(layout)]) or seen.deferrals(last)
+        remade = remade_contents(seen, identity, editions, deferrals, last)
+        write_side_files(layout, editions, issued, remade)
+        _write_index(layout, remade)
+    _set_damaged_aside(layout, seen.damaged)
 
 
-def _write_index(layout: CacheLayout, contents: IndexContents, *, anew: bool) -> None:
-    layout.ballast.unlink(missing_ok=True)  # the room for it; the next start makes it again
-    if anew:
-        for path in _index_files(layout):
-            path.unlink(missing_ok=True)
-        fsync_directory(layout.root)
+def _forget_damaged(
+    layout: CacheLayout, contents: IndexContents, identity: Identity, damaged: frozenset[int]
+) -> None:
+    rows = [row for row in contents.rows if row.number in damaged]
+    if not rows:
+        return
+    deferrals = deferrals_in_index(contents.meta)
+    retried = count_retried_holes(rows, deferrals, identity)
+    with closing(IndexDatabase.open(layout)) as index, index.transaction():
+        index.forget_shards(rows, retried)
+
+
+def _write_index(layout: CacheLayout, contents: IndexContents) -> None:
+    layout.ballast.unlink(
+        missing_ok=True
+    )  # its space is for the index; the next start restores it
+    for path in _index_files(layout):
+        path.unlink(missing_ok=True)
+    fsync_directory(layout.root)
     with closing(IndexDatabase.open(layout)) as index, index.transaction():
         index.replace(contents)
 

@@ -14,8 +14,8 @@ from growcache.cache.folders import open_folder, remove_shard
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index.schema import ShardTableRow
 from growcache.cache.index.writer import IndexWriter
-from growcache.cache.recovery import row_from_sidecar
 from growcache.cache.refetch import WrittenShards, judge_written
+from growcache.cache.shard_survey import row_from_sidecar
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.space import Space
 from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtError

@@ -19,9 +19,9 @@ from growcache.cache.index.writer import IndexDatabase, IndexWriter
 from growcache.cache.recovery import (
     is_initialised,
     mark_initialised,
-    numbers_on_disk,
     rebuild_index,
 )
+from growcache.cache.shard_survey import numbers_on_disk
 from growcache.cache.side_files import (
     DEFERRALS,
     Edition,

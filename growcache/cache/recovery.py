@@ -13,23 +13,20 @@ import itertools
 import logging
 import os
 import time
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from growcache.cache.deferrals import Deferrals, ShardDeferrals, from_shards, newest
+from growcache.cache.deferrals import Deferrals, newest
 from growcache.cache.files import (
     CacheLayout,
     allocated_tree,
     fsync_directory,
     shard_names,
-    shard_number,
     shard_number_in,
-    shard_paths,
 )
 from growcache.cache.folders import (
     foreign_bytes,
@@ -44,18 +41,17 @@ from growcache.cache.folders import (
     remove_entry,
     remove_shard,
 )
-from growcache.cache.formats import CACHE_FORMATS, open_shard
 from growcache.cache.index.reader import DeletedRange, IndexContents
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases
 from growcache.cache.locks import close_owned, open_owned, try_lock
+from growcache.cache.shard_survey import ShardsOnDisk, numbers_on_disk, read_shards
 from growcache.cache.side_files import (
     DEFERRALS,
     Edition,
     Identity,
     deferrals_in_index,
-    editions_in_sidecar,
     identity_notes,
     longest_editions,
     read_deferrals,
@@ -67,8 +63,7 @@ from growcache.cache.side_files import (
     write_identity,
     write_issued,
 )
-from growcache.cache.sidecar import Sidecar
-from growcache.errors import CacheError, CorruptShardError
+from growcache.errors import CacheError
 
 _log = logging.getLogger(__name__)
 
@@ -131,12 +126,13 @@ def rebuild_index(
     seen = read_shards(layout, identity)
     editions = longest_editions([read_editions(layout) or [], seen.editions])
     noted = read_issued(layout)
-    old = IndexContents(meta={"claim": index.meta("claim")} if index.meta("claim") else {})
     issued = -1 if noted is None else noted
     deferrals = newest([read_deferrals(layout)]) or seen.deferrals(issued)
-    made = remade_contents(old, seen, identity, editions, deferrals, issued)
-    write_side_files(layout, editions, noted, made)
-    write(lambda: index.replace(made))
+    remade = remade_contents(seen, identity, editions, deferrals, issued)
+    if claim := index.meta("claim"):
+        remade.meta["claim"] = claim
+    write_side_files(layout, editions, noted, remade)
+    write(lambda: index.replace(remade))
 
 
 def _restore_identity(layout: CacheLayout, index: IndexDatabase) -> None:
@@ -272,203 +268,46 @@ def _is_abandoned_lease(path: Path) -> bool:
         close_owned(descriptor)
 
 
-def row_from_sidecar(
-    layout: CacheLayout, sidecar: Sidecar, *, seq: int, drawn_at: float
-) -> ShardTableRow:
-    """Return the row of an installed shard."""
-    number = sidecar.number
-    return ShardTableRow(
-        number=number,
-        seq=seq,
-        state=ShardState.LIVE,
-        group=sidecar.group,
-        edition=sidecar.edition,
-        round=sidecar.round,
-        samples=sidecar.samples,
-        parts=sidecar.parts,
-        holes=len(sidecar.holes),
-        shard_bytes=sidecar.shard_bytes,
-        allocated=sum(map(allocated_tree, shard_paths(layout, number))),
-        record_bytes=sidecar.record_bytes,
-        digest=sidecar.digest,
-        drawn_at=drawn_at,
-        uses=0,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ShardsOnDisk:
-    """The shards on disk.
-
-    Attributes:
-        whole: rows of those that match their sidecars, by number.
-        damaged: numbers of the others.
-        editions: the longest table of editions in a sidecar.
-        told: what sidecars say about deferrals.
-    """
-
-    whole: Mapping[int, ShardTableRow] = field(default_factory=dict)
-    damaged: frozenset[int] = frozenset()
-    editions: tuple[Edition, ...] = ()
-    told: tuple[ShardDeferrals, ...] = ()
-
-    def deferrals(self, issued: int) -> Deferrals:
-        last = max((row.group for row in self.whole.values()), default=-1)
-        return from_shards(self.told, last, issued)
-
-
-def numbers_on_disk(layout: CacheLayout) -> list[int]:
-    """Return the numbers that have a file in the shards directory."""
-    if not layout.shards.is_dir():
-        return []
-    names = {path.name for path in layout.shards.iterdir()}
-    numbers = {n for name in names if (n := shard_number(layout.shards / name)) is not None}
-    ours = (n for n in numbers if any(p.name in names for p in shard_paths(layout, n)))
-    return sorted(ours)
-
-
-def read_shards(layout: CacheLayout, identity: Identity) -> ShardsOnDisk:
-    """Read every shard; those of another fingerprint are neither whole nor damaged."""
-    whole: dict[int, ShardTableRow] = {}
-    damaged: set[int] = set()
-    table: list[Edition] = []
-    told: list[ShardDeferrals] = []
-    for number in numbers_on_disk(layout):
-        try:
-            sidecar = read_whole_shard(layout, number)
-        except (CorruptShardError, OSError):
-            damaged.add(number)
-            continue
-        if sidecar.fingerprint == identity.fingerprint:
-            drawn_at = layout.sidecar(number).stat().st_mtime
-            whole[number] = row_from_sidecar(layout, sidecar, seq=0, drawn_at=drawn_at)
-            table = max(table, editions_in_sidecar(sidecar.editions), key=len)
-            told += [sidecar.told] if sidecar.told else []
-    return ShardsOnDisk(whole, frozenset(damaged), tuple(table), tuple(told))
-
-
-def read_whole_shard(layout: CacheLayout, number: int) -> Sidecar:
-    """Return the sidecar of a shard whose bytes match it. CorruptShardError or OSError: they do not."""
-    path = layout.sidecar(number)
-    sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-    if sidecar.number != number:
-        raise CorruptShardError(f"{path}: describes shard {sidecar.number}")
-    if not sidecar.samples:
-        return sidecar
-    if sidecar.cache_format not in CACHE_FORMATS:
-        raise CorruptShardError(f"{path}: there is no cache format {sidecar.cache_format!r}")
-    shard = open_shard(layout, number, sidecar.samples, sidecar.schema, sidecar.cache_format)
-    try:
-        if shard.digest() != sidecar.digest:
-            raise CorruptShardError(f"{path}: the shard's bytes were changed")
-    finally:
-        shard.close()
-    return sidecar
-
-
 def remade_contents(
-    old: IndexContents,
     seen: ShardsOnDisk,
     identity: Identity,
     editions: Sequence[Edition],
     deferrals: Deferrals,
     issued: int,
 ) -> IndexContents:
-    """Return the contents of a rebuilt index."""
-    rows = _remade_rows(old, seen)
-    forgotten = {row.number for row in old.rows} - {row.number for row in rows}
-    ranges = list(old.ranges or ())
-    if not (old.counted and seen.whole.keys() >= set(old.spoiled)):
-        group = int(identity.sizes.get("group_shards", 1))
-        known = sorted(
-            {row.number for row in [*rows, *old.rows]}
-            | seen.damaged
-            | _numbers_in_ranges(ranges)
-        )
-        stop = max([(issued + 1) * group, *(number + 1 for number in known[-1:])])
-        missing = [DeletedRange(a, b - 1, b - a, 0) for a, b in missing_numbers(known, stop)]
-        ranges = sorted([*ranges, *missing])
-    live = {row.number for row in rows if row.state != ShardState.DELETED}
+    """Return the contents of a rebuilt index: every number counts as drawn, or is on disk.
+
+    Damaged shards are the exception: they are drawn again.
+    """
+    numbers = sorted(seen.whole)
+    rows = [seen.whole[number]._replace(seq=seq) for seq, number in enumerate(numbers)]
+    known = sorted({*numbers, *seen.damaged})
+    group = int(identity.sizes.get("group_shards", 1))
+    stop = max([(issued + 1) * group, *(number + 1 for number in known[-1:])])
+    ranges = [DeletedRange(a, b - 1, b - a, 0) for a, b in missing_numbers(known, stop)]
+    gone = sum(range_.shards for range_ in ranges)
+    totals = _sums_of_rows(rows)
+    totals.update(drawn_shards=gone, evicted_shards=gone)
     return IndexContents(
         rows=rows,
-        totals=_remade_totals(
-            old, rows, ranges, _count_retried_holes(old.rows, forgotten, deferrals, identity)
-        ),
-        meta=_remade_notes(old, identity, deferrals, whole=not forgotten and not seen.damaged),
+        totals=dict(totals),
+        meta=_remade_notes(identity, deferrals),
         editions=list(editions),
         ranges=ranges,
-        uses=[use for use in old.uses if use[0] in live],
-        jobs=old.jobs,
-        finished=old.finished,
-        history=[*old.history, *([_rebuilt_record()] if rows or ranges else [])],
+        history=[_rebuilt_record()] if rows or ranges else [],
     )
 
 
-def _remade_rows(old: IndexContents, seen: ShardsOnDisk) -> list[ShardTableRow]:
-    """Return the rows in the order of age; of numbers without one that of their neighbours."""
-    before = {row.number: row for row in old.rows}
-    gone = {n for n, row in before.items() if row.state == ShardState.DELETED}
-    gone |= _numbers_in_ranges(old.ranges or ())
-    rows = [_with_history(row, before.get(n)) for n, row in seen.whole.items() if n not in gone]
-    rows += [
-        row._replace(state=ShardState.DELETED)
-        for row in old.rows
-        if row.state != ShardState.LIVE and (row.number in gone or row.number not in seen.whole)
-    ]
-    numbers = sorted(before)
-    lower = {r.number: numbers[i - 1] for r in rows if (i := bisect_right(numbers, r.number))}
-
-    def age(row: ShardTableRow) -> tuple[int, int]:
-        return (before[lower[row.number]].seq if row.number in lower else -1, row.number)
-
-    return [row._replace(seq=seq) for seq, row in enumerate(sorted(rows, key=age))]
-
-
-def _with_history(row: ShardTableRow, before: ShardTableRow | None) -> ShardTableRow:
-    if before is None:
-        return row
-    return row._replace(state=before.state, drawn_at=before.drawn_at, uses=before.uses)
-
-
-def _numbers_in_ranges(ranges: Iterable[DeletedRange]) -> set[int]:
-    return set(itertools.chain.from_iterable(range(r.first, r.last + 1) for r in ranges))
-
-
-def _count_retried_holes(
-    rows: Iterable[ShardTableRow], gone: Set[int], deferrals: Deferrals, identity: Identity
+def count_retried_holes(
+    rows: Iterable[ShardTableRow], deferrals: Deferrals, identity: Identity
 ) -> int:
-    """Return how many holes of rows that go are none any more: they are tried again."""
+    """Return how many holes of these rows are tried again, and so count as holes no more."""
     group = int(identity.sizes.get("group_shards", 1))
     count = 0
     for row in rows:
-        if row.number in gone:
-            places = deferrals.retried.get(row.group, ())
-            mine = sum(place % group == row.number % group for place in places)
-            count += min(mine, row.holes)
+        places = deferrals.retried.get(row.group, ())
+        count += min(sum(place % group == row.number % group for place in places), row.holes)
     return count
-
-
-def _remade_totals(
-    old: IndexContents,
-    rows: Sequence[ShardTableRow],
-    ranges: Sequence[DeletedRange],
-    retried: int,
-) -> dict[str, int]:
-    """Return the totals: by what changed, or where they are lost by what the rows tell."""
-    if old.coherent and old.totals is not None:
-        before, now = _sums_of_rows(old.rows), _sums_of_rows(rows)
-        now.update(holes=retried, drawn_parts=retried)  # which were taken off before
-        changed = {name: old.totals.get(name, 0) + now[name] - before[name] for name in now}
-        return old.totals | changed
-    gone = [row for row in rows if row.state != ShardState.LIVE]
-    shards, samples = sum(r.shards for r in ranges), sum(r.samples for r in ranges)
-    found = _sums_of_rows(rows)
-    found.update(drawn_shards=shards, drawn=samples)
-    found.update(evicted_shards=shards + len(gone))
-    found.update(evicted_samples=samples + sum(row.samples for row in gone))
-    counted = {*found, "lost_shards", "lost_samples"}
-    kept = {n: v for n, v in (old.totals or {}).items() if n not in counted}
-    return dict(found) | kept
 
 
 def _sums_of_rows(rows: Iterable[ShardTableRow]) -> Counter[str]:
@@ -478,17 +317,9 @@ def _sums_of_rows(rows: Iterable[ShardTableRow]) -> Counter[str]:
     return sums
 
 
-def _remade_notes(
-    old: IndexContents, identity: Identity, deferrals: Deferrals, *, whole: bool
-) -> dict[str, object]:
-    notes = {**old.meta, **identity_notes(identity), "initialised": True}
-    notes.pop(DEFERRALS, None)
-    if deferrals:
-        notes[DEFERRALS] = deferrals.to_values()
-    notes.pop("pruned_seq", None)  # rows are numbered anew
-    if not whole:
-        notes["complete"] = False
-    return notes
+def _remade_notes(identity: Identity, deferrals: Deferrals) -> dict[str, object]:
+    noted = {DEFERRALS: deferrals.to_values()} if deferrals else {}
+    return {**identity_notes(identity), "initialised": True, **noted}
 
 
 def _rebuilt_record() -> tuple[float, str]:

@@ -16,7 +16,6 @@ from growcache.cache.index.reader import read_index
 from growcache.cache.leases import Lease
 from growcache.cache.locks import FileLock
 from growcache.cache.side_files import Edition, read_issued
-from growcache.cache.space import fixed_budget
 from growcache.cache.status import read_status
 from growcache.errors import CacheBusyError, CorruptShardError, FingerprintError
 from tests.cache.making import (
@@ -570,15 +569,3 @@ def test_uses_wait_while_the_log_cannot_be_cut(root: Path) -> None:
         cache.maintain()
         cache.poll_leases(2.0)
         assert cache.totals().delivered == 8 * 39
-
-
-def test_a_lowered_bound_costs_the_index_its_rows_per_sample(root: Path) -> None:
-    with opened(root, max_bytes=40_000_000) as cache:
-        for number in range(90):
-            add(cache, number, count=100)
-        assert cache._ledger.index.pages_bytes() > fixed_budget(MAX_BYTES).pages
-        cache.max_bytes = MAX_BYTES
-        assert cache.index_ok
-        assert cache.room() < 0
-        cache.evict(range(90))
-        assert cache.room() > 0

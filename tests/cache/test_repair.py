@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from growcache.cache.cache import Cache
 from growcache.cache.check import Finding, check, repair
 from growcache.cache.deferrals import Deferrals
-from growcache.cache.index.reader import IndexContents, read_index
-from growcache.cache.index.schema import CacheTotals, ShardState, ShardTableRow
+from growcache.cache.index.reader import read_index
+from growcache.cache.index.schema import CacheTotals, ShardTableRow
 from growcache.cache.leases import Lease
-from growcache.cache.recovery import ShardsOnDisk, remade_contents
+from growcache.cache.recovery import remade_contents
+from growcache.cache.shard_survey import ShardsOnDisk
 from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import Status, read_status, write_status
@@ -364,24 +365,35 @@ def test_every_bit_of_a_description_counts(root: Path) -> None:
             Sidecar.from_bytes(bytes(flipped))
 
 
-def test_what_is_good_is_kept(root: Path) -> None:
+def test_damaged_shards_leave_the_rest_of_a_sound_index_as_it_is(root: Path) -> None:
     before = start(root)
-    sql(root, QUIET["a state"])
-    state = mends(root, set())
+    flip(root / "shards" / "00000004.tfrecord", 900)
+    state = mends(root, {4})
     assert (state.totals.drawn, state.totals.evicted_samples, state.totals.delivered) == (
-        before.totals.drawn,
+        before.totals.drawn - 8,
         before.totals.evicted_samples,
         before.totals.delivered,
     )
     with opened(root, KIND) as cache:
-        assert {c.number: c.uses for c in cache.candidates()} == {0: 1, 3: 0, 4: 0, 5: 0, 7: 0}
+        assert {c.number: c.uses for c in cache.candidates()} == {0: 1, 3: 1, 5: 0, 7: 0}
         assert cache.history()[0][1] == {"samples": 64}
+        assert [c.number for c in cache.candidates()] == sorted(LIVE - {4}), "the order of age"
+
+
+def test_of_a_damaged_index_the_shards_are_kept(root: Path) -> None:
+    before = start(root)
+    sql(root, QUIET["a state"])
+    totals = mends(root, set()).totals
+    assert totals.samples == before.totals.samples
+    assert totals.drawn_shards == len(LIVE | GONE | OPEN)
+    with opened(root, KIND) as cache:
+        assert {c.number: c.uses for c in cache.candidates()} == dict.fromkeys(LIVE, 0)
         assert [c.number for c in cache.candidates()] == sorted(LIVE), "the order of age"
 
 
 def test_a_group_in_flight_is_not_taken_for_drawn(root: Path) -> None:
-    sql(root, QUIET["a state"])
-    assert mends(root, set()).unfinished == OPEN
+    flip(root / "shards" / "00000004.tfrecord", 900)
+    assert mends(root, {4}).unfinished == OPEN | {4}
 
 
 def test_what_was_lost_is_counted_once(root: Path) -> None:
@@ -485,49 +497,27 @@ def test_a_copy_of_the_listing_that_is_none_is_removed(
 
 
 @given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 30), st.integers(0, 2)), unique_by=lambda row: row[0]
-    ),
-    lying=st.sets(st.integers(0, 30)),
+    on_disk=st.sets(st.integers(0, 30)),
     damaged=st.sets(st.integers(0, 30)),
     issued=st.integers(-1, 35),
-    kept=st.booleans(),
 )
 def test_every_number_that_was_issued_is_accounted_for(
-    rows: list[tuple[int, int]], lying: set[int], damaged: set[int], issued: int, kept: bool
+    on_disk: set[int], damaged: set[int], issued: int
 ) -> None:
-    old = IndexContents(rows=[row(n, seq, s) for seq, (n, s) in enumerate(rows)], counted=kept)
-    if kept:
-        old.ranges, old.totals, old.coherent = [], sums(old), True
-    seen = ShardsOnDisk({n: row(n, 0) for n in lying - damaged}, frozenset(damaged))
-    made = remade_contents(old, seen, KIND, [], Deferrals(), issued)
-    assert made.totals is not None
-    numbers = {row.number: row.state for row in made.rows}
-    gone = {n for r in made.ranges or () for n in range(r.first, r.last + 1)}
+    seen = ShardsOnDisk({n: row(n, 0) for n in on_disk - damaged}, frozenset(damaged))
+    made = remade_contents(seen, KIND, [], Deferrals(), issued)
+    numbers = {row.number for row in made.rows}
+    gone = {n for r in made.ranges for n in range(r.first, r.last + 1)}
     assert len(numbers) == len(made.rows), "one row each"
-    assert not gone & numbers.keys()
-    live = {n for n, state in numbers.items() if state == ShardState.LIVE}
-    before = dict(rows)
-    assert live == {n for n in seen.whole if before.get(n, 0) == ShardState.LIVE}
-    deleted = {n for n, state in rows if state == ShardState.DELETED}
-    assert deleted <= numbers.keys(), "what was drawn stays so"
-    again = {n for n, state in rows if state == ShardState.LIVE} - live | damaged - deleted
-    retired = {n for n, state in rows if state == ShardState.RETIRED}
-    assert not (again - retired) & (gone | numbers.keys()), "what is lost is drawn again"
-    if not kept:
-        assert set(range(issued + 1)) <= gone | numbers.keys() | again
+    assert numbers == seen.whole.keys()
+    assert not gone & numbers
+    assert not damaged & (gone | numbers), "what is damaged is drawn again"
+    assert set(range(issued + 1)) <= gone | numbers | damaged, "nothing is drawn twice"
     counted = sum(row.samples for row in made.rows)
-    assert (made.totals["drawn"], made.totals["drawn_shards"]) == (
-        counted,
-        len(made.rows) + len(gone),
-    )
+    assert made.totals.get("drawn", 0) == counted
+    assert made.totals["drawn_shards"] == len(made.rows) + len(gone)
     assert [row.seq for row in made.rows] == list(range(len(made.rows)))
 
 
 def row(number: int, seq: int, state: int = 0) -> ShardTableRow:
     return ShardTableRow(number, seq, state, number, 0, 0, 8, 8, 0, 99, 4096, 9, "d", 0.0, 0)
-
-
-def sums(contents: IndexContents) -> dict[str, int]:
-    count = len(contents.rows)
-    return {"drawn": 8 * count, "drawn_parts": 8 * count, "drawn_shards": count}

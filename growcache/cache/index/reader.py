@@ -13,7 +13,7 @@ import operator
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,19 +151,6 @@ def read_sealed_tables(connection: sqlite3.Connection) -> SealedTables:
     return SealedTables(
         rows("totals"), noted, rows("editions"), None if seal is None else int(seal)
     )
-
-
-def split_by_seal(rows: Iterable[Sequence[object]]) -> tuple[list[ShardTableRow], list[object]]:
-    """Return the rows whose checksum is right, and the numbers of the others."""
-    good: list[ShardTableRow] = []
-    spoiled: list[object] = []
-    for *values, seal in rows:
-        row = ShardTableRow._make(values)
-        if type(row.state) is int and row.state in set(ShardState) and row_seal(row) == seal:
-            good.append(row)
-        else:
-            spoiled.append(row.number)
-    return good, spoiled
 
 
 BUSY_SECONDS = 10.0
@@ -404,53 +391,59 @@ class DeletedRange(NamedTuple):
 
 @dataclass(slots=True)
 class IndexContents:
-    """What an index says."""
+    """What a whole index says; of one with problems nothing is believed."""
 
     problems: list[str] = field(default_factory=list)
     rows: list[ShardTableRow] = field(default_factory=list)
-    totals: dict[str, int] | None = None
+    totals: dict[str, int] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     editions: list[Edition] = field(default_factory=list)
-    ranges: list[DeletedRange] | None = None
-    uses: list[tuple[int, str, int]] = field(default_factory=list)
-    jobs: list[tuple[str, float]] = field(default_factory=list)
+    ranges: list[DeletedRange] = field(default_factory=list)
     history: list[tuple[float, str]] = field(default_factory=list)
-    finished: list[tuple[str, float]] = field(default_factory=list)
-    spoiled: list[object] = field(default_factory=list)
-    coherent: bool = False
-    counted: bool = False
-    readable: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has a row or a range for every number that was ever committed."""
+        return not self.problems and bool(self.meta.get("initialised"))
 
 
 def read_contents(layout: CacheLayout) -> IndexContents:
-    """Return what the index says now; of one that SQLite refuses, what can still be read.
-
-    May raise CacheMissingError.
-    """
+    """Return what the index says now, or its problems. May raise CacheMissingError."""
     if not layout.index.exists():
         raise CacheMissingError(f"{layout.index} is missing")
-    found = IndexContents()
     try:
         with reading_index(layout) as connection:
             connection.text_factory = _decode
             connection.execute("BEGIN")  # one picture, whatever commits meanwhile
-            found.problems += _integrity_problems(connection)
-            made = _read_tables_state(connection, found)
-            found.readable = made == "whole" and not found.problems
-            if made != "unmade":
-                _read_all(connection, found)
-    except SQLITE_ERRORS as error:
-        found.problems.append(str(error))
+            match tables_state(connection):
+                case "whole":
+                    found = verified_contents(connection)
+                    found.problems += _wrong_types(connection)
+                case "damaged":
+                    found = IndexContents([WRONG_TABLES, *_integrity_problems(connection)])
+                case "unmade":
+                    found = IndexContents(_integrity_problems(connection))
+    except (
+        *SQLITE_ERRORS,
+        ValueError,
+        TypeError,
+    ) as error:  # a table may have a number for its name
+        found = IndexContents([str(error)])
     found.problems = [f"{layout.index}: {problem}" for problem in found.problems]
     return found
 
 
-def index_problems(connection: sqlite3.Connection) -> list[str]:
-    """Return the problems of the index of a cache that is being opened."""
-    found = IndexContents(problems=_integrity_problems(connection))
-    _read_sealed(connection, found)
-    _read_shards(connection, found)
-    return found.problems
+def verified_contents(connection: sqlite3.Connection) -> IndexContents:
+    """Return the contents of an index whose tables are whole, or its problems."""
+    try:
+        if problems := _integrity_problems(connection):
+            return IndexContents(problems)
+        found = _sealed_contents(connection)
+        seals = connection.execute("SELECT number, seal FROM shards").fetchall()
+        problems = [*_wrong_rows(found, dict(seals))]
+    except (*SQLITE_ERRORS, ValueError, TypeError) as error:
+        problems = [str(error)]
+    return IndexContents(problems) if problems else found
 
 
 def _integrity_problems(connection: sqlite3.Connection) -> list[str]:
@@ -461,96 +454,53 @@ def _integrity_problems(connection: sqlite3.Connection) -> list[str]:
     return [text for (text,) in rows if text != "ok"]
 
 
-def _read_tables_state(connection: sqlite3.Connection, found: IndexContents) -> TablesState:
-    try:
-        state = tables_state(connection)
-    except (*SQLITE_ERRORS, TypeError) as error:  # a table may have a number for its name
-        found.problems.append(str(error))
-        return "damaged"
-    if state == "damaged":
-        found.problems.append(WRONG_TABLES)
-    return state
-
-
-def _read_all(connection: sqlite3.Connection, found: IndexContents) -> None:
-    for read in (_read_sealed, _read_shards, _read_uses, _read_history):
-        try:
-            read(connection, found)
-        except (*SQLITE_ERRORS, ValueError, TypeError) as error:
-            found.problems.append(str(error))
-
-
-def _read_sealed(connection: sqlite3.Connection, found: IndexContents) -> None:
-    account = read_sealed_tables(connection)
-    if account.seal is None and not account.is_empty():
-        found.problems.append("the checksum of totals and notes is missing")
-    elif account.seal not in (None, account.right_seal()):
-        found.problems.append("totals, notes or editions are not what was written")
-    else:
-        found.totals = dict(account.totals)
-        found.meta = {key: json.loads(value) for key, value in account.meta}
-        found.editions = [Edition(*row) for row in account.editions]
-
-
-def _read_shards(connection: sqlite3.Connection, found: IndexContents) -> None:
-    rows = connection.execute(f"SELECT {SHARD_COLUMNS}, seal FROM shards").fetchall()
-    found.rows, found.spoiled = split_by_seal(rows)
-    found.problems += [f"the row of shard {n} is not what was written" for n in found.spoiled]
+def _sealed_contents(connection: sqlite3.Connection) -> IndexContents:
+    sealed = read_sealed_tables(connection)
+    if sealed.seal is None and not sealed.is_empty():
+        raise ValueError("the checksum of totals and notes is missing")
+    if sealed.seal not in (None, sealed.right_seal()):
+        raise ValueError("totals, notes or editions are not what was written")
+    rows = connection.execute(f"SELECT {SHARD_COLUMNS} FROM shards").fetchall()
     query = "SELECT first, last, shards, samples FROM deleted_ranges ORDER BY first"
-    ranges = list(map(DeletedRange._make, connection.execute(query).fetchall()))
-    if not _are_disjoint(ranges, found.rows):
-        found.problems.append("ranges of deleted shards are not what was written")
-        return
-    found.ranges = ranges
-    if found.totals is None or found.spoiled:
-        found.counted = found.readable
-        return
-    wrong = [*_wrong_totals(found.totals, found.rows, ranges)]
-    found.problems += wrong
-    found.coherent = found.counted = not wrong and bool(found.meta.get("initialised"))
+    return IndexContents(
+        rows=list(map(ShardTableRow._make, rows)),
+        totals=dict(sealed.totals),
+        meta={key: json.loads(value) for key, value in sealed.meta},
+        editions=[Edition(*row) for row in sealed.editions],
+        ranges=list(map(DeletedRange._make, connection.execute(query).fetchall())),
+    )
 
 
-def _are_disjoint(ranges: Sequence[DeletedRange], rows: Sequence[ShardTableRow]) -> bool:
-    """Whether every number is in one range, or has one row, or neither."""
-    edge, numbers = -1, sorted(row.number for row in rows)
-    place = 0
-    for first, last, shards, samples in ranges:
-        if not all(type(n) is int for n in (first, last, shards, samples)):
-            return False
-        if first <= edge or shards != last - first + 1 or shards < 1 or samples < 0:
-            return False
-        while place < len(numbers) and numbers[place] < first:
-            place += 1
-        if place < len(numbers) and numbers[place] <= last:
-            return False
-        edge = last
-    return True
-
-
-def _wrong_totals(
-    totals: dict[str, int], rows: Sequence[ShardTableRow], ranges: Sequence[DeletedRange]
-) -> Iterator[str]:
-    shards = len(rows) + sum(r.shards for r in ranges)
-    samples = sum(row.samples for row in rows) + sum(r.samples for r in ranges)
+def _wrong_rows(found: IndexContents, seals: Mapping[int, object]) -> Iterator[str]:
+    """Compare rows with their checksums, ranges with their counts, and both with the totals."""
+    for row in found.rows:
+        if row.state not in set(ShardState) or row_seal(row) != seals[row.number]:
+            yield f"the row of shard {row.number} is not what was written"
+    if any(r.shards != r.last - r.first + 1 for r in found.ranges):
+        yield "ranges of deleted shards are not what was written"
+    shards = len(found.rows) + sum(r.shards for r in found.ranges)
+    samples = sum(row.samples for row in found.rows) + sum(r.samples for r in found.ranges)
     for name, counted in (("drawn_shards", shards), ("drawn", samples)):
-        if totals.get(name, 0) != counted:
-            yield f"{name} is {totals.get(name, 0)}, but there are rows of {counted}"
+        if found.totals.get(name, 0) != counted:
+            yield f"{name} is {found.totals.get(name, 0)}, but there are rows of {counted}"
 
 
-def _read_uses(connection: sqlite3.Connection, found: IndexContents) -> None:
-    live = {row.number for row in found.rows if row.state != ShardState.DELETED}
-    uses = connection.execute("SELECT shard, job, uses FROM uses").fetchall()
-    found.uses = [(n, str(job), int(count)) for n, job, count in uses if n in live]
-    jobs = connection.execute("SELECT job, last_seen FROM jobs").fetchall()
-    found.jobs = [(str(job), float(seen)) for job, seen in jobs]
-    names = connection.execute("SELECT name, finished_at FROM finished_leases").fetchall()
-    found.finished = [(str(name), float(at)) for name, at in names]
+# What has no checksum, because a wrong number there decides no sample; but it must be one.
+_TYPES = {
+    "uses": (int, str, int),
+    "jobs": (str, float),
+    "finished_leases": (str, float),
+    "history": (int, float, str),
+}
 
 
-def _read_history(connection: sqlite3.Connection, found: IndexContents) -> None:
-    for at, record in connection.execute("SELECT at, record FROM history ORDER BY id"):
+def _wrong_types(connection: sqlite3.Connection) -> Iterator[str]:
+    for table, types in _TYPES.items():
+        rows = connection.execute(f"SELECT * FROM {table}").fetchall()
+        if any(tuple(map(type, row)) != types for row in rows):
+            yield f"rows of {table} are not what was written"
+    for (record,) in connection.execute("SELECT record FROM history").fetchall():
         json.loads(record)
-        found.history.append((float(at), record))
 
 
 def _decode(data: bytes) -> str:

@@ -19,10 +19,10 @@ from growcache.cache.index.reader import (
     WRONG_TABLES,
     IndexContents,
     damaged_index_error,
-    index_problems,
     read_editions,
     read_sealed_tables,
     tables_state,
+    verified_contents,
 )
 from growcache.cache.index.schema import (
     KEPT_JOBS,
@@ -134,30 +134,42 @@ class IndexDatabase:
 
     def verify(self) -> None:
         """Raise CacheError if a value differs from its checksum; takes tens of milliseconds."""
-        try:
-            found = index_problems(self._connection)
-        except (*SQLITE_ERRORS, ValueError, TypeError) as error:
-            found = [str(error)]
-        if found:
-            raise damaged_index_error(self._layout, found[0])
+        if problems := verified_contents(self._connection).problems:
+            raise damaged_index_error(self._layout, problems[0])
 
     def replace(self, contents: IndexContents) -> None:
-        """Replace all contents; notes of holes are lost."""
+        """Replace all contents; uses and notes of holes are lost."""
         self.clear()
         self._put_shards(contents.rows)
         for edition in contents.editions:
             self.insert_edition(edition)
-        self.add_totals(**(contents.totals or {}))
+        self.add_totals(**contents.totals)
         for key, value in contents.meta.items():
             self.set_meta(key, value)
         for query, rows in (
-            ("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", contents.ranges or ()),
-            ("INSERT INTO uses VALUES (?, ?, ?)", contents.uses),
-            ("INSERT INTO jobs VALUES (?, ?)", contents.jobs),
-            ("INSERT INTO finished_leases VALUES (?, ?)", contents.finished),
+            ("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", contents.ranges),
             ("INSERT INTO history (at, record) VALUES (?, ?)", contents.history),
         ):
             self._connection.executemany(query, rows)
+
+    def forget_shards(self, rows: Sequence[ShardTableRow], retried: int) -> None:
+        """Forget damaged shards: retired ones are deleted, live ones are drawn again.
+
+        ``retried`` holes of theirs count neither as holes nor as visits already.
+        """
+        live = [row for row in rows if row.state == ShardState.LIVE]
+        retired = [row.number for row in rows if row.state == ShardState.RETIRED]
+        self.set_state(retired, ShardState.DELETED)
+        numbers = [(row.number,) for row in live]
+        for table, column in (("shards", "number"), ("uses", "shard"), ("holes", "shard")):
+            self._connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", numbers)
+        self.add_totals(
+            drawn=-sum(row.samples for row in live),
+            drawn_shards=-len(live),
+            drawn_parts=retried - sum(row.parts for row in live),
+            holes=retried - sum(row.holes for row in live),
+        )
+        self.set_meta("complete", False)
 
     def _rollback(self) -> None:
         if self._connection.in_transaction:
