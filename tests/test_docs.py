@@ -163,6 +163,23 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it tells of files that have gone
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text(encoding="utf-8")):
+        places = [ROOT / name, ROOT / "growcache" / name]
+        assert any(place.exists() for place in places), f"{page.name} names {name}"
+
+
+def test_the_glossary_has_at_most_sixty_words_each_once() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = [word for word in re.findall(r"^\| ([^|]+) \|", text, re.M) if word != "word"]
+    words = [word for word in words if not word.startswith("---")]
+    assert len(words) == len(set(words))
+    assert len(words) <= 60
+
+
 def test_the_examples_are_linked() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert f"examples/{path.name}" in README
