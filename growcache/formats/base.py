@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
@@ -27,6 +27,7 @@ SamplesWithOrigins: TypeAlias = list[
 ]  # each sample with its origin [start, stop)
 
 MOST_VISIT_BYTES = 1_000_000_000  # bytes; what a sampler may use for a group of shards
+MOST_VISIT_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
 _FREE_DECODED_BYTES = 1 << 25  # bytes of an object that stores next to nothing
 DEFLATE_RATIO = 1100  # the ratio of deflate is 1032 at most
 RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, for one value again and again
@@ -167,6 +168,58 @@ async def read_partly(
         if not error.found:
             raise
         return error.found, error
+
+
+class Item(Protocol):
+    """What one sample is decoded from: the bytes [start, stop) of an object."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+def samples_of_items(
+    key: str,
+    items: Sequence[ItemT],
+    decode: Callable[[ItemT], Sample | None],
+    label: Callable[[ItemT], str],
+    *,
+    errors: Sequence[FormatError] = (),
+    before_each: Callable[[], None] = lambda: None,
+) -> SamplesWithOrigins:
+    """Return the samples of items; those that cannot be decoded do not spoil the others.
+
+    Raises:
+        PartlyReadError: with the first error, of an item or of ``errors``, which came before.
+    """
+    refuse_many_samples(key, len(items))
+    samples: SamplesWithOrigins = []
+    wrong = [str(error) for error in errors]
+    for item in items:
+        before_each()
+        try:
+            sample = decode(item)
+        except FormatError as error:
+            wrong.append(f"{key}: {label(item)}: {error}")
+            continue
+        if sample is not None:
+            samples.append((sample, item.start, item.stop))
+    if wrong:
+        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+        raise PartlyReadError(wrong[0] + more, samples)
+    return samples
+
+
+def refuse_many_samples(key: str, count: int) -> None:
+    if count > MOST_VISIT_SAMPLES:
+        raise FormatError(
+            f"{key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found {count:,}"
+        )
 
 
 async def read_whole(reader: ObjectReader) -> Buffer:
@@ -317,9 +370,6 @@ def named_specs_option(option: str, value: object, such_as: str) -> Mapping[str,
         if not isinstance(name, str) or not name:
             raise ConfigError(f"source.options.{option}: expected names, found {name!r}")
     return value
-
-
-MOST_VISIT_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
 
 
 ENDLESS_PARTS = 1 << 40  # parts of a source that is no list of objects: never all drawn

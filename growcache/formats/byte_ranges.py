@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +25,11 @@ class FetchedObject:
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
         return self._data[start:stop]
+
+
+RANDOM_RANGE_BYTES = 1 << 20  # bytes that are read where a few lines of many are taken
+# Of a visit, or a record, because what is decoded from it is in memory, too.
+MOST_RECORD_BYTES = MOST_VISIT_BYTES // 2
 
 
 class NotFetchedError(OSError):
@@ -121,8 +126,39 @@ def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
     return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
 
 
-def random_ranges(
-    visit: Visit, key: str, start: int, stop: int, nbytes: int, *, most: int
+async def items_of_part(
+    reader: ObjectReader,
+    visit: Visit,
+    items_in: Callable[[int, int], Awaitable[Sequence[T]]],
+    *,
+    range_bytes: int,
+    most_ranges: int,
+    least_bytes: int = 0,
+) -> list[T]:
+    """Return the items of the visit's part, or the random ones that it takes.
+
+    Of parts above ``least_bytes`` only random ranges are read, until they hold enough items.
+    ``items_in`` returns those that begin in [start, stop).
+    """
+    size, key = reader.entry.size, reader.entry.key
+    start, stop = visit.part * size // visit.parts, (visit.part + 1) * size // visit.parts
+    if visit.take is None or stop - start <= least_bytes:
+        if stop - start > MOST_RECORD_BYTES:
+            raise FormatError(
+                f"{key}: one visit may read {MOST_RECORD_BYTES:,} bytes, found {stop - start:,}; "
+                "lower sampling.samples_per_object"
+            )
+        return take_some(await items_in(start, stop), visit, key)
+    found: dict[int, Sequence[T]] = {}
+    for first, last in _random_ranges(visit, key, start, stop, range_bytes, most_ranges):
+        found[first] = await items_in(first, last)
+        if sum(map(len, found.values())) >= visit.take:
+            break
+    return take_some([item for at in sorted(found) for item in found[at]], visit, key)
+
+
+def _random_ranges(
+    visit: Visit, key: str, start: int, stop: int, nbytes: int, most: int
 ) -> Iterator[tuple[int, int]]:
     """Yield different random byte ranges of ``nbytes`` in [start, stop), at most ``most``."""
     rng = generator_at("stretch", visit.seed, visit.round, key, visit.part)
@@ -213,14 +249,6 @@ class _SharedRequest:
             self.stop = max(self.stop, stop)
             return True
         return False
-
-
-RANDOM_RANGE_BYTES = 1 << 20  # bytes that are read where a few lines of many are taken
-
-
-MOST_RECORD_BYTES = (
-    MOST_VISIT_BYTES // 2
-)  # of a visit, or a record: what is made of it is in memory, too
 
 
 class GrowingSlice:

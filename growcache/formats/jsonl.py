@@ -6,26 +6,25 @@ import asyncio
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
-    MOST_VISIT_BYTES,
-    MOST_VISIT_SAMPLES,
     Measure,
     ObjectReader,
-    PartlyReadError,
     SamplesWithOrigins,
     Visit,
     bool_option,
     named_specs_option,
     read_whole,
     refuse_unknown_options,
+    samples_of_items,
 )
 from growcache.formats.byte_ranges import (
     RANDOM_RANGE_BYTES,
     ReadAhead,
-    random_ranges,
+    items_of_part,
     samples_worth_a_visit,
     take_some,
 )
@@ -90,18 +89,18 @@ class LineReader:
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[TextLine]:
         """Return the lines of the visit's part, or the random ones that it takes."""
-        size = reader.entry.size
-        start = visit.part * size // visit.parts
-        stop = (visit.part + 1) * size // visit.parts
-        if visit.take is None:
-            return await self.between(reader, start, stop)
-        found = await self._stretches(reader, visit, start, stop)
-        return take_some(found, visit, reader.entry.key)
+        return await items_of_part(
+            reader,
+            visit,
+            partial(self.between, reader),
+            range_bytes=RANDOM_RANGE_BYTES,
+            most_ranges=MOST_RANDOM_RANGES,
+            least_bytes=-1,
+        )
 
     async def between(self, reader: ObjectReader, start: int, stop: int) -> list[TextLine]:
         if start >= stop:
             return []
-        _refuse_too_much(reader, stop - start)
         first = max(0, start - 1)  # whether a line starts at ``start``, the byte before says
         data = await _read_bytes(reader, first, stop + self._ahead.nbytes)
         begin = data.find(b"\n", 0, stop - 1 - first) + 1 if start else 0
@@ -134,20 +133,6 @@ class LineReader:
         whole = b"".join(pieces) if len(pieces) > 1 else data
         return whole if end < 0 else whole[:end]
 
-    async def _stretches(
-        self, reader: ObjectReader, visit: Visit, start: int, stop: int
-    ) -> list[TextLine]:
-        """Return the lines of random ranges, as many as the visit takes."""
-        lines: list[TextLine] = []
-        places = random_ranges(
-            visit, reader.entry.key, start, stop, RANDOM_RANGE_BYTES, most=MOST_RANDOM_RANGES
-        )
-        for at, end in places:
-            lines += await self.between(reader, at, end)
-            if len(lines) >= (visit.take or 0):
-                break
-        return sorted(lines, key=lambda line: line.start)
-
     async def measure(self, reader: ObjectReader) -> tuple[int, float]:
         """Return the number of lines and their stride in bytes; estimates for a large object."""
         size = reader.entry.size
@@ -170,14 +155,6 @@ def _mean_bytes(lines: list[TextLine]) -> float:
 
 async def _read_bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
     return bytes(memoryview(await reader.read(start, min(stop, reader.entry.size))))
-
-
-def _refuse_too_much(reader: ObjectReader, nbytes: int) -> None:
-    if nbytes > MOST_VISIT_BYTES // 2:  # what is made of them is in memory, too
-        raise FormatError(
-            f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES // 2:,} bytes of lines, "
-            f"found {nbytes:,}; lower sampling.samples_per_object"
-        )
 
 
 _SPEC_KEYS = ("path", "dtype", "default")
@@ -318,11 +295,6 @@ class JsonlFormat:
                 refuse_compressed(reader.entry, lines[0].data)
         else:
             lines = take_some(await self._whole(reader), visit, reader.entry.key)
-        if len(lines) > MOST_VISIT_SAMPLES:
-            raise FormatError(
-                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
-                f"{len(lines):,} lines; make smaller objects"
-            )
         if lines and lines[-1].stop - lines[0].start > _PARSED_INLINE_BYTES:
             return await asyncio.to_thread(self._samples, reader.entry.key, lines)
         return self._samples(reader.entry.key, lines)
@@ -332,17 +304,9 @@ class JsonlFormat:
         return await asyncio.to_thread(split_lines, bytes(data), 0)
 
     def _samples(self, key: str, lines: Sequence[TextLine]) -> SamplesWithOrigins:
-        found: SamplesWithOrigins = []
-        bad: list[str] = []
-        for line in lines:
-            try:
-                found.append((self._sample(line), line.start, line.stop))
-            except FormatError as error:
-                bad.append(f"{key}: the line at byte {line.start:,}: {error}")
-        if bad:
-            more = f" (and {len(bad) - 1:,} lines more)" if len(bad) > 1 else ""
-            raise PartlyReadError(bad[0] + more, found)
-        return found
+        return samples_of_items(
+            key, lines, self._sample, lambda line: f"the line at byte {line.start:,}"
+        )
 
     def _sample(self, line: TextLine) -> Sample:
         if len(line.data) > LONGEST_LINE:

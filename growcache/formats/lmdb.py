@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -17,10 +17,10 @@ from growcache.formats.base import (
     MOST_VISIT_SAMPLES,
     Measure,
     ObjectReader,
-    PartlyReadError,
     Visit,
     choice_option,
     refuse_unknown_options,
+    samples_of_items,
 )
 from growcache.formats.lmdb_tree import (
     BRANCH,
@@ -32,10 +32,10 @@ from growcache.formats.lmdb_tree import (
     TreeWalk,
     refuse_database_names,
 )
-from growcache.formats.user_threads import UserCall, UserThreads, load_decoder
+from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import Sample
 from growcache.seeding import generator_at
-from growcache.usercode import UserCode, short_key
+from growcache.usercode import UserCode
 
 RANDOM_LEAVES = 8  # that are met at a time, side by side, and that values are taken of
 MOST_TRIES = 32  # after which there are no more values
@@ -187,44 +187,18 @@ class LmdbFormat:
             found = await read_random_values(self._trees, reader, top, visit)
         _refuse_too_much(reader, found)
         values = await self._trees.fetch(reader, found)
-        made = await self._made(reader.entry.key, found, values)
-        samples = [
-            (sample, one.start, one.stop)
-            for sample, one in zip(made, found, strict=True)
-            if sample is not None and not isinstance(sample, FormatError)
-        ]
-        bad = [one for one in made if isinstance(one, FormatError)]
-        if bad:
-            more = f" (and {len(bad) - 1:,} values more)" if len(bad) > 1 else ""
-            raise PartlyReadError(f"{bad[0]}{more}", samples)
-        return samples
+        key = reader.entry.key
+        decode = partial(self._sample, key)
+        if self._decode is not None:
+            return await self._threads.samples_of_items(key, values, decode, _label)
+        return samples_of_items(key, values, decode, _label)
 
-    async def _made(
-        self, name: str, found: Sequence[LmdbValue], values: Sequence[bytes]
-    ) -> list[Sample | FormatError | None]:
-        """Return for each value a sample, an error, or None."""
-        decode = self._decode
-        pairs = list(zip(found, values, strict=True))
-        if decode is None:
-            return [
-                _sample_or_error(partial(self._plain, name, one.key, data))
-                for one, data in pairs
-            ]
-
-        def decoded(key: bytes, data: bytes) -> Sample | None:
-            result = decode(name, {"data": data, "key": key})
-            return None if result is None else decode.sample(name, result)
-
-        def work(call: UserCall) -> list[Sample | FormatError | None]:
-            made = []
-            for one, data in pairs:
-                call.check()
-                made.append(_sample_or_error(partial(decoded, one.key, data)))
-            return made
-
-        return await self._threads.run(work)
-
-    def _plain(self, name: str, key: bytes, data: bytes) -> Sample:
+    def _sample(self, name: str, value: LmdbValue) -> Sample | None:
+        key, data = value.key, value.data
+        assert data is not None
+        if self._decode is not None:
+            result = self._decode(name, {"data": data, "key": key})
+            return None if result is None else self._decode.sample(name, result)
         if self._key == "none":
             return {"data": data}
         if self._key == "bytes":
@@ -232,17 +206,11 @@ class LmdbFormat:
         try:
             return {"data": data, "key": key.decode()}
         except UnicodeDecodeError:
-            raise FormatError(
-                f"{short_key(name)}: its key {key[:40]!r} is no text; choose key: bytes"
-            ) from None
+            raise FormatError(f"its key {key[:40]!r} is no text; choose key: bytes") from None
 
 
-def _sample_or_error(make: Callable[[], Sample | None]) -> Sample | FormatError | None:
-    """Return the sample or the error, because one value must not spoil the others."""
-    try:
-        return make()
-    except FormatError as error:
-        return error
+def _label(value: LmdbValue) -> str:
+    return f"the value at byte {value.start:,}"
 
 
 def _refuse_too_much(reader: ObjectReader, found: Sequence[LmdbValue]) -> None:

@@ -16,7 +16,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from growcache.errors import FormatError
@@ -306,20 +306,21 @@ class TreeReader:
             refuse_database_names(walk, leaves)
         return found
 
-    async def fetch(self, reader: ObjectReader, found: Sequence[LmdbValue]) -> list[bytes]:
+    async def fetch(self, reader: ObjectReader, found: Sequence[LmdbValue]) -> list[LmdbValue]:
+        """Return the values with their bytes."""
         far = [one for one in found if one.data is None]
         ranges = [(one.start - PAGE_HEADER_BYTES, one.stop) for one in far]
         read = dict(zip(ranges, await read_ranges(reader, ranges), strict=True))
         values = []
         for one in found:
             if one.data is not None:
-                values.append(one.data)
+                values.append(one)
                 continue
             data = read[one.start - PAGE_HEADER_BYTES, one.stop]
             page = LmdbPage(data, one.start - PAGE_HEADER_BYTES, reader.entry.key)
             if not page.flags & OVERFLOW:
                 raise page.damaged("is no overflow page, which was expected there")
-            values.append(data[PAGE_HEADER_BYTES:])
+            values.append(replace(one, data=data[PAGE_HEADER_BYTES:]))
         return values
 
 

@@ -6,30 +6,28 @@ import asyncio
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.formats.base import (
-    MOST_VISIT_SAMPLES,
     Measure,
     ObjectReader,
-    PartlyReadError,
     SamplesWithOrigins,
     Visit,
     bool_option,
     names_option,
     refuse_unknown_options,
+    samples_of_items,
 )
 from growcache.formats.byte_ranges import (
-    MOST_RECORD_BYTES,
     UnpackedObject,
-    random_ranges,
+    items_of_part,
     samples_worth_a_visit,
-    take_some,
 )
 from growcache.formats.compressed import compression_option, read_unpacked
 from growcache.formats.image import decode_image
@@ -45,7 +43,7 @@ from growcache.formats.tar_scan import (
     refuse_empty_object,
 )
 from growcache.formats.tar_scan import TarSamples as Unread
-from growcache.formats.user_threads import UserCall, UserThreads, load_decoder
+from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import Array, Sample, Value
 from growcache.store.contract import Entry
 from growcache.usercode import UserCode
@@ -174,83 +172,36 @@ class TarFormat:
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """An origin is a range of the bytes, unpacked ones."""
         refuse_empty_object(reader)
-        size = reader.entry.size
-        start = visit.part * size // visit.parts
-        stop = (visit.part + 1) * size // visit.parts
-        if visit.take is not None and self.ranged and stop - start > 2 * READ_WHOLE_BYTES:
-            found = await self._stretches(reader, visit, start, stop)
-        else:
+        errors: list[FormatError] = []
+
+        async def samples_in(start: int, stop: int) -> list[TarSample]:
             found = await self._between(reader, start, stop)
-        if len(found.samples) > MOST_VISIT_SAMPLES:
-            raise FormatError(
-                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
-                f"{len(found.samples):,}"
+            errors.extend([found.wrong] if found.wrong else [])
+            return found.samples
+
+        samples = await items_of_part(
+            reader,
+            visit,
+            samples_in,
+            range_bytes=READ_WHOLE_BYTES,
+            most_ranges=_MOST_RANDOM_RANGES,
+            least_bytes=2 * READ_WHOLE_BYTES if self.ranged else reader.entry.size,
+        )
+        key, decode = reader.entry.key, partial(self._sample, reader)
+        if self._code is not None:
+            return await self._threads.samples_of_items(
+                key, samples, decode, _label, errors[:1]
             )
-        samples = take_some(found.samples, visit, reader.entry.key)
-        return await self._made(reader, samples, found.wrong)
+        return await asyncio.to_thread(
+            samples_of_items, key, samples, decode, _label, errors=errors[:1]
+        )
 
     async def _between(self, reader: ObjectReader, start: int, stop: int) -> Unread:
         if not self.ranged:
             return await all_samples(
                 UnpackedObject(reader, await read_unpacked(reader, self._packed))
             )
-        if stop - start > MOST_RECORD_BYTES:
-            raise FormatError(
-                f"{reader.entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of an archive, "
-                f"found {stop - start:,}; lower sampling.samples_per_object"
-            )
         return await self._samples.between(reader, start, stop)
-
-    async def _stretches(
-        self, reader: ObjectReader, visit: Visit, start: int, stop: int
-    ) -> Unread:
-        """Return the samples of random ranges, as many as the visit takes."""
-        key = reader.entry.key
-        found: dict[int, Unread] = {}
-        for at, end in random_ranges(
-            visit, key, start, stop, READ_WHOLE_BYTES, most=_MOST_RANDOM_RANGES
-        ):
-            found[at] = await self._between(reader, at, end)
-            if sum(len(one.samples) for one in found.values()) >= (visit.take or 0):
-                break
-        wrong = next((one.wrong for one in found.values() if one.wrong), None)
-        return Unread([sample for at in sorted(found) for sample in found[at].samples], wrong)
-
-    async def _made(
-        self, reader: ObjectReader, samples: Sequence[TarSample], wrong: FormatError | None
-    ) -> SamplesWithOrigins:
-        def work(call: UserCall | None) -> SamplesWithOrigins:
-            return self._decoded(reader, samples, wrong, call)
-
-        if self._code is not None:
-            return await self._threads.run(work)
-        return await asyncio.to_thread(work, None)
-
-    def _decoded(
-        self,
-        reader: ObjectReader,
-        samples: Sequence[TarSample],
-        wrong: FormatError | None,
-        call: UserCall | None,
-    ) -> SamplesWithOrigins:
-        found: SamplesWithOrigins = []
-        bad = [str(wrong)] if wrong else []
-        for packed in samples:
-            if call is not None:
-                call.check()
-            try:
-                sample = self._sample(reader, packed)
-            except FormatError as error:
-                bad.append(
-                    f"{reader.entry.key}: {packed.key} at byte {packed.start:,}: {error}"
-                )
-                continue
-            if sample is not None:
-                found.append((sample, packed.start, packed.stop))
-        if bad:
-            more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
-            raise PartlyReadError(bad[0] + more, found)
-        return found
 
     def _sample(self, reader: ObjectReader, packed: TarSample) -> Sample | None:
         contents = _member_contents(packed, self._fields)
@@ -269,6 +220,10 @@ class TarFormat:
         if self._fields is None or KEY_FIELD in self._fields:
             sample[KEY_FIELD] = packed.key
         return sample
+
+
+def _label(packed: TarSample) -> str:
+    return f"{packed.key} at byte {packed.start:,}"
 
 
 def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[str, bytes]:

@@ -6,33 +6,32 @@ import asyncio
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
-    MOST_VISIT_SAMPLES,
     Measure,
     ObjectReader,
-    PartlyReadError,
     SamplesWithOrigins,
     Visit,
     bool_option,
     named_specs_option,
     refuse_unknown_options,
+    samples_of_items,
 )
 from growcache.formats.byte_ranges import (
-    MOST_RECORD_BYTES,
     RANDOM_RANGE_BYTES,
     UnpackedObject,
-    random_ranges,
+    items_of_part,
     samples_worth_a_visit,
     take_some,
 )
 from growcache.formats.compressed import compression_option, read_unpacked
 from growcache.formats.tfrecord_scan import READ_WHOLE_BYTES, Record, RecordOffsets, RecordScan
-from growcache.formats.user_threads import UserCall, UserThreads, load_decoder
+from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import Array, Sample, Value
 from growcache.usercode import UserCode
 
@@ -307,78 +306,26 @@ class TFRecordFormat:
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """An origin is a range of the bytes, unpacked ones."""
-        size = reader.entry.size
-        start = visit.part * size // visit.parts
-        stop = (visit.part + 1) * size // visit.parts
         if not self.ranged:
             records = take_some(await self._all(reader), visit, reader.entry.key)
-        elif visit.take is not None and stop - start > 4 * RANDOM_RANGE_BYTES:
-            records = await self._stretches(reader, visit, start, stop)
         else:
-            records = take_some(
-                await self._between(reader, start, stop), visit, reader.entry.key
+            records = await items_of_part(
+                reader,
+                visit,
+                partial(self._records.between, reader),
+                range_bytes=RANDOM_RANGE_BYTES,
+                most_ranges=_MOST_RANDOM_RANGES,
+                least_bytes=4 * RANDOM_RANGE_BYTES,
             )
-        if len(records) > MOST_VISIT_SAMPLES:
-            raise FormatError(
-                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
-                f"{len(records):,} records"
-            )
-        return await self._samples(reader.entry.key, records)
-
-    async def _between(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
-        if stop - start > MOST_RECORD_BYTES:
-            raise FormatError(
-                f"{reader.entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of records, found "
-                f"{stop - start:,}; lower sampling.samples_per_object"
-            )
-        return await self._records.between(reader, start, stop)
+        key, decode = reader.entry.key, partial(self._sample, reader.entry.key)
+        if self._decode is not None:
+            return await self._threads.samples_of_items(key, records, decode, _label)
+        return await asyncio.to_thread(samples_of_items, key, records, decode, _label)
 
     async def _all(self, reader: ObjectReader) -> list[Record]:
         data = await read_unpacked(reader, self._packed)
         unpacked = UnpackedObject(reader, data)
         return await RecordScan().between(unpacked, 0, unpacked.entry.size)
-
-    async def _stretches(
-        self, reader: ObjectReader, visit: Visit, start: int, stop: int
-    ) -> list[Record]:
-        """Return the records of random ranges, as many as the visit takes."""
-        key = reader.entry.key
-        found: dict[int, list[Record]] = {}
-        for at, end in random_ranges(
-            visit, key, start, stop, RANDOM_RANGE_BYTES, most=_MOST_RANDOM_RANGES
-        ):
-            found[at] = await self._between(reader, at, end)
-            if sum(map(len, found.values())) >= (visit.take or 0):
-                break
-        return take_some([record for at in sorted(found) for record in found[at]], visit, key)
-
-    async def _samples(self, key: str, records: list[Record]) -> SamplesWithOrigins:
-        def work(call: UserCall | None) -> SamplesWithOrigins:
-            return self._decoded(key, records, call)
-
-        if self._decode is not None:
-            return await self._threads.run(work)
-        return await asyncio.to_thread(work, None)
-
-    def _decoded(
-        self, key: str, records: list[Record], call: UserCall | None
-    ) -> SamplesWithOrigins:
-        found: SamplesWithOrigins = []
-        bad: list[str] = []
-        for record in records:
-            if call is not None:
-                call.check()
-            try:
-                sample = self._sample(key, record)
-            except FormatError as error:
-                bad.append(f"{key}: the record at byte {record.start:,}: {error}")
-                continue
-            if sample is not None:
-                found.append((sample, record.start, record.stop))
-        if bad:
-            more = f" (and {len(bad) - 1:,} records more)" if len(bad) > 1 else ""
-            raise PartlyReadError(bad[0] + more, found)
-        return found
 
     def _sample(self, key: str, record: Record) -> Sample | None:
         if record.data is None:
@@ -390,6 +337,10 @@ class TFRecordFormat:
             return {"data": data}
         result = self._decode(key, {"data": data, "key": key})
         return None if result is None else self._decode.sample(key, result)
+
+
+def _label(record: Record) -> str:
+    return f"the record at byte {record.start:,}"
 
 
 def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:

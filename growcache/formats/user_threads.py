@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from growcache.errors import ConfigError, GrowcacheError, StoreError, TransientStoreError
+from growcache.errors import (
+    ConfigError,
+    FormatError,
+    GrowcacheError,
+    StoreError,
+    TransientStoreError,
+)
+from growcache.formats.base import ItemT, SamplesWithOrigins, samples_of_items
+from growcache.schema import Sample
 from growcache.usercode import UserCode, load_code
 
 T = TypeVar("T")
@@ -82,6 +90,21 @@ class UserThreads:
         if call.failure is not None:
             raise call.failure
         return result
+
+    async def samples_of_items(
+        self,
+        key: str,
+        items: Sequence[ItemT],
+        decode: Callable[[ItemT], Sample | None],
+        label: Callable[[ItemT], str],
+        errors: Sequence[FormatError] = (),
+    ) -> SamplesWithOrigins:
+        """As `base.samples_of_items`, where ``decode`` runs the user's code."""
+        return await self.run(
+            lambda call: samples_of_items(
+                key, items, decode, label, errors=errors, before_each=call.check
+            )
+        )
 
 
 def load_decoder(name: object) -> UserCode:
