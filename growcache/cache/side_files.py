@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from growcache.cache.deferrals import Deferrals
 from growcache.cache.files import CacheLayout, checksummed_json, verified_json, write_atomic
@@ -123,7 +123,7 @@ EDITIONS, ISSUED, DEFERRALS = "editions", "issued", "deferrals"
 
 
 def write_editions(layout: CacheLayout, editions: Iterable[Edition]) -> None:
-    rows = [[e.edition, e.objects, e.digest, e.first_group] for e in editions]
+    rows = [[e.edition, *e.values] for e in editions]
     write_atomic(layout.editions, checksummed_json({EDITIONS: rows}))
 
 
@@ -171,7 +171,10 @@ def deferrals_in_index(meta: Mapping[str, Any]) -> Deferrals:
 
 def editions_in_sidecar(table: Sequence[Sequence[Any]]) -> list[Edition]:
     """Return the editions that a sidecar names, from the first one on."""
-    return [Edition(i, int(o), str(d), int(first)) for i, (o, d, first) in enumerate(table)]
+    return [
+        Edition(number, int(objects), str(digest), int(first), *map(str, lanes))
+        for number, (objects, digest, first, *lanes) in enumerate(table)
+    ]
 
 
 def longest_editions(tables: Iterable[Sequence[Edition]]) -> list[Edition]:
@@ -188,14 +191,25 @@ def longest_editions(tables: Iterable[Sequence[Edition]]) -> list[Edition]:
     return best
 
 
+EditionValues: TypeAlias = tuple[int, str, int] | tuple[int, str, int, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Edition:
     """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them.
 
-    ``first_group`` does not count makeup groups (`Deferrals.draw_number`).
+    ``first_group`` does not count makeup groups (`Deferrals.draw_number`). ``lanes`` are those that this node owned, as
+    64 hexadecimal digits, a bit for each; None: all of them.
     """
 
     edition: int
     objects: int
     digest: str
     first_group: int
+    lanes: str | None = None
+
+    @property
+    def values(self) -> EditionValues:
+        """Its values without its number, as sidecars have them."""
+        values = (self.objects, self.digest, self.first_group)
+        return values if self.lanes is None else (*values, self.lanes)

@@ -19,6 +19,7 @@ import orjson
 from growcache.cache.deferrals import ShardDeferrals
 from growcache.cache.deferrals import number as checked_number
 from growcache.cache.files import RECORDS
+from growcache.cache.side_files import EditionValues, editions_in_sidecar
 from growcache.errors import CorruptShardError
 from growcache.schema import Origin, Schema
 
@@ -179,7 +180,7 @@ class Sidecar:
         format_version: of this file.
         cache_format: of the records.
         files: of the samples, in the order of the digest.
-        editions: objects, digest and first group of every edition up to its own, so that shards
+        editions: `Edition.values` of every edition up to its own, so that shards
             alone tell what was drawn.
         left_out: visits counted to it that were deferred.
         makeups: the makeup groups before its own.
@@ -204,7 +205,7 @@ class Sidecar:
     format_version: int = FORMAT_VERSION
     cache_format: str = "tfrecord"
     files: tuple[ShardFile, ...] = ()
-    editions: tuple[tuple[int, str, int], ...] = ()
+    editions: tuple[EditionValues, ...] = ()
     left_out: tuple[int, ...] = ()
     makeups: tuple[int, ...] = ()
     made_up: tuple[tuple[int, int, int], ...] = ()
@@ -270,7 +271,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
         "schema": Schema.from_json(values["schema"]),
         "holes": tuple(Hole(*hole) for hole in values["holes"]),
         "files": tuple(ShardFile(*facts) for facts in values.get("files", ())),
-        "editions": tuple((o, d, g) for o, d, g in values.get("editions", ())),
+        "editions": tuple(e.values for e in editions_in_sidecar(values.get("editions", ()))),
         "left_out": tuple(map(checked_number, values.get("left_out", ()))),
         "makeups": tuple(map(checked_number, values.get("makeups", ()))),
         "made_up": tuple(

@@ -39,10 +39,11 @@ from growcache.errors import (
 )
 from growcache.formats.base import Visit, read_partly
 from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
-from growcache.sampling.fingerprint import DRAW_VERSION, configured_values
+from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import AnyLabels, read_labels_of_all
 from growcache.sampling.messages import LABELS, PartVisit, Permit
 from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.sizing import takes_some_samples
 from growcache.sampling.sources import open_sources
 from growcache.schema import Sample, Value
 from growcache.secrecy import url_without_secrets
@@ -260,9 +261,7 @@ async def _draw_again(
     if labels is not None:
         (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
         stop = replace(stop, joined=joined)
-    # Caches whose objects take turns are of a later version; of the first one, visits took some.
-    taken = sampling.weight_by == "objects" and identity.parts["draw version"] == DRAW_VERSION
-    take = identity.sizes["samples_per_object"] if taken else None
+    take = identity.sizes["samples_per_object"] if takes_some_samples(sampling) else None
     sidecar = peeked.sidecar
     permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
     round_ = permit.round if stop.round is None else stop.round

@@ -225,10 +225,7 @@ class Dispatcher:
             take=self._sizing.samples_per_object
             if takes_some_samples(self._config.sampling)
             else None,
-            editions=tuple(
-                (edition.objects, edition.digest, edition.first_group)
-                for edition in self._cache.editions[: draw.edition + 1]
-            ),
+            editions=tuple(e.values for e in self._cache.editions[: draw.edition + 1]),
             write=write,
             left_out=left_out,
             defers=defers,

@@ -16,28 +16,19 @@ from growcache.cache.deferrals import Deferrals, Place
 from growcache.cache.side_files import Edition
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
-from growcache.sampling.draws import (
-    BlockQuotas,
-    DrawnEdition,
-    Draws,
-    EditionStrata,
-    GroupDraw,
-    MakeOrder,
-    StratifiedDraws,
-)
+from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, GroupDraw
 from growcache.sampling.objects import Objects
-from growcache.sampling.orders import Ints, PartOrder, TurnOrders
-from growcache.sampling.population import Population
+from growcache.sampling.orders import Ints
+from growcache.sampling.population import Population, owned_lanes
 from growcache.sampling.sizing import Sizing, objects_take_turns
 from growcache.sampling.strata import (
     ObjectStrata,
-    StratumNames,
     block_draws,
     block_quotas,
     source_names,
     source_shares,
     stratum_names,
-    weighted_quotas,
+    stratum_shares,
 )
 from growcache.store.catalog import Catalog
 
@@ -62,98 +53,75 @@ class DrawSequence:
         self._cache = cache
         self._catalog = catalog
         self._editions = list(cache.editions)
+        self._lanes = owned_lanes(sampling.node, sampling.nodes)
         self.replacement = sampling.order == "replacement"
-        self.population = Population(catalog, objects, sizing, sampling.node, sampling.nodes)
+        self.population = Population(catalog, objects, sizing)
         self._objects = objects
         self._weights = config.weights
-        self._stratified = self._by_strata(config, objects, sizing)
-        self._draws = self._stratified or Draws(
+        self._stratification = self._strata_of_objects(config)
+        self._draws = Draws(
             sampling.seed,
             sizing,
-            mine=self.population.mine,
+            turns=objects_take_turns(sampling),
             replacement=self.replacement,
-            order=self._by_turns() if objects_take_turns(sampling) else None,
         )
         for edition in self._editions:
             self._add(edition)
         self._peeked: tuple[tuple[int, int], GroupDraw | None] | None = None
         self._last: GroupDraw | None = None
 
-    def _by_turns(self) -> MakeOrder:
-        orders = TurnOrders(self._sampling.seed)
-
-        def make(
-            span: DrawnEdition, round_: int, before: tuple[PartOrder, int] | None
-        ) -> PartOrder:
-            return orders.make(
-                span.edition, self.population.starts(span.objects), round_, before
-            )
-
-        return make
-
-    def _by_strata(
-        self, config: Config, objects: Objects, sizing: Sizing
-    ) -> StratifiedDraws | None:
-        sampling, weights = config.sampling, config.weights
-        names: StratumNames = source_names
-        known: Sequence[str] = ()
-        if weights is not None:
-            deal, known = self._mixing(weights), [str(n) for n in range(len(weights))]
-        elif sampling.strata is not None:
-            deal, names = weighted_quotas(sampling.strata.weights), stratum_names(config)
-        else:
+    def _strata_of_objects(self, config: Config) -> ObjectStrata | None:
+        if config.weights is not None:
+            known = [str(number) for number in range(len(config.weights))]
+            return ObjectStrata(self._objects, self.population, source_names, known)
+        if config.sampling.strata is None:
             return None
-        self._stratification = ObjectStrata(
-            objects,
+        return ObjectStrata(
+            self._objects,
             self.population,
-            names,
-            sampling.node,
-            sampling.nodes,
-            known,
-            by_objects=sampling.weight_by == "objects",
-        )
-        return StratifiedDraws(
-            sampling.seed,
-            sizing,
-            deal,
-            self._stratification.strata,
-            replacement=self.replacement,
-            turns=objects_take_turns(sampling),
+            stratum_names(config),
+            by_objects=config.sampling.weight_by == "objects",
         )
 
-    def _mixing(self, weights: Sequence[float]) -> BlockQuotas:
-        """Return what deals visits to several sources such that samples come by weights."""
+    def _strata(self, listed: int, lanes: str | None) -> EditionStrata:
+        return (self._stratification or self.population).strata(listed, lanes)
 
-        def deal(span: DrawnEdition, strata: EditionStrata) -> Ints:
-            wanted = source_shares(
-                weights, strata.parts, self.population.per_visit(span.objects)
-            )
+    def _quotas(self, strata: EditionStrata, listed: int) -> Ints | None:
+        """Return how many draws of a block each stratum has; None without strata."""
+        if self._weights is not None:  # of visits, such that samples come by the weights
+            per_visit = self.population.per_visit(listed)
+            wanted = source_shares(self._weights, strata.own, per_visit)
             return block_quotas(wanted, block_draws(wanted))
-
-        return deal
+        if self._sampling.strata is None:
+            return None
+        weights = self._sampling.strata.weights
+        return block_quotas(stratum_shares(strata.names, strata.natural, weights))
 
     @property
     def needs_whole_listing(self) -> bool:
         """Whether nothing is drawn before the listing has come to its end."""
-        return self._stratified is not None and self._weights is None
+        return self._stratification is not None and self._weights is None
 
     def rounds(self, group: int) -> list[float]:
         """Return how often each of several sources was drawn before a group; of one nothing."""
-        if self._stratified is None or self._weights is None or not self._editions:
+        if self._weights is None or not self._editions:
             return []
-        return [float(found) for found in self._stratified.rounds(self._number(group))]
+        return [float(found) for found in self._draws.rounds(self._number(group))]
 
     def distinct(self, group: int) -> int | None:
         """Return how many different parts the groups before one hold.
 
         None where no part comes again before all were drawn.
         """
-        return self._stratified.distinct(self._number(group)) if self._stratified else None
+        return self._draws.distinct(self._number(group)) if self._stratification else None
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the last edition holds all that is listed."""
-        return bool(self._editions) and self._editions[-1].objects == len(self._catalog)
+        """Whether the last edition holds all that is listed, by the lanes of now."""
+        if not self._editions:
+            return False
+        last = self._editions[-1]
+        return (last.objects, last.lanes) == (len(self._catalog), self._lanes)
 
     def again(self, group: int) -> GroupDraw | None:
         """Return what a group holds that was issued before; a second time it costs nothing."""
@@ -240,10 +208,10 @@ class DrawSequence:
         """Whether parts come again in a group, while others of theirs may wait in the listing."""
         if self.replacement:
             return False
-        if self._stratified is None or self._weights is None:
+        if self._weights is None:
             return draw.round != round_
         grown = self._objects.counts(len(self._catalog)) > self._counts
-        beginning = self._stratified.beginning(self._number(draw.group))
+        beginning = self._draws.beginning(self._number(draw.group))
         return bool(grown[beginning].any())
 
     def _peek(self, group: int) -> GroupDraw | None:
@@ -271,19 +239,28 @@ class DrawSequence:
         objects, complete = len(self._catalog), self._catalog.complete
         if self.needs_whole_listing and not complete:
             return False
-        if not wants_edition(objects, self._editions, complete=complete, drawn=ended):
+        moved = bool(self._editions) and self._editions[-1].lanes != self._lanes
+        if not moved and not wants_edition(
+            objects, self._editions, complete=complete, drawn=ended
+        ):
             return False
         if not self._editions and not self._has_all_sources(objects, complete=complete):
             return False
         self._catalog.flush()  # the edition must not outlive the listing it counts
-        edition = next_edition(self._catalog, self._editions, self._number(group))
+        first_group = self._number(group)
+        edition = next_edition(self._catalog, self._editions, first_group, self._lanes)
         self._cache.add_edition(edition)
         self._editions.append(edition)
         self._add(edition)
         return True
 
     def _add(self, edition: Edition) -> None:
-        self._draws.add(self.population.span(edition))
+        self.population.check_listing(edition)
+        strata = self._strata(edition.objects, edition.lanes)
+        quotas = self._quotas(strata, edition.objects)
+        self._draws.add(
+            DrawnEdition(edition.edition, edition.first_group, strata, edition.lanes, quotas)
+        )
         if self._weights is not None:
             self._counts = self._objects.counts(edition.objects)
 
@@ -295,7 +272,7 @@ class DrawSequence:
         """
         if self._weights is None:
             return True
-        parts = self._stratification.strata(listed).parts
+        parts = self._strata(listed, self._lanes).own
         if not complete or parts.all():
             return bool(parts.all())
         number = int(np.flatnonzero(parts == 0)[0])
@@ -328,7 +305,9 @@ def wants_edition(
     return objects > known and (complete or drawn or objects >= GROWTH * known)
 
 
-def next_edition(catalog: Catalog, editions: list[Edition], number: int) -> Edition:
+def next_edition(
+    catalog: Catalog, editions: list[Edition], number: int, lanes: str | None = None
+) -> Edition:
     """Return the edition of all that is listed, from the group of this draw number on."""
     objects = len(catalog)
-    return Edition(len(editions), objects, catalog.digest(objects), number)
+    return Edition(len(editions), objects, catalog.digest(objects), number, lanes)

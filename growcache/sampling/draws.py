@@ -1,7 +1,11 @@
 """Which parts a group of shards holds: a pure function of (seed, editions, group number).
 
-A later edition permutes all parts anew and skips those that earlier editions drew in the same round. The inverse
-permutation tells which those are, so no record of them is kept.
+A stratum is a sequence of draws that are numbered from 0, and each number gives a part and a round. Within a round no
+part comes twice: an edition that is added in its middle permutes all parts anew, and skips those that earlier orders of
+the round gave. The inverse permutation tells which those are, so no record of them is kept. Parts of other nodes' lanes
+are skipped likewise.
+
+A group is a run of draws. Permuted blocks deal them to the strata; without strata there is one, and nothing is dealt.
 """
 
 from __future__ import annotations
@@ -17,38 +21,60 @@ import numpy.typing as npt
 
 from growcache.sampling.orders import Floats, Ints, PartOrder, Permutation, TurnOrders
 from growcache.sampling.sizing import RAMP_END, Sizing
-from growcache.seeding import derive_seed, generator_at, stream64
+from growcache.seeding import derive_seed, finalize64, generator_at, stream64
 
-_CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_CHUNK = 1 << 16  # positions walked at once where some parts are skipped
+_MEMOS = 512  # places in the orders of a stratum that are remembered
 
 
-_MARKS = 512  # places in the order that are remembered
+@dataclass(frozen=True)
+class EditionStrata:
+    """The parts of an edition by their strata, numbered within each.
+
+    Attributes:
+        names: of the strata; a number means the same stratum in every edition.
+        sizes: all parts of each; an order permutes them.
+        own: those of them in this node's lanes; a round has so many draws.
+        natural: how often each is drawn where none is favoured.
+        place: returns parts by their number in the edition, for numbers in a stratum.
+        starts: returns the first part of every object of a stratum, and the total.
+        owned: returns which parts of a stratum are in this node's lanes; None: all of them.
+    """
+
+    names: Sequence[str]
+    sizes: Ints
+    own: Ints
+    natural: Ints
+    place: Callable[[int, Ints], Ints]
+    starts: Callable[[int], Ints]
+    owned: Callable[[int, Ints], Mask] | None = None
+
+    def mask(self, stratum: int, parts: Ints) -> Mask:
+        """Return which of these parts are in this node's lanes."""
+        return (
+            np.ones(len(parts), np.bool_) if self.owned is None else self.owned(stratum, parts)
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DrawnEdition:
-    """From which group on how many parts are known: an edition, seen by the draws."""
+    """An edition, as the draws see it: groups from ``first_group`` on draw from it.
 
-    edition: int
-    parts: int
+    Attributes:
+        number: of the edition.
+        first_group: that draws from it.
+        strata: its parts.
+        lanes: that this node owned (`Edition.lanes`).
+        quotas: draws of each stratum in a block; None: one stratum, and nothing is dealt.
+    """
+
+    number: int
     first_group: int
-    objects: int = 0  # listed
-
-
-# Returns the order of an edition in a round, and where the round began with an earlier edition,
-# is told the order of that, and how many positions of it were passed.
-MakeOrder: TypeAlias = Callable[[DrawnEdition, int, tuple[PartOrder, int] | None], PartOrder]
-
-
-def permuted(seed: int) -> MakeOrder:
-    """Return what makes the orders in which every part is as likely to be next."""
-
-    def make(
-        span: DrawnEdition, round_: int, before: tuple[PartOrder, int] | None
-    ) -> PartOrder:
-        return Permutation(span.parts, derive_seed(seed, "order", span.edition, round_))
-
-    return make
+    strata: EditionStrata
+    lanes: str | None = None
+    quotas: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,650 +98,245 @@ class GroupDraw:
     weights: npt.NDArray[np.float32] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A stretch of groups that follow one order."""
+# ------------------------------------------------------------------ draws of one stratum
 
-    span: DrawnEdition
-    round: int
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An order that a round followed before, as far as it went."""
+
     order: PartOrder
-    earlier: tuple[tuple[PartOrder, int], ...]  # of this round: order, positions consumed
-    parts: int  # that it yields in all
+    positions: int
+    edition: DrawnEdition
+
+
+MakeOrder: TypeAlias = Callable[[DrawnEdition, int, Passed | None], PartOrder]
 
 
 @dataclass(frozen=True, slots=True)
-class _Cursor:
-    group: int
-    segment: _Segment
-    position: int
-    left: int  # parts that the segment still yields
-
-
-class Draws:
-    """The draws of one cache, group after group, in any order (ascending is fastest).
-
-    Places that were passed are remembered, every so many: to go back to an old group takes a
-    walk from the last of them in front of it, not from the start.
-
-    Args:
-        seed: of the order.
-        sizing: see `Sizing`.
-        mine: which parts this node may draw, as a mask; None for all.
-        replacement: independent draws instead of a permutation.
-        order: makes the orders; by default parts are permuted.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        sizing: Sizing,
-        *,
-        mine: Callable[[Ints], npt.NDArray[np.bool_]] | None = None,
-        replacement: bool = False,
-        order: MakeOrder | None = None,
-    ) -> None:
-        self._seed = seed
-        self._order = order or permuted(seed)
-        self._sizing = sizing
-        self._mine = mine
-        self._replacement = replacement
-        self._spans: list[DrawnEdition] = []
-        self._totals: dict[DrawnEdition, int] = {}
-        # Ascending. Each stands in front of its group before that is settled: an edition may
-        # still be added for it.
-        self._marks: list[_Cursor] = []
-
-    @property
-    def spans(self) -> Sequence[DrawnEdition]:
-        """The editions that were added, in order."""
-        return self._spans
-
-    def add(self, span: DrawnEdition) -> None:
-        """Let groups from ``span.first_group`` on draw from a larger edition."""
-        self._spans.append(span)
-        self._marks = [mark for mark in self._marks if mark.group <= span.first_group]
-
-    def group(self, number: int) -> GroupDraw | None:
-        """Return what group ``number`` holds; None past the end of a fixed set.
-
-        Raises:
-            LookupError: no edition with a part of ours covers the group yet.
-        """
-        count = self._count(number)
-        if count == 0:
-            return None
-        if self._replacement:
-            return self._independent(number, count)
-        cursor = self._at(number)
-        parts, position = self._take(cursor.segment, cursor.position, count)
-        left = cursor.left - len(parts)
-        self._mark(_Cursor(number + 1, cursor.segment, position, left))
-        return GroupDraw(number, cursor.segment.span.edition, cursor.segment.round, parts)
-
-    def round_of(self, number: int) -> int:
-        """Return the round that group ``number`` would draw from."""
-        return number if self._replacement else self._at(number).segment.round
-
-    def _count(self, number: int) -> int:
-        count = self._sizing.group_parts(number)
-        if self._sizing.max_parts is not None:
-            count = min(count, self._sizing.max_parts - self._sizing.parts_before(number))
-        return max(0, count)
-
-    def _independent(self, number: int, count: int) -> GroupDraw:
-        span = self._span(number)
-        rng = generator_at(self._seed, "replacement", number)
-        kept: list[Ints] = []
-        missing, tries = count, 0
-        while missing and tries < 1000:
-            parts = rng.integers(0, span.parts, missing)
-            mask = self._mine(parts) if self._mine else np.ones(len(parts), np.bool_)
-            kept.append(parts[mask])
-            missing -= int(mask.sum())
-            tries += 1
-        if missing == count:
-            raise LookupError(f"edition {span.edition} has no part for this node")
-        return GroupDraw(number, span.edition, number, np.concatenate(kept))
-
-    def _span(self, number: int) -> DrawnEdition:
-        known = [span for span in self._spans if span.first_group <= number]
-        if not known:
-            raise LookupError(f"no edition covers group {number}")
-        return known[-1]
-
-    def _at(self, number: int) -> _Cursor:
-        """The cursor before group ``number``, at a position that still yields a part."""
-        place = bisect_right(self._marks, number, key=lambda mark: mark.group)
-        cursor = self._marks[place - 1] if place else self._begin(0, self._span(0), 0)
-        while cursor.group < number:
-            cursor = self._leap(self._settle(cursor), number)
-            self._mark(cursor)
-        return self._settle(cursor)
-
-    def _mark(self, cursor: _Cursor) -> None:
-        """Remember the place; beyond so many, every other one but the last is forgotten."""
-        marks = self._marks
-        place = bisect_right(marks, cursor.group, key=lambda mark: mark.group)
-        if place and marks[place - 1].group == cursor.group:
-            return
-        marks.insert(place, cursor)
-        if len(marks) > _MARKS:
-            self._marks = [*marks[:-2:2], *marks[-2:]]
-
-    def _leap(self, cursor: _Cursor, number: int) -> _Cursor:
-        """Jump over groups of one edition: towards ``number``, by one group at least."""
-        begins = [span.first_group for span in self._spans if span.first_group > cursor.group]
-        target = min([number, *begins])
-        cursor = self._leap_rounds(cursor, target)
-        before, segment = self._given(cursor.group), cursor.segment
-        if self._given(target) - before < cursor.left:
-            count = self._given(target) - before
-            position = self._skip(cursor, count)
-            return _Cursor(target, segment, position, cursor.left - count)
-        groups = range(cursor.group + 1, target + 1)  # in one of these the segment ends
-        ends = bisect_left(groups, cursor.left, key=lambda g: self._given(g) - before)
-        return _Cursor(groups[ends], segment, segment.span.parts, 0)
-
-    def _leap_rounds(self, cursor: _Cursor, target: int) -> _Cursor:
-        """Jump over whole rounds, which have equally many groups once shards are full."""
-        segment = cursor.segment
-        begun = bool(segment.earlier) or cursor.left < segment.parts
-        if begun or self._sizing.max_parts is not None or cursor.group < RAMP_END:
-            return cursor
-        groups = -(-segment.parts // self._sizing.group_parts(cursor.group))
-        rounds = (target - cursor.group - 1) // groups
-        group, round_ = cursor.group + rounds * groups, segment.round + rounds
-        return self._begin(group, segment.span, round_) if rounds > 0 else cursor
-
-    def _given(self, number: int) -> int:
-        limit = self._sizing.max_parts
-        parts = self._sizing.parts_before(number)
-        return parts if limit is None else min(parts, limit)
-
-    def _skip(self, cursor: _Cursor, count: int) -> int:
-        segment = cursor.segment
-        if self._plain(segment):
-            return min(segment.span.parts, cursor.position + count)
-        return self._take(segment, cursor.position, count)[1]
-
-    def _plain(self, segment: _Segment) -> bool:
-        """Whether every position of the segment yields a part."""
-        return not segment.earlier and self._mine is None
-
-    def _settle(self, cursor: _Cursor) -> _Cursor:
-        """Enter a new edition or round where the cursor's group begins one."""
-        span = self._span(cursor.group)
-        segment = cursor.segment
-        if span != segment.span:
-            earlier = (*segment.earlier, (segment.order, cursor.position))
-            # What this round yields is what the edition adds to what it had still to yield.
-            parts = self._total(span) - self._total(segment.span) + cursor.left
-            segment = self._segment(span, segment.round, earlier, parts)
-            cursor = _Cursor(cursor.group, segment, 0, parts)
-        if cursor.left:
-            return cursor
-        return self._begin(cursor.group, span, segment.round + 1)
-
-    def _begin(self, group: int, span: DrawnEdition, round_: int) -> _Cursor:
-        """Return the cursor in front of a group that begins a round."""
-        parts = self._total(span)
-        if not parts:
-            raise LookupError(f"edition {span.edition} has no part for this node")
-        return _Cursor(group, self._segment(span, round_, (), parts), 0, parts)
-
-    def _total(self, span: DrawnEdition) -> int:
-        """Return how many parts of an edition are ours."""
-        if self._mine is None:
-            return span.parts
-        if span not in self._totals:
-            starts = range(0, span.parts, _CHUNK)
-            chunks = (np.arange(at, min(at + _CHUNK, span.parts)) for at in starts)
-            self._totals[span] = sum(int(self._mine(chunk).sum()) for chunk in chunks)
-        return self._totals[span]
-
-    def _segment(
-        self,
-        span: DrawnEdition,
-        round_: int,
-        earlier: tuple[tuple[PartOrder, int], ...],
-        parts: int,
-    ) -> _Segment:
-        order = self._order(span, round_, earlier[-1] if earlier else None)
-        return _Segment(span, round_, order, earlier, parts)
-
-    def _take(self, segment: _Segment, position: int, count: int) -> tuple[Ints, int]:
-        """The next parts from a position on, and the position behind them."""
-        kept: list[Ints] = []
-        for start, parts, offsets in self._walk(segment, position, count):
-            if len(parts) >= count:
-                return np.concatenate([*kept, parts[:count]]), start + int(
-                    offsets[count - 1]
-                ) + 1
-            kept.append(parts)
-            count -= len(parts)
-        empty = np.empty(0, np.int64)
-        return np.concatenate([*kept, empty]), segment.span.parts
-
-    def _walk(
-        self, segment: _Segment, position: int, count: int
-    ) -> Iterator[tuple[int, Ints, Ints]]:
-        step = count
-        if not self._plain(segment):  # mostly enough: what earlier draws left, and some more
-            enough = 1.1 * count * segment.span.parts / segment.parts
-            step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
-        while position < segment.span.parts:
-            stop = min(segment.span.parts, position + step)
-            parts = segment.order.forward(np.arange(position, stop))
-            offsets = np.flatnonzero(self._fresh(segment, parts))
-            yield position, parts[offsets], offsets
-            position, step = stop, min(_CHUNK, step * 4)
-
-    def _fresh(self, segment: _Segment, parts: Ints) -> npt.NDArray[np.bool_]:
-        mask = np.ones(len(parts), np.bool_) if self._mine is None else self._mine(parts)
-        for order, consumed in segment.earlier:
-            known = np.flatnonzero(mask & (parts < order.size))
-            mask[known] = order.inverse(parts[known]) >= consumed
-        return mask
-
-
-_STRATUM_CHUNK = 1 << 16  # positions walked at once where earlier draws must be left out
-
-
-@dataclass(frozen=True, slots=True)
-class _OrderedDraws:
-    """Draws that follow one permutation.
-
-    Attributes:
-        first: number of its first draw.
-        draws: that it yields.
-        edition: that was drawn from.
-        round: that they belong to.
-        order: of all parts that were known.
-        earlier: orders of the same round, each with the positions that it yielded.
-    """
+class Stretch:
+    """Draws of one round by one order, from number ``first`` on."""
 
     first: int
     draws: int
-    edition: int
     round: int
+    edition: DrawnEdition
     order: PartOrder
-    earlier: tuple[tuple[PartOrder, int], ...] = ()
+    passed: tuple[Passed, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The number of the first draw behind it."""
+        return self.first + self.draws
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every position of the order gives a part."""
+        return not self.passed and self.edition.strata.owned is None
 
 
-# As `draws.MakeOrder`, of an edition and the parts that the stratum has in it.
-OrderOf: TypeAlias = Callable[[int, int, int, tuple[PartOrder, int] | None], PartOrder]
+class StratumDraws:
+    """No part comes twice before all came once, however the stratum grows meanwhile."""
 
+    def __init__(self, stratum: int, make_order: MakeOrder) -> None:
+        self._stratum = stratum
+        self._make_order = make_order
+        # Ascending. Behind the last one, full rounds of its edition follow for ever.
+        self._stretches: list[Stretch] = []
+        self._later: Stretch | None = None  # of these rounds the one asked for last
+        self._memos: list[tuple[int, int]] = []  # draw, position behind it; ascending
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Consecutive draws.
-
-    Attributes:
-        parts: by their number in the stratum.
-        rounds: that each is of.
-    """
-
-    parts: Ints
-    rounds: Ints
-
-
-class Cycle:
-    """No part comes twice before all came once, however the stratum grows meanwhile.
-
-    Args:
-        where: what the orders depend on, beside edition and round.
-        order: makes the orders; by default parts are permuted.
-    """
-
-    def __init__(self, *where: int | str, order: OrderOf | None = None) -> None:
-        self._where = where
-        self._order = order or self._permuted
-        # Ascending; the last goes on for ever, with full rounds of its edition behind it.
-        self._stretches: list[_OrderedDraws] = []
-        self._walked: tuple[_OrderedDraws, int, int] | None = None  # draws and positions passed
-
-    def grow(self, edition: int, parts: int, drawn: int) -> None:
-        """Let draws from number ``drawn`` on choose among ``parts`` parts, the old ones included."""
-        if not parts:
-            return
+    def grow(self, edition: DrawnEdition, at: int) -> None:
+        """Let draws from number ``at`` on choose among the parts of ``edition``."""
+        self._stretches = [s for s in self._stretches if s.first < at]
+        self._memos = [memo for memo in self._memos if memo[0] < at]
+        self._later = None
         if not self._stretches:
-            self._stretches = [self._full(drawn, parts, edition, 0)]
+            if edition.strata.own[self._stratum]:
+                self._stretches = [self._whole_round(at, 0, edition)]
             return
-        last = self._stretch(drawn)
-        if parts == last.order.size:
+        last = self._stretch(at - 1)  # its round goes on, also where it just ended
+        self._later = None
+        same_lanes = last.edition.lanes == edition.lanes
+        if same_lanes and edition.strata.sizes[self._stratum] == last.order.size:
             return
-        yielded = drawn - last.first
-        self._stretches = [s for s in self._stretches if s.first < last.first]
-        if not yielded and not last.earlier:  # a round that did not begin yet
-            self._stretches.append(self._full(drawn, parts, edition, last.round))
-            return
-        earlier = (*last.earlier, (last.order, self._position(last, yielded)))
-        left = last.draws - yielded + parts - last.order.size
-        order = self._order(edition, parts, last.round, earlier[-1])
-        self._stretches += [
-            last,
-            _OrderedDraws(drawn, left, edition, last.round, order, earlier),
-        ]
+        if last is not self._stretches[-1]:
+            self._stretches.append(last)
+        passed = Passed(last.order, self._position(last, at - last.first), last.edition)
+        order = self._make_order(edition, last.round, passed)
+        left = last.end - at + self._own(edition) - self._own(last.edition)
+        grown = Stretch(at, left, last.round, edition, order, (*last.passed, passed))
+        self._stretches.append(grown if same_lanes else self._counted(grown))
 
-    def draw(self, start: int, stop: int) -> Drawn:
-        """Return the draws [start, stop).
+    def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the parts of the draws [start, stop), and the round of each.
 
         Raises:
             LookupError: the stratum has no part yet.
         """
-        parts: list[Ints] = [np.zeros(0, np.int64)]
-        rounds: list[Ints] = [np.zeros(0, np.int64)]
+        parts, rounds = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         while start < stop:
             stretch = self._stretch(start)
             count = min(stop, self._end(stretch)) - start
-            parts.append(self._parts(stretch, start - stretch.first, count))
+            parts.append(self._take(stretch, start - stretch.first, count))
             rounds.append(np.full(count, stretch.round, np.int64))
             start += count
-        return Drawn(np.concatenate(parts), np.concatenate(rounds))
+        return np.concatenate(parts), np.concatenate(rounds)
 
-    def round_of(self, number: int) -> int:
-        """Return the round that a draw is of."""
-        return self._stretch(number).round
+    def round_of(self, draw: int) -> int:
+        """Return the round of a draw."""
+        return self._stretch(draw).round
 
-    def _stretch(self, number: int) -> _OrderedDraws:
-        known = [s for s in self._stretches if s.first <= number]
-        if not known:
+    def round_end(self, draw: int) -> int:
+        """Return the first draw behind the round of a draw, as far as that is known."""
+        return self._stretch(draw).end
+
+    def _own(self, edition: DrawnEdition) -> int:
+        return int(edition.strata.own[self._stratum])
+
+    def _stretch(self, draw: int) -> Stretch:
+        place = bisect_right(self._stretches, draw, key=lambda s: s.first)
+        if not place:
             raise LookupError("the stratum has no part yet")
-        last = known[-1]
-        if number < last.first + last.draws:
-            return last
-        # Rounds behind the last known stretch are all alike.
-        size, ended = last.order.size, last.first + last.draws
-        rounds = (number - ended) // size
-        return self._full(ended + rounds * size, size, last.edition, last.round + 1 + rounds)
+        found = self._stretches[place - 1]
+        if draw < found.end:
+            return found
+        own = self._own(found.edition)
+        if not own:
+            raise LookupError("the stratum has no part for this node")
+        if self._later is None or not self._later.first <= draw < self._later.end:
+            rounds = (draw - found.end) // own
+            first, round_ = found.end + rounds * own, found.round + 1 + rounds
+            self._later = self._whole_round(first, round_, found.edition)
+        return self._later
 
-    def _end(self, stretch: _OrderedDraws) -> int:
+    def _end(self, stretch: Stretch) -> int:
         """Return where the next stretch begins; an edition may begin within this one."""
-        following = [s.first for s in self._stretches if s.first > stretch.first]
-        return min([stretch.first + stretch.draws, *following])
+        place = bisect_right(self._stretches, stretch.first, key=lambda s: s.first)
+        return min([stretch.end, *(s.first for s in self._stretches[place : place + 1])])
 
-    def _full(self, first: int, parts: int, edition: int, round_: int) -> _OrderedDraws:
-        order = self._order(edition, parts, round_, None)
-        return _OrderedDraws(first, parts, edition, round_, order)
+    def _whole_round(self, first: int, round_: int, edition: DrawnEdition) -> Stretch:
+        order = self._make_order(edition, round_, None)
+        return Stretch(first, self._own(edition), round_, edition, order)
 
-    def _permuted(
-        self, edition: int, parts: int, round_: int, before: tuple[PartOrder, int] | None
-    ) -> PartOrder:
-        return Permutation(parts, derive_seed(*self._where, "order", edition, round_))
+    def _counted(self, s: Stretch) -> Stretch:
+        """Return the stretch with the number of its draws, for which all parts are looked at."""
+        draws = sum(len(parts) for _, parts, _ in self._walk(s, 0, s.order.size))
+        return Stretch(s.first, draws, s.round, s.edition, s.order, s.passed)
 
-    def _parts(self, stretch: _OrderedDraws, skip: int, count: int) -> Ints:
-        if not stretch.earlier:
+    def _take(self, stretch: Stretch, skip: int, count: int) -> Ints:
+        if stretch.is_plain:
             return stretch.order.forward(np.arange(skip, skip + count))
-        position = self._position(stretch, skip)
         kept: list[Ints] = []
-        for start, fresh, offsets in self._walk(stretch, position):
-            kept.append(fresh[:count])
-            if len(fresh) >= count:
-                self._walked = (stretch, skip + count, start + int(offsets[count - 1]) + 1)
+        stop = skip + count
+        for start, parts, offsets in self._walk(stretch, self._position(stretch, skip), count):
+            kept.append(parts[:count])
+            if len(parts) >= count:
+                self._remember(stretch.first + stop, start + int(offsets[count - 1]) + 1)
                 break
-            count -= len(fresh)
-            skip += len(fresh)
+            count -= len(parts)
         return np.concatenate(kept)
 
-    def _position(self, stretch: _OrderedDraws, draws: int) -> int:
+    def _position(self, stretch: Stretch, draws: int) -> int:
         """Return the position in the order behind so many draws of the stretch."""
-        if not stretch.earlier:
+        if stretch.is_plain:
             return draws
-        passed, position = 0, 0
-        if self._walked is not None and self._walked[0] == stretch and self._walked[1] <= draws:
-            _, passed, position = self._walked
-        if passed == draws:
+        draw, position = self._nearest(stretch, stretch.first + draws)
+        left = stretch.first + draws - draw
+        if not left:
             return position
-        for start, fresh, offsets in self._walk(stretch, position):
-            if passed + len(fresh) >= draws:
-                return start + int(offsets[draws - passed - 1]) + 1
-            passed += len(fresh)
+        for start, parts, offsets in self._walk(stretch, position, left):
+            if len(parts) >= left:
+                return start + int(offsets[left - 1]) + 1
+            left -= len(parts)
         return stretch.order.size
 
-    def _walk(self, stretch: _OrderedDraws, position: int) -> Iterator[tuple[int, Ints, Ints]]:
+    def _nearest(self, stretch: Stretch, draw: int) -> tuple[int, int]:
+        """Return the last remembered (draw, position) of a stretch up to a draw."""
+        place = bisect_right(self._memos, draw, key=lambda memo: memo[0])
+        if place and self._memos[place - 1][0] > stretch.first:
+            return self._memos[place - 1]
+        return stretch.first, 0
+
+    def _remember(self, draw: int, position: int) -> None:
+        place = bisect_left(self._memos, draw, key=lambda memo: memo[0])
+        if self._memos[place : place + 1] == [(draw, position)]:
+            return
+        self._memos.insert(place, (draw, position))
+        if len(self._memos) > _MEMOS:  # every other one is forgotten, but not the last
+            self._memos = [*self._memos[:-2:2], *self._memos[-2:]]
+
+    def _walk(
+        self, stretch: Stretch, position: int, wanted: int
+    ) -> Iterator[tuple[int, Ints, Ints]]:
         """Yield from a position on: where a chunk starts, its parts, and their offsets in it."""
-        for start in range(position, stretch.order.size, _STRATUM_CHUNK):
-            stop = min(stretch.order.size, start + _STRATUM_CHUNK)
-            parts = stretch.order.forward(np.arange(start, stop))
-            fresh = np.ones(len(parts), np.bool_)
-            for order, yielded in stretch.earlier:
-                known = np.flatnonzero(fresh & (parts < order.size))
-                fresh[known] = order.inverse(parts[known]) >= yielded
-            offsets = np.flatnonzero(fresh)
-            yield start, parts[offsets], offsets
+        size = stretch.order.size
+        enough = 1.1 * wanted * size / max(1, stretch.draws)  # mostly, to give what is wanted
+        step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
+        while position < size:
+            stop = min(size, position + step)
+            parts = stretch.order.forward(np.arange(position, stop))
+            offsets = np.flatnonzero(self._fresh(stretch, parts))
+            yield position, parts[offsets], offsets
+            position, step = stop, min(_CHUNK, step * 4)
+
+    def _fresh(self, stretch: Stretch, parts: Ints) -> Mask:
+        """Return which parts of an order are this node's, and not drawn yet in the round."""
+        mask = stretch.edition.strata.mask(self._stratum, parts)
+        for one in stretch.passed:
+            known = np.flatnonzero(mask & (parts < one.order.size))
+            drawn = one.order.inverse(parts[known]) < one.positions
+            if one.edition.lanes != stretch.edition.lanes:  # a lane that was not ours then
+                drawn &= one.edition.strata.mask(self._stratum, parts[known])
+            mask[known] = ~drawn
+        return mask
 
 
-class Independent:
-    """Draws that know nothing of one another; each is a round of its own.
+class IndependentDraws:
+    """Draws that know nothing of one another; each is a round of its own."""
 
-    Args:
-        where: what they depend on.
-    """
-
-    def __init__(self, *where: int | str) -> None:
+    def __init__(self, stratum: int, *where: int | str) -> None:
+        self._stratum = stratum
         self._key = np.uint64(derive_seed(*where, "independent") & 0xFFFFFFFFFFFFFFFF)
-        self._eras: list[tuple[int, int]] = []  # first draw, parts
+        self._eras: list[tuple[int, DrawnEdition]] = []  # first draw, what it is drawn from
 
-    def grow(self, edition: int, parts: int, drawn: int) -> None:
-        """Let draws from number ``drawn`` on choose among ``parts`` parts."""
-        if parts:
-            self._eras.append((drawn, parts))
+    def grow(self, edition: DrawnEdition, at: int) -> None:
+        """Let draws from number ``at`` on choose among the parts of ``edition``."""
+        self._eras = [era for era in self._eras if era[0] < at]
+        if edition.strata.own[self._stratum]:
+            self._eras.append((at, edition))
 
-    def draw(self, start: int, stop: int) -> Drawn:
-        """Return the draws [start, stop).
+    def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the parts of the draws [start, stop), and the round of each.
 
         Raises:
             LookupError: the stratum has no part yet.
         """
-        known = [parts for first, parts in self._eras if first <= start]
+        known = [edition for first, edition in self._eras if first <= start]
         if not known:
             raise LookupError("the stratum has no part yet")
-        numbers = np.arange(start, stop)
+        strata, numbers = known[-1].strata, np.arange(start, stop)
+        size = np.uint64(strata.sizes[self._stratum])
         words = stream64(np.full(len(numbers), self._key), numbers.astype(np.uint64))
         # 64 bits over at most 2^40 parts: none is likelier than another by more than 2^-24.
-        return Drawn((words % np.uint64(known[-1])).astype(np.int64), numbers)
+        parts = (words % size).astype(np.int64)
+        left = np.flatnonzero(~strata.mask(self._stratum, parts))
+        while len(left):
+            words[left] = finalize64(words[left])
+            parts[left] = (words[left] % size).astype(np.int64)
+            left = left[~strata.mask(self._stratum, parts[left])]
+        return parts, numbers
 
-    def round_of(self, number: int) -> int:
-        """Return the round that a draw is of."""
-        return number
+    def round_of(self, draw: int) -> int:
+        """Return the round of a draw."""
+        return draw
 
-
-@dataclass(frozen=True)
-class EditionStrata:
-    """The parts of an edition by their strata.
-
-    Attributes:
-        names: of the strata; the same number means the same stratum in every edition.
-        parts: of each.
-        place: returns parts by their number in the edition, for parts by their numbers in a
-            stratum.
-        starts: returns the first part of every object of a stratum, and the total, by their
-            numbers in the stratum.
-        natural: how often each is drawn where none is favoured.
-    """
-
-    names: Sequence[str]
-    parts: Ints
-    place: Callable[[int, Ints], Ints]
-    starts: Callable[[int], Ints]
-    natural: Ints
+    def round_end(self, draw: int) -> int:
+        """Return the first draw behind the round of a draw."""
+        return draw + 1
 
 
-# Says how many draws of a block each stratum of an edition has.
-BlockQuotas: TypeAlias = Callable[[DrawnEdition, EditionStrata], Ints]
-
-
-@dataclass(frozen=True)
-class _Era:
-    """The groups that one edition is drawn for.
-
-    Attributes:
-        span: of the edition.
-        strata: its parts.
-        slots: whose turn each draw is.
-        passed: draws in front of the era, and
-        drawn: how many of these each stratum had.
-        weights: of the parts of each stratum.
-    """
-
-    span: DrawnEdition
-    strata: EditionStrata
-    slots: StratumBlocks
-    passed: int
-    drawn: Ints
-    weights: Floats
-
-    def before(self, number: int) -> Ints:
-        """Return how many of the draws before this one each stratum had."""
-        found = self.slots.before(number - self.passed)
-        found[: len(self.drawn)] += self.drawn
-        return found
-
-
-class StratifiedDraws:
-    """As `draws.Draws`, group after group, in any order, by shares of the strata.
-
-    Args:
-        seed: of the order.
-        sizing: how many parts a group has.
-        deal: says how many draws each stratum has.
-        strata: returns the parts of so many listed objects, by their strata.
-        replacement: independent draws within a stratum instead of permutations.
-        turns: the objects of a stratum take turns.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        sizing: Sizing,
-        deal: BlockQuotas,
-        strata: Callable[[int], EditionStrata],
-        *,
-        replacement: bool = False,
-        turns: bool = False,
-    ) -> None:
-        self._seed = seed
-        self._sizing = sizing
-        self._deal = deal
-        self._strata = strata
-        self._replacement = replacement
-        self._turns = turns
-        self._eras: list[_Era] = []
-        self._cycles: list[Cycle | Independent] = []
-
-    def add(self, span: DrawnEdition) -> None:
-        """Let groups from ``span.first_group`` on draw from a larger edition.
-
-        Raises:
-            ConfigError: the weights name a stratum that it does not have.
-        """
-        strata = self._strata(span.objects)
-        slots = StratumBlocks(self._deal(span, strata), self._seed, span.edition)
-        passed, drawn = 0, np.zeros(0, np.int64)
-        if self._eras:
-            passed = self._draws_before(span.first_group)
-            drawn = self._eras[-1].before(passed)
-        natural = strata.natural / strata.natural.sum()
-        given = slots.counts / slots.counts.sum()
-        weights = np.divide(natural, given, out=np.zeros(len(given)), where=given > 0)
-        self._eras.append(_Era(span, strata, slots, passed, drawn, weights))
-        self._grow(span.edition, strata.parts, drawn)
-
-    def _grow(self, edition: int, parts: Ints, drawn: Ints) -> None:
-        for stratum in range(len(self._cycles), len(parts)):
-            self._cycles.append(self._cycle(stratum))
-        for stratum, cycle in enumerate(self._cycles):
-            passed = int(drawn[stratum]) if stratum < len(drawn) else 0
-            cycle.grow(edition, int(parts[stratum]), passed)
-
-    def _cycle(self, stratum: int) -> Cycle | Independent:
-        where = (self._seed, "stratum", stratum)
-        if self._replacement:
-            return Independent(*where)
-        return Cycle(*where, order=self._by_turns(stratum) if self._turns else None)
-
-    def _by_turns(self, stratum: int) -> OrderOf:
-        orders = TurnOrders(self._seed, "stratum", stratum)
-
-        def make(
-            edition: int, parts: int, round_: int, before: tuple[PartOrder, int] | None
-        ) -> PartOrder:
-            era = next(era for era in self._eras if era.span.edition == edition)
-            return orders.make(edition, era.strata.starts(stratum), round_, before)
-
-        return make
-
-    def group(self, number: int) -> GroupDraw | None:
-        """Return what group ``number`` holds; None past the end of a fixed set.
-
-        Raises:
-            LookupError: no edition covers the group yet.
-        """
-        start, stop = self._draws_before(number), self._draws_before(number + 1)
-        era = self._era(number)
-        if start == stop:
-            return None
-        strata = era.slots.run(start - era.passed, stop - era.passed)
-        parts, rounds = np.zeros(len(strata), np.int64), np.zeros(len(strata), np.int64)
-        before = era.before(start)
-        for stratum in np.unique(strata).tolist():
-            mine = np.flatnonzero(strata == stratum)
-            first = int(before[stratum])
-            drawn = self._cycles[stratum].draw(first, first + len(mine))
-            parts[mine] = era.strata.place(stratum, drawn.parts)
-            rounds[mine] = drawn.rounds
-        weights = era.weights[strata].astype(np.float32)
-        edition = era.span.edition
-        return GroupDraw(number, edition, self._round(era, before), parts, rounds, weights)
-
-    def round_of(self, number: int) -> int:
-        """Return the earliest round that a stratum is in before group ``number``."""
-        era = self._era(number)
-        return self._round(era, era.before(self._draws_before(number)))
-
-    def beginning(self, number: int) -> Ints:
-        """Return the strata that another round of begins in a group."""
-        era = self._era(number)
-        before = era.before(self._draws_before(number))
-        after = era.before(self._draws_before(number + 1))
-        begun = np.flatnonzero((before > 0) & (after > before))
-        rounds = (
-            [self._cycles[s].round_of(int(draws[s]) - 1) for draws in (before, after)]
-            for s in begun
-        )
-        mask = np.array([first != last for first, last in rounds], np.bool_)
-        return begun[mask]
-
-    def rounds(self, number: int) -> Floats:
-        """Return how often each stratum was drawn before a group; float64 [strata]."""
-        era = self._era(number)
-        drawn = era.before(self._draws_before(number))
-        found: Floats = drawn / np.maximum(era.strata.parts, 1)
-        return found
-
-    def distinct(self, number: int) -> int:
-        """Return how many different parts the groups before this one hold."""
-        if not self._eras:
-            return 0
-        era = self._era(number)
-        before = era.before(self._draws_before(number))
-        return int(np.minimum(before, era.strata.parts).sum())
-
-    def _round(self, era: _Era, before: Ints) -> int:
-        drawn = np.flatnonzero(era.slots.counts)
-        return min(self._cycles[stratum].round_of(int(before[stratum])) for stratum in drawn)
-
-    def _draws_before(self, group: int) -> int:
-        draws = self._sizing.parts_before(group)
-        limit = self._sizing.max_parts
-        return draws if limit is None else min(draws, limit)
-
-    def _era(self, number: int) -> _Era:
-        known = [era for era in self._eras if era.span.first_group <= number]
-        if not known:
-            raise LookupError(f"no edition covers group {number}")
-        return known[-1]
-
+# ----------------------------------------------------------------------- draws of groups
 
 _BLOCKS_IN_MEMORY = 4
 
@@ -755,3 +376,208 @@ class StratumBlocks:
             if len(self._blocks) > _BLOCKS_IN_MEMORY:
                 self._blocks.popitem(last=False)
         return self._blocks[number]
+
+
+@dataclass(frozen=True)
+class _Era:
+    """The groups that one edition is drawn for, from draw ``first`` on."""
+
+    edition: DrawnEdition
+    blocks: StratumBlocks | None
+    first: int
+    drawn: Ints  # draws of each stratum before it
+    weights: Floats | None  # of the parts of each stratum
+
+    def before(self, draw: int) -> Ints:
+        """Return how many of the draws before this one each stratum had."""
+        within = draw - self.first
+        found = np.array([within]) if self.blocks is None else self.blocks.before(within)
+        found[: len(self.drawn)] += self.drawn
+        return found
+
+    def strata_of(self, start: int, stop: int) -> Ints:
+        """Return the strata of the draws [start, stop)."""
+        if self.blocks is None:
+            return np.zeros(stop - start, np.int64)
+        return self.blocks.run(start - self.first, stop - self.first)
+
+    @property
+    def drawn_strata(self) -> Ints:
+        """The strata that have a share of the draws."""
+        return (
+            np.zeros(1, np.int64) if self.blocks is None else np.flatnonzero(self.blocks.counts)
+        )
+
+
+class Draws:
+    """The draws of one cache, group after group, in any order (ascending is fastest).
+
+    Args:
+        seed: of the order.
+        sizing: how many parts a group has.
+        turns: the objects of a stratum take turns.
+        replacement: independent draws within a stratum instead of permutations.
+    """
+
+    def __init__(
+        self, seed: int, sizing: Sizing, *, turns: bool = False, replacement: bool = False
+    ) -> None:
+        self._seed = seed
+        self._sizing = sizing
+        self._turns = turns
+        self._replacement = replacement
+        self._eras: list[_Era] = []
+        self._strata: list[StratumDraws | IndependentDraws] = []
+        self._marks: list[tuple[int, int]] = []  # group, draws before it; ascending
+
+    def add(self, edition: DrawnEdition) -> None:
+        """Let groups from ``edition.first_group`` on draw from a larger edition."""
+        group = edition.first_group
+        at = self._draws_before(group) if self._eras else 0
+        # Of several editions at one group the last one counts.
+        self._eras = [era for era in self._eras if era.edition.first_group < group]
+        drawn = self._eras[-1].before(at) if self._eras else np.zeros(0, np.int64)
+        self._eras.append(self._era_of(edition, at, drawn))
+        for stratum in range(len(self._strata), len(edition.strata.own)):
+            self._strata.append(self._stratum_draws(stratum, dealt=edition.quotas is not None))
+        for stratum, draws in enumerate(self._strata):
+            draws.grow(edition, int(drawn[stratum]) if stratum < len(drawn) else 0)
+        self._marks = [mark for mark in self._marks if mark[0] < group]
+        self._marks.append((group, at))
+
+    def _era_of(self, edition: DrawnEdition, at: int, drawn: Ints) -> _Era:
+        if edition.quotas is None:
+            return _Era(edition, None, at, drawn, None)
+        blocks = StratumBlocks(edition.quotas, self._seed, edition.number)
+        natural = edition.strata.natural / edition.strata.natural.sum()
+        given = blocks.counts / blocks.counts.sum()
+        weights = np.divide(natural, given, out=np.zeros(len(given)), where=given > 0)
+        return _Era(edition, blocks, at, drawn, weights)
+
+    def _stratum_draws(self, stratum: int, *, dealt: bool) -> StratumDraws | IndependentDraws:
+        where = (self._seed, "stratum", stratum) if dealt else (self._seed,)
+        if self._replacement:
+            return IndependentDraws(stratum, *where)
+        make = _turns_of if self._turns else _permutations_of
+        return StratumDraws(stratum, make(stratum, *where))
+
+    def group(self, number: int) -> GroupDraw | None:
+        """Return what group ``number`` holds; None past the end of a fixed set.
+
+        Raises:
+            LookupError: no edition with a part of this node covers the group yet.
+        """
+        era = self._era(number)
+        start, stop = self._draws_before(number), self._draws_before(number + 1)
+        if start == stop:
+            return None
+        strata, before = era.strata_of(start, stop), era.before(start)
+        parts, rounds = np.zeros(len(strata), np.int64), np.zeros(len(strata), np.int64)
+        for stratum in np.unique(strata).tolist():
+            mine = np.flatnonzero(strata == stratum)
+            first = int(before[stratum])
+            local, rounds[mine] = self._strata[stratum].draw(first, first + len(mine))
+            parts[mine] = era.edition.strata.place(stratum, local)
+        weights = None if era.weights is None else era.weights[strata].astype(np.float32)
+        is_one_round = weights is None and not self._replacement
+        return GroupDraw(
+            number,
+            era.edition.number,
+            self._round(era, before),
+            parts,
+            None if is_one_round else rounds,
+            weights,
+        )
+
+    def round_of(self, number: int) -> int:
+        """Return the earliest round that a stratum is in before group ``number``."""
+        era = self._era(number)
+        return self._round(era, era.before(self._draws_before(number)))
+
+    def beginning(self, number: int) -> Ints:
+        """Return the strata that another round of begins in a group."""
+        era = self._era(number)
+        before = era.before(self._draws_before(number))
+        after = era.before(self._draws_before(number + 1))
+        drawn = np.flatnonzero((before > 0) & (after > before))
+        rounds = (
+            [self._strata[s].round_of(int(draws[s]) - 1) for draws in (before, after)]
+            for s in drawn
+        )
+        return drawn[np.array([first != last for first, last in rounds], np.bool_)]
+
+    def rounds(self, number: int) -> Floats:
+        """Return how often each stratum was drawn before a group; float64 [strata]."""
+        era = self._era(number)
+        drawn = era.before(self._draws_before(number))
+        found: Floats = drawn / np.maximum(era.edition.strata.own, 1)
+        return found
+
+    def distinct(self, number: int) -> int:
+        """Return how many different parts the groups before this one hold."""
+        if not self._eras:
+            return 0
+        era = self._era(number)
+        before = era.before(self._draws_before(number))
+        return int(np.minimum(before, era.edition.strata.own).sum())
+
+    def _round(self, era: _Era, before: Ints) -> int:
+        drawn: list[int] = era.drawn_strata.tolist()
+        return min(self._strata[stratum].round_of(int(before[stratum])) for stratum in drawn)
+
+    def _era(self, number: int) -> _Era:
+        place = bisect_right(self._eras, number, key=lambda era: era.edition.first_group)
+        if not place:
+            raise LookupError(f"no edition covers group {number}")
+        return self._eras[place - 1]
+
+    def _given(self, group: int) -> int:
+        parts, most = self._sizing.parts_before(group), self._sizing.max_parts
+        return parts if most is None else min(parts, most)
+
+    def _draws_before(self, number: int) -> int:
+        """Return the draws before a group; without strata a group ends where its round ends."""
+        if self._replacement or self._eras[0].blocks is not None:
+            return self._given(number)
+        group, draw = self._marks[bisect_right(self._marks, number, key=lambda m: m[0]) - 1]
+        while group < number:
+            before, left = self._given(group), self._strata[0].round_end(draw) - draw
+            if self._given(number) - before < left:
+                return draw + self._given(number) - before
+            groups = range(group + 1, number + 1)  # before one of these the round ends
+            place = bisect_left(groups, left, key=lambda g: self._given(g) - before)
+            group, draw = self._after_like_rounds(groups[place], draw + left, number)
+            self._mark(group, draw)
+        return draw
+
+    def _after_like_rounds(self, group: int, draw: int, number: int) -> tuple[int, int]:
+        """Jump from a round's begin over whole rounds: in full groups they are alike."""
+        if group < RAMP_END or group == number or self._sizing.max_parts is not None:
+            return group, draw
+        own = self._strata[0].round_end(draw) - draw
+        groups = -(-own // self._sizing.group_parts(group))
+        rounds = (number - group) // groups
+        return group + rounds * groups, draw + rounds * own
+
+    def _mark(self, group: int, draw: int) -> None:
+        place = bisect_left(self._marks, group, key=lambda mark: mark[0])
+        if self._marks[place : place + 1] != [(group, draw)]:
+            self._marks.insert(place, (group, draw))
+
+
+def _permutations_of(stratum: int, *where: int | str) -> MakeOrder:
+    def make(edition: DrawnEdition, round_: int, passed: Passed | None) -> PartOrder:
+        size = int(edition.strata.sizes[stratum])
+        return Permutation(size, derive_seed(*where, "order", edition.number, round_))
+
+    return make
+
+
+def _turns_of(stratum: int, *where: int | str) -> MakeOrder:
+    orders = TurnOrders(*where)
+
+    def make(edition: DrawnEdition, round_: int, passed: Passed | None) -> PartOrder:
+        before = None if passed is None else (passed.order, passed.positions)
+        return orders.make(edition.number, edition.strata.starts(stratum), round_, before)
+
+    return make

@@ -164,8 +164,10 @@ class Makeups:
         sizing: Sizing,
         unfinished: Iterable[int],
         timeout_seconds: float,
+        most_makeups: int = MOST_MAKEUPS,
     ) -> None:
         self._cache = cache
+        self._most_makeups = most_makeups
         self._drawing = drawing
         self._sizing = sizing
         self._setbacks = Setbacks(timeout_seconds)
@@ -200,7 +202,7 @@ class Makeups:
         """Whether the record has room for more."""
         record = self._cache.deferrals
         most = self._cache.most_deferred // PENDING_SHARE
-        return len(record.pending) < most and len(record.numbers) < MOST_MAKEUPS
+        return len(record.pending) < most and len(record.numbers) < self._most_makeups
 
     def left_out(
         self, group: int, stops: Sequence[PartVisit], *, defers: bool

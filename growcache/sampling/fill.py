@@ -338,7 +338,8 @@ class GroupFiller:
         if self._transform is None:
             return sample
         origin = Origin(stop.entry.key, stop.entry.etag, start, end)
-        return self._transform(sample, origin, (permit.round, stop.entry.key, stop.part, index))
+        round_ = permit.round if stop.round is None else stop.round
+        return self._transform(sample, origin, (round_, stop.entry.key, stop.part, index))
 
     def _conformed(self, sample: Sample, schema: Schema, key: str) -> Sample:
         try:

@@ -14,12 +14,11 @@ from growcache.cache.side_files import Identity
 from growcache.config import Config, SourceConfig
 from growcache.config_text import to_json_value
 from growcache.sampling.messages import FORMAT, LABELS, TRANSFORM
-from growcache.sampling.sizing import Sizing, objects_take_turns, sizing_values
+from growcache.sampling.sizing import Sizing, sizing_values
 from growcache.schema import Schema
 from growcache.secrecy import hash_secrets, url_without_secrets
 
-DRAW_VERSION = 1  # part of the fingerprint: raise it when any draw would change
-TURNS_VERSION = 2  # of draws by `turns`; what they replace was of version 1
+DRAW_VERSION = 3  # part of the fingerprint: raise it when any draw would change
 
 
 # What storage_options say about which server it is, and not about who asks or how.
@@ -38,7 +37,7 @@ def identify(
     """Return the identity of the cache that this configuration fills (protocol 4).
 
     Left out on purpose: credentials, workers, concurrency and bounds, which change when and
-    where samples are drawn, but not which.
+    where samples are drawn, but not which; and the node, because every edition records its lanes.
 
     Args:
         config: what the user wrote.
@@ -77,12 +76,10 @@ def configured_values(config: Config) -> dict[str, Any]:
             "sampling.schema": sampling.schema,
             "sampling.transform": sampling.transform,
             "sampling.transform_options": hash_secrets(sampling.transform_options),
-            "sampling.node": sampling.node,
-            "sampling.nodes": sampling.nodes,
             "cache.format": config.cache.format,
             "layout version": CACHE_FORMATS[config.cache.format].LAYOUT_VERSION,
             "cache.max_samples": config.cache.max_samples,
-            "draw version": TURNS_VERSION if objects_take_turns(sampling) else DRAW_VERSION,
+            "draw version": DRAW_VERSION,
         }
         | _sources(config)
         | _chosen(config)

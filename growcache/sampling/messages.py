@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias
 
 import orjson
 
+from growcache.cache.side_files import EditionValues
 from growcache.errors import StoreRefusedError
 from growcache.store.contract import Entry
 from growcache.usercode import printable, short_key
@@ -109,7 +110,7 @@ class Permit:
         shards: numbers of the group's shards.
         stops: the visits, in the order that decides where each sample goes.
         take: samples to pick of each object at random; None: all of the part.
-        editions: objects, digest and first group of every edition up to its own.
+        editions: `Edition.values` of every edition up to its own.
         write: the shards of the group that are wanted, ascending; None: all of them.
         left_out: the visits, by their places, that are not made: they were set aside.
         defers: whether further visits may be set aside: nothing of the group was ever committed.
@@ -125,7 +126,7 @@ class Permit:
     shards: tuple[int, ...]
     stops: tuple[PartVisit, ...]
     take: int | None = None
-    editions: tuple[tuple[int, str, int], ...] = ()
+    editions: tuple[EditionValues, ...] = ()
     write: tuple[int, ...] | None = None
     left_out: tuple[int, ...] = ()
     defers: bool = False
@@ -167,7 +168,7 @@ class Permit:
             tuple(message["shards"]),
             tuple(map(PartVisit.from_values, message["stops"])),
             message["take"],
-            tuple((objects, digest, first) for objects, digest, first in message["editions"]),
+            tuple(map(tuple, message["editions"])),
             None if message["write"] is None else tuple(message["write"]),
             tuple(message["left_out"]),
             message["defers"],

@@ -1,4 +1,4 @@
-"""The parts of the source: the objects of an edition, cut into parts."""
+"""The parts of the source: the objects of an edition, cut into parts, and the lanes that nodes own."""
 
 from __future__ import annotations
 
@@ -8,19 +8,37 @@ from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from growcache.cache.side_files import Edition
 from growcache.errors import CacheError
-from growcache.sampling.draws import DrawnEdition, GroupDraw
+from growcache.sampling.draws import EditionStrata, GroupDraw, Mask
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import Objects, Subset
 from growcache.sampling.orders import Floats, Ints, locate
 from growcache.sampling.sizing import Sizing
-from growcache.seeding import Uint64Array, hash64, stream64
+from growcache.seeding import Uint64Array, derive_seed, hash64, stream64
 from growcache.store.catalog import Catalog
 
 LEAST_PER_VISIT = 0.01  # samples; visits that bring less than this are no source
+_AT_ONCE = 1 << 16  # parts that are looked at together
+
+
+LANES = 256  # of them each part is in one, for ever
+
+
+def owned_lanes(node: int, nodes: int) -> str | None:
+    """Return the lanes of a node, as `Edition.lanes` has them; None where it owns all.
+
+    A lane is owned by the node with the largest hash of the two (rendezvous hashing). So a node that is added takes
+    lanes from all others, and no lane moves between two of these.
+    """
+    if nodes == 1:
+        return None
+    owners = [
+        max(range(nodes), key=lambda one: derive_seed("lane", lane, one))
+        for lane in range(LANES)
+    ]
+    return np.packbits(np.array(owners) == node).tobytes().hex()
 
 
 class Population:
@@ -28,38 +46,20 @@ class Population:
 
     Part numbers never change: the catalog is append-only and an object's parts follow from
     its size, so the parts of an edition are a prefix of those of the next.
-
-    Args:
-        catalog: the listing.
-        objects: those of it that are drawn from.
-        sizing: how objects are cut.
-        node: this machine's number among ``nodes``.
-        nodes: machines that draw disjoint samples of one source.
     """
 
-    def __init__(
-        self, catalog: Catalog, objects: Objects, sizing: Sizing, node: int = 0, nodes: int = 1
-    ) -> None:
+    def __init__(self, catalog: Catalog, objects: Objects, sizing: Sizing) -> None:
         self._catalog = catalog
         self._objects = objects
         self._sizing = sizing
-        self._node = node
-        self._nodes = nodes
         self._starts: Ints = np.zeros(1, np.int64)
-        self._hashes: Uint64Array = np.zeros(
-            0, np.uint64
-        )  # of the keys; only with several nodes
+        self._hashes: Uint64Array = np.zeros(0, np.uint64)  # of the keys, where lanes matter
 
-    @property
-    def mine(self) -> Callable[[Ints], npt.NDArray[np.bool_]] | None:
-        """The mask of parts that this node draws; None where it draws all."""
-        return self._mine if self._nodes > 1 else None
-
-    def span(self, edition: Edition) -> DrawnEdition:
-        """Return the edition as the draws see it.
+    def check_listing(self, edition: Edition) -> None:
+        """Check that the listing is the one that the edition was made of.
 
         Raises:
-            CacheError: the listing is not the one that the edition was made of.
+            CacheError: it is another one.
         """
         if len(self._catalog) < edition.objects or (
             self._catalog.digest(edition.objects) != edition.digest
@@ -69,8 +69,53 @@ class Population:
                 f"the store's listing no longer begins with the {edition.objects:,} objects "
                 f"that this cache was drawn from; empty it with: growcache clear {cache}"
             )
-        parts = self.parts(edition.objects)
-        return DrawnEdition(edition.edition, parts, edition.first_group, edition.objects)
+
+    def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
+        """Return the parts of the first ``listed`` objects of the catalog, as one stratum."""
+        starts = self.starts(listed)
+        owned = self.owned(listed, lanes)
+        own = np.array([self.own_parts(listed, lanes).sum()])
+        return EditionStrata(
+            ("",),
+            starts[-1:],
+            own,
+            own,
+            lambda _, parts: parts,
+            lambda _: starts,
+            None if owned is None else lambda _, parts: owned(parts),
+        )
+
+    def owned(self, listed: int, lanes: str | None) -> Callable[[Ints], Mask] | None:
+        """Return the mask of parts that are in these lanes; None for all lanes.
+
+        The mask needs no look at the listing: the draws ask it for every part, between two turns of the service's loop.
+        """
+        if lanes is None:
+            return None
+        starts = self.starts(listed)
+        hashes = self._hashes_of(len(starts) - 1)
+        is_owned = np.unpackbits(np.frombuffer(bytes.fromhex(lanes), np.uint8)).astype(np.bool_)
+
+        def mask(parts: Ints) -> Mask:
+            # By key, not by ordinal: nodes that listed in another order still agree.
+            ordinals, within = locate(starts, parts)
+            words = stream64(hashes[ordinals], within.astype(np.uint64))
+            found: Mask = is_owned[words % np.uint64(LANES)]
+            return found
+
+        return mask
+
+    def own_parts(self, listed: int, lanes: str | None) -> Ints:
+        """Return how many parts of every object are in these lanes."""
+        starts = self.starts(listed)
+        owned = self.owned(listed, lanes)
+        counts = np.diff(starts)
+        if owned is not None:
+            counts = np.zeros(len(counts), np.int64)
+            for at in range(0, int(starts[-1]), _AT_ONCE):
+                parts = np.arange(at, min(at + _AT_ONCE, int(starts[-1])))
+                np.add.at(counts, locate(starts, parts[owned(parts)])[0], 1)
+        return counts
 
     def parts(self, listed: int) -> int:
         """Return how many parts the objects among the first ``listed`` of the catalog have."""
@@ -83,15 +128,6 @@ class Population:
         objects = self._objects.among(listed)
         self._extend(objects)
         return self._starts[: objects + 1]
-
-    def own(self, objects: int, node: int, nodes: int) -> npt.NDArray[np.bool_]:
-        """Return which of the first objects are a node's, where nodes share out objects."""
-        if nodes == 1:
-            return np.ones(objects, np.bool_)
-        mask: npt.NDArray[np.bool_] = self._hashes[:objects] % np.uint64(nodes) == np.uint64(
-            node
-        )
-        return mask
 
     def stops(self, draw: GroupDraw) -> tuple[PartVisit, ...]:
         """Return where the parts of a draw lie, as visits of a permit."""
@@ -176,14 +212,11 @@ class Population:
         if objects > known:
             more = self._starts[-1] + np.cumsum(self._counts(known, objects))
             self._starts = np.concatenate([self._starts, more])
-            if self._nodes > 1:
-                keys = self._objects.keys(known, objects)
-                hashes = np.fromiter(map(hash64, keys), np.uint64, objects - known)
-                self._hashes = np.concatenate([self._hashes, hashes])
 
-    def _mine(self, parts: Ints) -> npt.NDArray[np.bool_]:
-        # By key, not by ordinal: nodes that listed in another order still agree.
-        ordinals, within = locate(self._starts, parts)
-        words = stream64(self._hashes[ordinals], within.astype(np.uint64))
-        mask: npt.NDArray[np.bool_] = words % np.uint64(self._nodes) == np.uint64(self._node)
-        return mask
+    def _hashes_of(self, objects: int) -> Uint64Array:
+        known = len(self._hashes)
+        if objects > known:
+            keys = self._objects.keys(known, objects)
+            more = np.fromiter(map(hash64, keys), np.uint64, objects - known)
+            self._hashes = np.concatenate([self._hashes, more])
+        return self._hashes[:objects]

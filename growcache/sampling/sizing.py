@@ -78,10 +78,9 @@ class Sizing:
 
     def parts_before(self, group: int) -> int:
         """Return how many parts all groups before this one were given."""
-        ramp = min(group, RAMP_GROUPS * RAMP_DOUBLINGS)
-        full = group - ramp
-        head = sum(self.group_parts(number) for number in range(ramp))
-        return head + full * self.group_parts(RAMP_GROUPS * RAMP_DOUBLINGS)
+        steps, within = divmod(min(group, RAMP_END), RAMP_GROUPS)
+        head = RAMP_GROUPS * sum(self.group_parts(RAMP_GROUPS * step) for step in range(steps))
+        return head + (within + max(0, group - RAMP_END)) * self.group_parts(group)
 
 
 Ints = npt.NDArray[np.int64]

@@ -15,17 +15,11 @@ import numpy as np
 
 from growcache.config import Config
 from growcache.errors import ConfigError
-from growcache.sampling.draws import BlockQuotas, EditionStrata
+from growcache.sampling.draws import EditionStrata
 from growcache.sampling.objects import GrowingArray, Objects
 from growcache.sampling.orders import Floats, Ints, locate
 from growcache.sampling.population import Population
 from growcache.usercode import short_key
-
-
-def weighted_quotas(weights: Weights) -> BlockQuotas:
-    """Return what deals by weights; see `strata.shares`."""
-    return lambda _, strata: block_quotas(stratum_shares(strata.names, strata.natural, weights))
-
 
 BLOCK_DRAWS = 1024  # of a block, or
 DRAWS_PER_STRATUM = 32  # on average, where that is more: it bounds the error of a share
@@ -208,12 +202,7 @@ class ObjectStrata:
     Strata are numbered as they first appear in the listing, so that numbers never change.
 
     Args:
-        objects: that are drawn from.
-        population: their parts.
         names: tells the strata of objects.
-        node: this machine's number among ``nodes``.
-        nodes: machines that draw disjoint objects. By object and not by part as elsewhere:
-            then each stratum's parts can be numbered without a look at every one of them.
         known: strata that come first, whether there is an object of theirs by now or not.
         by_objects: all objects are weighted alike.
     """
@@ -223,8 +212,6 @@ class ObjectStrata:
         objects: Objects,
         population: Population,
         names: StratumNames,
-        node: int,
-        nodes: int,
         known: Sequence[str] = (),
         *,
         by_objects: bool = False,
@@ -233,12 +220,10 @@ class ObjectStrata:
         self._objects = objects
         self._population = population
         self._names = names
-        self._node = node
-        self._nodes = nodes
         self._numbers = {name: number for number, name in enumerate(known)}
         self._strata = GrowingArray(np.dtype(np.int32))  # of the objects, by their number
 
-    def strata(self, listed: int) -> EditionStrata:
+    def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
         """Return the strata of the objects among the first ``listed`` of the catalog.
 
         Raises:
@@ -247,10 +232,9 @@ class ObjectStrata:
         objects = self._objects.among(listed)
         self._look(objects)
         starts = self._population.starts(listed)
-        parts = np.diff(starts) * self._population.own(objects, self._node, self._nodes)
         strata = self._strata.values[:objects]
         order = np.argsort(strata, kind="stable")
-        ends = np.cumsum(parts[order])
+        ends = np.cumsum(np.diff(starts)[order])
         sorted_starts = np.concatenate([np.zeros(1, np.int64), ends])
         firsts = np.searchsorted(strata[order], np.arange(len(self._numbers) + 1))
         bounds = sorted_starts[firsts]
@@ -265,10 +249,22 @@ class ObjectStrata:
             found: Ints = sorted_starts[first : stop + 1] - bounds[stratum]
             return found
 
-        natural = counts = np.diff(bounds)
+        owned = self._population.owned(listed, lanes)
+        own_parts = self._population.own_parts(listed, lanes)
+        own = np.zeros(len(self._numbers), np.int64)
+        np.add.at(own, strata, own_parts)
+        natural = own
         if self._by_objects:
-            natural = np.bincount(strata[parts > 0], minlength=len(self._numbers))
-        return EditionStrata(tuple(self._numbers), counts, place, starts_of, natural)
+            natural = np.bincount(strata[own_parts > 0], minlength=len(own))
+        return EditionStrata(
+            tuple(self._numbers),
+            np.diff(bounds),
+            own,
+            natural,
+            place,
+            starts_of,
+            None if owned is None else lambda stratum, local: owned(place(stratum, local)),
+        )
 
     def _look(self, objects: int) -> None:
         known = len(self._strata)

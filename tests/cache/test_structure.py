@@ -10,8 +10,14 @@ import pytest
 from sqlite_utils import Database
 
 from growcache.cache.index.migrations import migrations
-from growcache.cache.index.reader import table_columns, tables_state
-from growcache.cache.index.schema import MIGRATION_NAMES, TABLES
+from growcache.cache.index.reader import (
+    read_editions,
+    read_sealed_tables,
+    table_columns,
+    tables_state,
+)
+from growcache.cache.index.schema import MIGRATION_NAMES, SEAL_META, TABLES
+from growcache.cache.side_files import Edition
 
 
 @pytest.fixture
@@ -36,6 +42,23 @@ def test_before_they_are_made_there_are_none(connection: sqlite3.Connection) -> 
     assert tables_state(connection) == "unmade"
     migrations.apply(Database(connection), stop_before="a_checksum_per_row")
     assert tables_state(connection) == "unmade"
+
+
+def test_an_index_before_lanes_is_whole_and_keeps_its_checksum(
+    connection: sqlite3.Connection,
+) -> None:
+    db = Database(connection)
+    migrations.apply(db, stop_before="lanes_of_editions")
+    connection.execute("INSERT INTO editions VALUES (0, 100, 'digest', 0)")
+    seal = read_sealed_tables(connection).right_seal()
+    db.table("meta").insert({"key": SEAL_META, "value": str(seal)})
+    assert tables_state(connection) == "whole"
+    before = read_editions(connection)
+    migrations.apply(db)
+    assert tables_state(connection) == "whole"
+    assert read_editions(connection) == before == [Edition(0, 100, "digest", 0)]
+    account = read_sealed_tables(connection)
+    assert account.seal == account.right_seal() != seal
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from growcache.config import SplitConfig
 from growcache.formats.base import Visit
 from growcache.formats.rows import SampleGrid
-from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, StratifiedDraws
+from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.objects import Objects, Split
 from growcache.sampling.orders import Ints, TurnOrders
-from growcache.sampling.population import Population
+from growcache.sampling.population import Population, owned_lanes
 from growcache.sampling.sizing import Sizing
 from growcache.sampling.strata import (
     block_draws,
     block_quotas,
     source_shares,
     stratum_shares,
-    weighted_quotas,
 )
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from tests.fairness.chance import agree, balanced, planted
+from tests.sampling.drawn import edition
 
 SEEDS = 60
 
@@ -37,14 +37,14 @@ def sizing(shard: int = 1024, *, whole: bool = False) -> Sizing:
     return Sizing(1, 1000.0, 0, whole=whole, shard_samples=shard)
 
 
-def groups(draws: Draws | StratifiedDraws, numbers: range) -> Ints:
+def groups(draws: Draws, numbers: range) -> Ints:
     found = [draws.group(number) for number in numbers]
     return np.concatenate([group.parts for group in found if group])
 
 
 def first_groups(seed: int, parts: int, count: int, *, replacement: bool = False) -> Ints:
     draws = Draws(seed, sizing(), replacement=replacement)
-    draws.add(DrawnEdition(0, parts, 0))
+    draws.add(edition(0, parts))
     return groups(draws, range(count))
 
 
@@ -93,9 +93,9 @@ def test_a_growing_listing_favours_neither_old_nor_new() -> None:
     old, new, known = 0, 0, 20_000
     for seed in range(SEEDS):
         draws = Draws(seed, sizing())
-        draws.add(DrawnEdition(0, known, 0))
+        draws.add(edition(0, known))
         before = len(groups(draws, range(24)))
-        draws.add(DrawnEdition(1, 50_000, 24))
+        draws.add(edition(1, 50_000, 24))
         drawn = groups(draws, range(24, 28))
         old, new = old + int((drawn < known).sum()), new + int((drawn >= known).sum())
     share = (known - before) / (50_000 - before)
@@ -109,8 +109,8 @@ def test_no_part_twice_before_all_were_drawn_however_the_listing_grows() -> None
         rng = np.random.default_rng(seed)
         sizes = np.cumsum(rng.integers(50, 2000, 5)).tolist()
         draws, group, seen = Draws(seed, sizing(256)), 0, np.zeros(0, np.int64)
-        for edition, parts in enumerate(sizes):
-            draws.add(DrawnEdition(edition, parts, group))
+        for number, parts in enumerate(sizes):
+            draws.add(edition(number, parts, group))
             for _ in range(int(rng.integers(1, 12)) if parts != sizes[-1] else 1000):
                 if draws.round_of(group):
                     break
@@ -121,7 +121,7 @@ def test_no_part_twice_before_all_were_drawn_however_the_listing_grows() -> None
             assert len(np.unique(seen)) == len(seen) <= parts
             if draws.round_of(group):  # drawn to the end before the listing went on
                 break
-        assert len(seen) == draws.spans[-1].parts
+        assert len(seen) == parts
 
 
 # ------------------------------------------------------------------------- windows
@@ -149,11 +149,12 @@ def test_every_position_of_a_window_is_equally_likely(
 
 
 @contextmanager
-def population(folder: Path, sizes: Ints, size: Sizing, **more: int) -> Iterator[Population]:
-    with Catalog.open(folder / f"catalog{more}") as catalog:
+def population(folder: Path, sizes: Ints, size: Sizing) -> Iterator[Population]:
+    folder.mkdir(exist_ok=True)
+    with Catalog.open(folder / "catalog") as catalog:
         entries = [Entry(f"sub-{n // 5}/{n}", int(s), None, 0.0) for n, s in enumerate(sizes)]
         catalog.append(entries)
-        yield Population(catalog, Objects(catalog), size, **more)
+        yield Population(catalog, Objects(catalog), size)
 
 
 @pytest.mark.parametrize("by_objects", [False, True])
@@ -165,7 +166,7 @@ def test_objects_come_as_often_as_their_weight(tmp_path: Path, by_objects: bool)
         counts = np.zeros(40)
         for seed in range(20):
             draws = Draws(seed, size, replacement=True)
-            draws.add(DrawnEdition(0, total, 0))
+            draws.add(edition(0, total))
             drawn = groups(draws, range(20, 32))
             objects = np.searchsorted(source.starts(40), drawn, side="right") - 1
             counts += np.bincount(objects, minlength=40)
@@ -208,20 +209,21 @@ def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> No
     strata = EditionStrata(
         ("a", "b", "c"),
         parts,
+        parts,
+        parts,
         lambda stratum, local: bounds[stratum] + local,
         lambda stratum: np.arange(parts[stratum] + 1),
-        parts,
     )
+    wanted = block_quotas(stratum_shares(["a", "b", "c"], parts, weights))
     counts, within = np.zeros(3), np.zeros(20)
     for seed in range(20):
-        draws = StratifiedDraws(seed, sizing(), weighted_quotas(weights), lambda _: strata)
-        draws.add(DrawnEdition(0, 2450, 0))
+        draws = Draws(seed, sizing())
+        draws.add(DrawnEdition(0, 0, strata, quotas=wanted))
         drawn = groups(draws, range(20, 32))
         counts += np.bincount(np.searchsorted(bounds, drawn, side="right") - 1)
         within += np.bincount((drawn[drawn >= 450] - 450) // 100, minlength=20)
-    wanted = block_quotas(stratum_shares(["a", "b", "c"], parts, weights))[::-1]
-    assert agree(counts[::-1], wanted)
-    assert not agree(counts[::-1], planted(wanted))
+    assert agree(counts[::-1], wanted[::-1])
+    assert not agree(counts[::-1], planted(wanted[::-1]))
     assert agree(within, np.ones(20))
 
 
@@ -234,10 +236,11 @@ def test_nodes_are_disjoint_covering_and_alike(tmp_path: Path, nodes: int) -> No
     owners = np.zeros(0, np.int64)
     counts = np.zeros(nodes)
     for node in range(nodes):
-        with population(tmp_path, sizes, sizing(), node=node, nodes=nodes) as source:
+        with population(tmp_path / str(node), sizes, sizing()) as source:
             parts = np.arange(source.parts(1000))
-            assert source.mine is not None
-            mine = parts[source.mine(parts)]
+            owned = source.owned(1000, owned_lanes(node, nodes))
+            assert owned is not None
+            mine = parts[owned(parts)]
             owners, counts[node] = np.concatenate([owners, mine]), len(mine)
     assert sorted(owners.tolist()) == parts.tolist()
     assert agree(counts, np.ones(nodes))

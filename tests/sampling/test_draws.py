@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.sampling.draws import DrawnEdition, Draws
 from growcache.sampling.orders import Permutation, locate
 from growcache.sampling.sizing import Sizing
+from tests.sampling.drawn import drawn_by, edition, slowly, starts_of
 
 
 def sizing(shard: int = 8, **more: object) -> Sizing:
@@ -19,11 +20,8 @@ def sizing(shard: int = 8, **more: object) -> Sizing:
     return Sizing(**{**values, "shard_samples": shard, **more})  # type: ignore[arg-type]
 
 
-def draws(seed: int, spans: list[DrawnEdition], **more: object) -> Draws:
-    result = Draws(seed, sizing(), **more)  # type: ignore[arg-type]
-    for span in spans:
-        result.add(span)
-    return result
+def draws(seed: int, editions: list[DrawnEdition], **more: bool) -> Draws:
+    return drawn_by(seed, sizing(), editions, **more)
 
 
 def parts_of(order: Draws, groups: range) -> list[list[int]]:
@@ -54,10 +52,7 @@ def test_permutation_mixes_and_depends_on_its_key() -> None:
 
 
 @pytest.mark.mutant(
-    1,
-    "growcache.sampling.draws:Draws._settle",
-    "(*segment.earlier, (segment.order, cursor.position))",
-    "()",
+    1, "growcache.sampling.draws:StratumDraws.grow", "(*last.passed, passed)", "()"
 )
 @given(
     st.integers(0, 5),
@@ -68,12 +63,12 @@ def test_no_part_twice_before_all_were_drawn(
     seed: int, growth: list[int], gaps: list[int]
 ) -> None:
     """Protocol 1: the listing grows while groups are drawn."""
-    total, group, spans = 0, 0, []
-    for edition, more in enumerate(growth):
+    total, group, editions = 0, 0, []
+    for number, more in enumerate(growth):
         total += more
-        spans.append(DrawnEdition(edition, total, group))
-        group += gaps[edition % 3]
-    order = draws(seed, spans)
+        editions.append(edition(number, total, group))
+        group += gaps[number % 3]
+    order = draws(seed, editions)
     seen: dict[int, list[int]] = {}
     number = 0
     while 1 not in seen and number < 500:
@@ -82,15 +77,15 @@ def test_no_part_twice_before_all_were_drawn(
         seen.setdefault(draw.round, []).extend(draw.parts.tolist())
         number += 1
     assert len(seen[0]) == len(set(seen[0]))
-    if number > spans[-1].first_group + 1:
+    if number > editions[-1].first_group + 1:
         assert set(seen[0]) == set(range(total))
 
 
 @given(st.integers(0, 3), st.permutations(range(30)))
 def test_any_order_of_asking_gives_the_same_groups(seed: int, asked: list[int]) -> None:
-    spans = [DrawnEdition(0, 30, 0), DrawnEdition(1, 75, 3), DrawnEdition(2, 100, 9)]
-    expected = parts_of(draws(seed, spans), range(30))
-    order = draws(seed, spans)
+    editions = [edition(0, 30, 0), edition(1, 75, 3), edition(2, 100, 9)]
+    expected = parts_of(draws(seed, editions), range(30))
+    order = draws(seed, editions)
     answers = {number: order.group(number) for number in asked}
     assert [answers[n].parts.tolist() for n in range(30)] == expected  # type: ignore[union-attr]
 
@@ -98,11 +93,11 @@ def test_any_order_of_asking_gives_the_same_groups(seed: int, asked: list[int]) 
 @given(st.integers(0, 400))
 def test_leaping_to_a_group_equals_walking_there(number: int) -> None:
     """A restart finds its place without redrawing everything (guarantee 6)."""
-    spans = [DrawnEdition(0, 30, 0), DrawnEdition(1, 75, 3), DrawnEdition(2, 1000, 9)]
-    walked = draws(1, spans)
+    editions = [edition(0, 30, 0), edition(1, 75, 3), edition(2, 1000, 9)]
+    walked = draws(1, editions)
     for group in range(number):
         walked.group(group)
-    leapt = draws(1, spans)
+    leapt = draws(1, editions)
     assert parts_of(leapt, range(number, number + 2)) == parts_of(
         walked, range(number, number + 2)
     )
@@ -110,14 +105,14 @@ def test_leaping_to_a_group_equals_walking_there(number: int) -> None:
 
 def test_an_edition_added_late_continues_the_round() -> None:
     """Asking which round comes next must not decide it: the listing may still grow."""
-    late = draws(0, [DrawnEdition(0, 10, 0)])
+    late = draws(0, [edition(0, 10, 0)])
     groups = 0
     while late.round_of(groups) == 0:
         late.group(groups)
         groups += 1
-    late.add(DrawnEdition(1, 40, groups))
+    late.add(edition(1, 40, groups))
     assert late.round_of(groups) == 0
-    known = draws(0, [DrawnEdition(0, 10, 0), DrawnEdition(1, 40, groups)])
+    known = draws(0, [edition(0, 10, 0), edition(1, 40, groups)])
     assert parts_of(late, range(20)) == parts_of(known, range(20))
 
 
@@ -126,18 +121,129 @@ def test_nodes_draw_disjoint_parts_that_cover_all(nodes: int, seed: int) -> None
     drawn: list[int] = []
     for node in range(nodes):
         mine = lambda parts, node=node: parts % nodes == node  # noqa: E731
-        order = draws(seed, [DrawnEdition(0, 60, 0)], mine=mine)
-        number = 0
-        while order.round_of(number) == 0:
-            draw = order.group(number)
-            assert draw is not None
-            drawn += draw.parts.tolist()
-            number += 1
+        drawn += first_round(draws(seed, [edition(0, 60, owned=mine)]))
     assert sorted(drawn) == list(range(60))
 
 
+def first_round(order: Draws) -> list[int]:
+    drawn: list[int] = []
+    number = 0
+    while order.round_of(number) == 0:
+        draw = order.group(number)
+        assert draw is not None
+        drawn += draw.parts.tolist()
+        number += 1
+    return drawn
+
+
+# What an edition adds (objects, each with some parts), how many groups draw from it, whose lanes.
+HISTORIES = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 5), max_size=25),
+        st.integers(0, 12),
+        st.sampled_from([None, 2, 3, 5]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def editions_of(history: list[tuple[list[int], int, int | None]]) -> list[DrawnEdition]:
+    """Return editions; a node owns of several the parts that its number of nodes divides."""
+    objects, group, found = [3, 4], 0, []
+    for number, (more, groups, nodes) in enumerate(history):
+        objects = [*objects, *more]
+        mine = None if nodes is None else lambda parts, nodes=nodes: parts % nodes == 0
+        lanes = None if nodes is None else str(nodes)
+        found.append(edition(number, starts_of(objects), group, owned=mine, lanes=lanes))
+        group += groups
+    return found
+
+
+@pytest.mark.mutant(3, "growcache.sampling.draws:StratumDraws.grow", "at - 1", "at")
+@pytest.mark.mutant(
+    3,
+    "growcache.sampling.draws:StratumDraws._fresh",
+    "drawn &= one.edition.strata.mask(self._stratum, parts[known])",
+    "pass",
+)
+@settings(max_examples=60)
+@given(
+    st.integers(0, 9),
+    HISTORIES,
+    st.booleans(),
+    st.sampled_from([1, 4, 8]),
+    st.lists(st.integers(0, 70)),
+)
+def test_groups_are_those_of_a_plain_walk(
+    seed: int,
+    history: list[tuple[list[int], int, int | None]],
+    turns: bool,
+    shard: int,
+    asked: list[int],
+) -> None:
+    """Whatever is listed, and whichever lanes are ours, meanwhile; in any order of asking."""
+    editions, size = editions_of(history), sizing(shard)
+    groups = editions[-1].first_group + 30
+    expected = slowly(seed, size, editions, groups, turns=turns)
+    order = drawn_by(seed, size, editions, turns=turns)
+    for number in [*(n for n in asked if n < groups), *range(groups)]:
+        draw = order.group(number)
+        assert draw is not None
+        assert (draw.edition, draw.round, draw.parts.tolist()) == expected[number]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 9), HISTORIES, st.booleans())
+def test_an_edition_that_comes_late_finds_the_same(
+    seed: int, history: list[tuple[list[int], int, int | None]], turns: bool
+) -> None:
+    """A service adds an edition once it is listed; a restart knows all of them."""
+    editions = editions_of(history)
+    known, late = (
+        drawn_by(seed, sizing(), editions, turns=turns),
+        Draws(seed, sizing(), turns=turns),
+    )
+    stops = [*(one.first_group for one in editions[1:]), editions[-1].first_group + 9]
+    for one, stop in zip(editions, stops, strict=True):
+        late.add(one)
+        assert parts_of(late, range(one.first_group, stop)) == parts_of(
+            known, range(one.first_group, stop)
+        )
+
+
+@given(st.integers(0, 9), st.integers(20, 90), st.integers(0, 60), st.integers(0, 12))
+def test_nodes_that_become_more_and_fewer_draw_nothing_twice(
+    seed: int, parts: int, more: int, group: int
+) -> None:
+    """Protocol 3: what a node drew itself is not drawn again in that pass; its new lanes are."""
+    mine = {
+        nodes: lambda parts, nodes=nodes: parts % 7 < 7 - nodes  # fewer lanes with more nodes
+        for nodes in (4, 6)
+    }
+    order = drawn_by(
+        seed,
+        sizing(4),
+        [
+            edition(
+                number,
+                parts + number * more,
+                number * group,
+                owned=mine[nodes],
+                lanes=str(nodes),
+            )
+            for number, nodes in enumerate((4, 6, 4))
+        ],
+    )
+    drawn = first_round(order)
+    assert len(drawn) == len(set(drawn))
+    last = np.arange(parts + 2 * more)
+    if order.round_of(2 * group) == 0:  # all three editions are of the first round
+        assert set(last[mine[4](last)].tolist()) <= set(drawn)
+
+
 def test_replacement_draws_repeat_and_are_repeatable() -> None:
-    one, two = (draws(seed, [DrawnEdition(0, 20, 0)], replacement=True) for seed in (0, 0))
+    one, two = (draws(seed, [edition(0, 20, 0)], replacement=True) for seed in (0, 0))
     drawn = parts_of(one, range(40))
     assert drawn == parts_of(two, range(40))
     flat = [part for group in drawn for part in group]
@@ -145,8 +251,8 @@ def test_replacement_draws_repeat_and_are_repeatable() -> None:
 
 
 def test_seeds_matter() -> None:
-    spans = [DrawnEdition(0, 1000, 0)]
-    assert parts_of(draws(0, spans), range(9)) != parts_of(draws(1, spans), range(9))
+    editions = [edition(0, 1000, 0)]
+    assert parts_of(draws(0, editions), range(9)) != parts_of(draws(1, editions), range(9))
 
 
 @pytest.mark.mutant(
@@ -164,8 +270,7 @@ def test_first_groups_are_small_and_sizes_never_shrink() -> None:
 
 
 def test_a_fixed_set_ends_exactly() -> None:
-    order = Draws(0, sizing(64, max_parts=100))
-    order.add(DrawnEdition(0, 1000, 0))
+    order = drawn_by(0, sizing(64, max_parts=100), [edition(0, 1000)])
     drawn = [order.group(number) for number in range(200)]
     assert sum(len(draw.parts) for draw in drawn if draw) == 100
     assert drawn[-1] is None

@@ -11,7 +11,6 @@ import pytest
 
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals
-from growcache.sampling import failed_visits
 from growcache.sampling.failed_visits import Makeups
 from growcache.sampling.fill import none_came
 from growcache.sampling.messages import PartVisit, Permit
@@ -34,8 +33,9 @@ def play(tmp_path: Path) -> Iterator[Play]:
     found.catalog.close()
 
 
-def made(play: Play) -> Makeups:
-    return Makeups(cast(Cache, play.cache), play.drawing, SIZING, (), 10)
+def made(play: Play, most_makeups: int = 9) -> Makeups:
+    cache = cast(Cache, play.cache)
+    return Makeups(cache, play.drawing, SIZING, (), 10, most_makeups)
 
 
 def make_up(play: Play, found: Makeups) -> None:
@@ -64,17 +64,14 @@ def test_a_makeup_group_that_is_recorded_and_not_issued_is_issued_later(play: Pl
     assert play.cache.deferrals.numbers == (draw.group,)
 
 
-def test_what_is_pending_comes_when_nothing_more_may_be_set_aside(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_pending_comes_when_nothing_more_may_be_set_aside(play: Play) -> None:
     """A run until all is cached would never end else."""
-    monkeypatch.setattr(failed_visits, "MOST_MAKEUPS", 1)
     play.draw({0, 1})
-    found = made(play)
+    found = made(play, most_makeups=1)
     assert found.may_defer
     make_up(play, found)
     play.draw({0})  # it was given out before the last one was made up for
-    found = made(play)
+    found = made(play, most_makeups=1)
     assert not found.may_defer
     make_up(play, found)
     assert not found.missing

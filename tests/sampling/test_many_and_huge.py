@@ -15,13 +15,13 @@ from growcache.cache.index.reader import read_index
 from growcache.config import SourceConfig
 from growcache.formats import open_format
 from growcache.formats.base import Visit
-from growcache.sampling.draws import DrawnEdition, Draws
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import StoredObject
 from growcache.store.store import open_store
+from tests.sampling.drawn import drawn_by, edition
 from tests.sampling.outcomes import ODD
 from tests.sampling.services import run, status, write_config
 from tests.servers.imagined import HUGE_ROWS, KEYS, TINY, TINY_ROWS, imagined, size
@@ -70,8 +70,7 @@ def test_draws_are_as_the_weights_say(
         population = Population(catalog, Objects(catalog), sizing)
         parts = population.parts(len(catalog))
         assert parts == (TINY + 1 if by_objects else TINY * TINY_ROWS + HUGE_ROWS)
-        draws = Draws(0, sizing)
-        draws.add(DrawnEdition(0, parts, 0))
+        draws = drawn_by(0, sizing, [edition(0, parts)])
         draw = draws.group(100)
         assert draw is not None
         stops = population.stops(draw)

@@ -25,7 +25,7 @@ from growcache.formats.base import SamplesWithOrigins, Visit
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.messages import PartVisit, pack, unpack
 from growcache.sampling.objects import FieldJoin, Objects, Split
-from growcache.sampling.population import Population
+from growcache.sampling.population import Population, owned_lanes
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
@@ -125,10 +125,10 @@ def test_nodes_share_out_pairs(tmp_path: Path) -> None:
         catalog.append([Entry(key, 300, None, 0.0, store) for store, key in LISTING])
         drawn = []
         for node in range(2):
-            population = Population(catalog, Objects(catalog, None, pairs(XY)), sizing, node, 2)
-            parts = population.parts(80)
-            assert population.mine is not None
-            drawn.append(set(np.flatnonzero(population.mine(np.arange(parts))).tolist()))
+            population = Population(catalog, Objects(catalog, None, pairs(XY)), sizing)
+            owned = population.owned(80, owned_lanes(node, 2))
+            assert owned is not None
+            drawn.append(set(np.flatnonzero(owned(np.arange(population.parts(80)))).tolist()))
     assert len(drawn[0] | drawn[1]) == 120
     assert not drawn[0] & drawn[1]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from growcache.cache.side_files import Edition
 from growcache.sampling.draws import GroupDraw
 from growcache.sampling.objects import Objects
-from growcache.sampling.population import Population
+from growcache.sampling.population import LANES, Population, owned_lanes
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
@@ -26,19 +26,40 @@ def some(count: int) -> list[Entry]:
 
 
 def drawn_by(catalog: Catalog, node: int, nodes: int, *steps: int) -> set[tuple[str, int]]:
-    population = Population(catalog, Objects(catalog), SIZING, node, nodes)
-    for objects in steps:
-        population.parts(objects)
-    assert population.mine is not None
+    population = Population(catalog, Objects(catalog), SIZING)
+    lanes = owned_lanes(node, nodes)
+    for objects in [*steps, len(catalog)]:
+        owned = population.owned(objects, lanes)
+    assert owned is not None
     parts = np.arange(population.parts(len(catalog)))
-    kept = parts[population.mine(parts)]
+    kept = parts[owned(parts)]
+    assert population.own_parts(len(catalog), lanes).sum() == len(kept)
     return {(stop.entry.key, stop.part) for stop in population.stops(GroupDraw(0, 0, 0, kept))}
+
+
+def test_lanes_move_to_the_node_that_is_added_and_to_no_other() -> None:
+    """Protocol 3: with another number of nodes, most of what a node owned stays its own."""
+    for nodes in (2, 4, 9):
+        before = [lanes_of(node, nodes) for node in range(nodes)]
+        after = [lanes_of(node, nodes + 1) for node in range(nodes + 1)]
+        assert sorted(lane for one in after for lane in one) == list(range(LANES))
+        assert all(new <= old for old, new in zip(before, after, strict=False))
+        fair = LANES / (nodes + 1)
+        assert all(abs(len(one) - fair) < 5 * fair**0.5 for one in after)
+    assert owned_lanes(0, 1) is None
+
+
+def lanes_of(node: int, nodes: int) -> set[int]:
+    lanes = owned_lanes(node, nodes)
+    assert lanes is not None
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(lanes), np.uint8))
+    return set(np.flatnonzero(bits).tolist())
 
 
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.population:Population._mine",
-    "self._hashes[ordinals]",
+    "growcache.sampling.population:Population.owned.mask",
+    "hashes[ordinals]",
     "ordinals.astype(np.uint64)",
 )
 @pytest.mark.parametrize("nodes", [2, 3, 8])
@@ -71,28 +92,32 @@ def test_the_parts_of_one_object_are_dealt_to_all(tmp_path: Path) -> None:
     assert all(abs(count - 2500) < 200 for count in counts)
 
 
-def test_whose_a_part_is_needs_no_look_at_the_listing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class NoMoreKeys(Objects):
+    """Objects whose keys must not be read any more once it is closed."""
+
+    closed = False
+
+    def keys(self, start: int, stop: int) -> Iterator[str]:
+        assert not self.closed
+        return super().keys(start, stop)
+
+
+def test_whose_a_part_is_needs_no_look_at_the_listing(tmp_path: Path) -> None:
     """It is asked for every part of every node, between two turns of the service's loop."""
     with Catalog.open(tmp_path / "catalog") as catalog:
         catalog.append(some(700))
-        population = Population(catalog, Objects(catalog), SIZING, 0, 2)
-        parts = np.arange(population.span(Edition(0, 700, catalog.digest(700), 0)).parts)
-        assert population.mine is not None
-        expected = population.mine(parts)
-        for name in ("entry", "entries", "keys"):
-            monkeypatch.delattr(Catalog, name)
-        np.testing.assert_array_equal(population.mine(parts), expected)
-        assert 0 < expected.sum() < len(parts)
+        objects = NoMoreKeys(catalog)
+        owned = Population(catalog, objects, SIZING).owned(700, owned_lanes(0, 2))
+        assert owned is not None
+        objects.closed = True
+        assert 0 < owned(np.arange(2800)).sum() < 2800
 
 
-def test_one_node_draws_all_and_hashes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_node_draws_all_and_hashes_nothing(tmp_path: Path) -> None:
     with Catalog.open(tmp_path / "catalog") as catalog:
         catalog.append(some(70))
-        monkeypatch.delattr(Catalog, "keys")
-        population = Population(catalog, Objects(catalog), SIZING)
-        assert population.parts(70) == 280
-        assert population.mine is None
+        objects = NoMoreKeys(catalog)
+        objects.closed = True
+        strata = Population(catalog, objects, SIZING).strata(70, owned_lanes(0, 1))
+        assert strata.owned is None
+        assert strata.sizes.tolist() == strata.own.tolist() == [280]

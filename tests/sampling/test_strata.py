@@ -14,26 +14,25 @@ from growcache.cache.status import read_status
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.draws import (
-    Cycle,
     DrawnEdition,
+    Draws,
     EditionStrata,
     GroupDraw,
-    Independent,
-    StratifiedDraws,
+    IndependentDraws,
     StratumBlocks,
 )
 from growcache.sampling.objects import Objects
-from growcache.sampling.population import Population
+from growcache.sampling.population import Population, owned_lanes
 from growcache.sampling.sizing import Sizing
 from growcache.sampling.strata import (
     BLOCK_DRAWS,
     ObjectStrata,
     block_quotas,
     stratum_shares,
-    weighted_quotas,
 )
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
+from tests.sampling.drawn import edition
 from tests.sampling.services import run, write_config
 
 COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=40).filter(any)
@@ -86,37 +85,40 @@ def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObj
     np.testing.assert_array_equal(slots.before(3 * sum(counts)), 3 * np.array(counts))
 
 
-# ------------------------------------------------------------------------- cycles
+# ------------------------------------------------------------------------- one stratum
 
 
-@settings(max_examples=60)
-@given(
-    grown=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=4),
-    first=st.integers(1, 40),
-    data=st.data(),
-)
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.draws:Cycle._walk",
-    "order.inverse(parts[known]) >= yielded",
-    "parts[known] >= 0",
+    "growcache.sampling.draws:StratumDraws._fresh",
+    "one.order.inverse(parts[known]) < one.positions",
+    "parts[known] < 0",
 )
-def test_no_part_comes_twice_before_all_came(
-    grown: list[tuple[int, int]], first: int, data: st.DataObject
+@pytest.mark.mutant(3, "growcache.sampling.draws:StratumDraws.grow", "at - 1", "at")
+@settings(max_examples=30)
+@given(
+    grown=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), max_size=4),
+    first=st.integers(3, 40),
+    turns=st.booleans(),
+)
+def test_no_part_of_a_stratum_comes_twice_before_all_came(
+    grown: list[tuple[int, int]], first: int, turns: bool
 ) -> None:
-    cycle, drawn, parts = Cycle(0, "test"), 0, first
-    cycle.grow(0, first, 0)
-    told: list[tuple[int, int]] = []  # round, part
+    """Of strata that grow at any draw of theirs, also in the middle of a group."""
+    parts, group, draws = [first, 50], 0, Draws(0, sizing(shard_samples=16), turns=turns)
+    draws.add(dealt(0, parts, "balanced"))
+    told: list[tuple[int, int]] = []  # round, part; of the first stratum
     sizes: list[int] = []  # when the draw was made
-    for edition, (draws, more) in enumerate(grown, 1):
-        part = cycle.draw(drawn, drawn + draws)
-        told += zip(part.rounds.tolist(), part.parts.tolist(), strict=True)
-        sizes += [parts] * draws
-        drawn, parts = drawn + draws, parts + more
-        cycle.grow(edition, parts, drawn)
-    rest = cycle.draw(drawn, drawn + 3 * parts)
-    told += zip(rest.rounds.tolist(), rest.parts.tolist(), strict=True)
-    sizes += [parts] * (3 * parts)
+    for number, (groups, more) in enumerate([*grown, (25, 0)], 1):
+        for at in range(group, group + groups):
+            drawn = draws.group(at)
+            assert drawn is not None
+            assert drawn.rounds is not None
+            mine = drawn.parts < parts[0]
+            told += zip(drawn.rounds[mine].tolist(), drawn.parts[mine].tolist(), strict=True)
+            sizes += [parts[0]] * int(mine.sum())
+        group, parts = group + groups, [parts[0] + more, 50]
+        draws.add(dealt(number, parts, "balanced", group))
     assert len(set(told)) == len(told)  # none twice in a round
     rounds = [round_ for round_, _ in told]
     assert rounds == sorted(rounds)
@@ -124,22 +126,26 @@ def test_no_part_comes_twice_before_all_came(
         if round_ != rounds[-1]:  # each but the last has every part that there was at its end
             end = max(i for i, found in enumerate(rounds) if found == round_)
             assert count == sizes[end]
-    start = data.draw(st.integers(0, len(told)))  # any piece, in any order, is the same
-    stop = data.draw(st.integers(start, len(told)))
-    again = cycle.draw(start, stop)
-    pairs = zip(again.rounds.tolist(), again.parts.tolist(), strict=True)
-    assert list(pairs) == told[start:stop]
 
 
 def test_independent_draws_are_uniform_and_repeatable() -> None:
     # 99 degrees of freedom: 186 is the quantile of 10^-7.
-    draws = Independent(0, "test")
-    draws.grow(0, 100, 0)
-    found = draws.draw(0, 20_000)
-    counts = np.bincount(found.parts, minlength=100)
+    draws = IndependentDraws(0, 0, "test")
+    draws.grow(edition(0, 100), 0)
+    found, rounds = draws.draw(0, 20_000)
+    counts = np.bincount(found, minlength=100)
     assert ((counts - 200) ** 2 / 200).sum() < 186
-    np.testing.assert_array_equal(draws.draw(500, 600).parts, found.parts[500:600])
-    assert len(set(found.rounds.tolist())) == 20_000
+    np.testing.assert_array_equal(draws.draw(500, 600)[0], found[500:600])
+    assert len(set(rounds.tolist())) == 20_000
+
+
+def test_independent_draws_of_a_node_are_of_its_lanes() -> None:
+    draws = IndependentDraws(0, 0, "test")
+    draws.grow(edition(0, 200, owned=lambda parts: parts % 10 == 3), 0)
+    found, _ = draws.draw(0, 4000)
+    counts = np.bincount(found, minlength=200)[3::10]
+    assert counts.sum() == 4000
+    assert ((counts - 200) ** 2 / 200).sum() < 62  # 19 degrees of freedom, 10^-6
 
 
 # ------------------------------------------------------------------------- groups
@@ -157,19 +163,25 @@ def simple(parts: list[int]) -> EditionStrata:
     return EditionStrata(
         names,
         counts,
+        counts,
+        counts,
         lambda stratum, local: starts[stratum] + local,
         lambda stratum: np.arange(counts[stratum] + 1),
-        counts,
     )
 
 
-def stratified(
-    weights: str | dict[str, float], *parts: list[int], **more: object
-) -> StratifiedDraws:
-    by_objects = dict(enumerate(map(simple, parts)))
-    draws = StratifiedDraws(0, sizing(**more), weighted_quotas(weights), by_objects.__getitem__)
-    for edition in by_objects:
-        draws.add(DrawnEdition(edition, sum(parts[edition]), 40 * edition, edition))
+def dealt(
+    number: int, parts: list[int], weights: str | dict[str, float], first_group: int = 0
+) -> DrawnEdition:
+    strata = simple(parts)
+    quotas = block_quotas(stratum_shares(strata.names, strata.natural, weights))
+    return DrawnEdition(number, first_group, strata, quotas=quotas)
+
+
+def stratified(weights: str | dict[str, float], *parts: list[int], **more: object) -> Draws:
+    draws = Draws(0, sizing(**more))
+    for number, counts in enumerate(parts):
+        draws.add(dealt(number, counts, weights, 40 * number))
     return draws
 
 
@@ -279,20 +291,23 @@ def test_each_part_has_one_place_in_one_stratum_of_one_node(
         found: list[int] = []
         for node in range(nodes):
             objects = Objects(catalog)
-            population = Population(catalog, objects, sizing(), node, nodes)
-            by = ObjectStrata(objects, population, first_letters, node, nodes)
-            half = by.strata(len(names) // 2)
-            strata = by.strata(len(names))
+            population = Population(catalog, objects, sizing())
+            by = ObjectStrata(objects, population, first_letters)
+            half = by.strata(len(names) // 2, owned_lanes(node, nodes))
+            strata = by.strata(len(names), owned_lanes(node, nodes))
             assert set(strata.names) == set(names)
             for number, name in enumerate(strata.names):
-                places = strata.place(number, np.arange(strata.parts[number]))
+                local = np.arange(strata.sizes[number])
+                places = strata.place(number, local)
                 stops = population.stops(GroupDraw(0, 0, 0, places))
                 assert {stop.entry.key[0] for stop in stops} <= {name}
-                found += places.tolist()
-                if number < len(half.parts):  # numbers within a stratum never change
+                own = places[strata.mask(number, local)]
+                assert len(own) == strata.own[number]
+                found += own.tolist()
+                if number < len(half.sizes):  # numbers within a stratum never change
                     np.testing.assert_array_equal(
-                        half.place(number, np.arange(half.parts[number])),
-                        places[: half.parts[number]],
+                        half.place(number, np.arange(half.sizes[number])),
+                        places[: half.sizes[number]],
                     )
         assert sorted(found) == list(range(population.parts(len(names))))
 

@@ -16,7 +16,7 @@ from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.draws import GroupDraw
 from growcache.sampling.objects import NO_SUBSET, Objects, Split
-from growcache.sampling.population import Population
+from growcache.sampling.population import Population, owned_lanes
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
@@ -108,10 +108,11 @@ def test_nodes_share_the_parts_of_a_subset(tmp_path: Path) -> None:
         drawn: list[tuple[str, int]] = []
         for node in range(2):
             objects = Objects(catalog, Split(split()))
-            population = Population(catalog, objects, sizing, node, 2)
+            population = Population(catalog, objects, sizing)
             parts = np.arange(population.parts(400))
-            assert population.mine is not None
-            stops = population.stops(GroupDraw(0, 0, 0, parts[population.mine(parts)]))
+            owned = population.owned(400, owned_lanes(node, 2))
+            assert owned is not None
+            stops = population.stops(GroupDraw(0, 0, 0, parts[owned(parts)]))
             drawn += [(stop.entry.key, stop.part) for stop in stops]
     wanted = [k for k, place in zip(keys(400), places(keys(400)), strict=True) if place == 0]
     assert sorted(drawn) == sorted((key, part) for key in wanted for part in range(3))

@@ -9,24 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.draws import Cycle, DrawnEdition, Draws, MakeOrder
+from growcache.sampling.draws import Draws
 from growcache.sampling.orders import (
     CohortStart,
-    Ints,
     ManyPermutations,
-    PartOrder,
     TurnOrder,
     TurnOrders,
     TurnTable,
     locate,
 )
 from growcache.sampling.sizing import Sizing
+from tests.sampling.drawn import drawn_by, edition, starts_of
 
+SIZING = Sizing(1, 1.0, 0, False, 32)
 counts = st.lists(st.integers(0, 12) | st.sampled_from([40, 200]), min_size=1, max_size=40)
-
-
-def starts_of(parts: list[int]) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(parts, np.int64))])
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 5)), min_size=1, max_size=20))
@@ -75,10 +71,12 @@ def test_a_round_that_grows_is_whole_and_fair(
     tables = [starts_of(one) for _, one in spans]
     if not tables[0][-1]:
         return
-    draws = Draws(seed, Sizing(1, 1.0, 0, False, 32), order=orders(seed, tables))
-    groups = [group_before(draws, passed) for passed, _ in spans]
-    for number, (group, table) in enumerate(zip(groups, tables, strict=True)):
-        draws.add(DrawnEdition(number, int(table[-1]), group, len(table) - 1))
+    groups = [group_before(passed) for passed, _ in spans]
+    editions = [
+        edition(number, table, group)
+        for number, (group, table) in enumerate(zip(groups, tables, strict=True))
+    ]
+    draws = drawn_by(seed, SIZING, editions, turns=True)
     seen: list[int] = []
     group = 0
     while len(seen) < int(tables[-1][-1]) and group < 2000:
@@ -94,20 +92,8 @@ def test_a_round_that_grows_is_whole_and_fair(
         assert len(seen) == len(set(seen))
 
 
-def orders(seed: int, tables: list[Ints]) -> MakeOrder:
-    made = TurnOrders(seed)
-
-    def make(
-        span: DrawnEdition, round_: int, before: tuple[PartOrder, int] | None
-    ) -> PartOrder:
-        return made.make(span.edition, tables[span.edition], round_, before)
-
-    return make
-
-
-def group_before(draws: Draws, passed: int) -> int:
-    sizing = Sizing(1, 1.0, 0, False, 32)
-    return next(group for group in range(10_000) if sizing.parts_before(group) >= passed)
+def group_before(passed: int) -> int:
+    return next(group for group in range(10_000) if SIZING.parts_before(group) >= passed)
 
 
 def test_new_objects_take_part_at_once_and_do_not_catch_up() -> None:
@@ -138,14 +124,11 @@ def test_a_later_round_has_another_order_of_the_same_parts() -> None:
 
 
 def test_old_groups_are_found_again_from_anywhere() -> None:
-    tables = [starts_of([4] * 9), starts_of([4] * 9 + [30, 1, 0, 7])]
-    spans = [DrawnEdition(0, 36, 0, 9), DrawnEdition(1, 74, 5, 13)]
+    later = starts_of([4] * 9 + [30, 1, 0, 7])
+    editions = [edition(0, starts_of([4] * 9)), edition(1, later, 5)]
 
     def made() -> Draws:
-        draws = Draws(3, Sizing(1, 1.0, 0, False, 64), order=orders(3, tables))
-        for span in spans:
-            draws.add(span)
-        return draws
+        return drawn_by(3, Sizing(1, 1.0, 0, False, 64), editions, turns=True)
 
     forwards = made()
     known = [forwards.group(group) for group in range(60)]
@@ -162,13 +145,8 @@ def test_nodes_share_out_all_parts(nodes: int) -> None:
     table = starts_of([5, 1, 9, 2, 2])
     found: list[int] = []
     for node in range(nodes):
-        draws = Draws(
-            2,
-            Sizing(1, 1.0, 0, False, 32),
-            mine=lambda parts, node=node: parts % nodes == node,  # type: ignore[misc]
-            order=orders(2, [table]),
-        )
-        draws.add(DrawnEdition(0, 19, 0, 5))
+        mine = lambda parts, node=node: parts % nodes == node  # noqa: E731
+        draws = drawn_by(2, SIZING, [edition(0, table, owned=mine)], turns=True)
         for group in range(40):
             draw = draws.group(group)
             assert draw is not None
@@ -176,21 +154,6 @@ def test_nodes_share_out_all_parts(nodes: int) -> None:
                 break
             found += draw.parts.tolist()
     assert sorted(found) == list(range(19))
-
-
-def test_a_stratum_that_grows_is_whole() -> None:
-    tables = [starts_of([4, 2]), starts_of([4, 2, 9, 1])]
-    made = TurnOrders(5, "stratum", 0)
-    cycle = Cycle(
-        5,
-        order=lambda edition, parts, n, before: made.make(edition, tables[edition], n, before),
-    )
-    cycle.grow(0, 6, 0)
-    cycle.grow(1, 16, 3)
-    drawn = cycle.draw(0, 48)
-    assert sorted(drawn.parts[:16]) == list(range(16))
-    assert sorted(drawn.parts[16:32]) == list(range(16))
-    assert drawn.rounds.tolist() == [0] * 16 + [1] * 16 + [2] * 16
 
 
 def test_a_long_tail_of_one_object_is_quick() -> None:

@@ -306,17 +306,18 @@ def test_a_wish_that_fails_lets_new_groups_go_on() -> None:
 
 
 def test_old_groups_are_the_same_whenever_they_are_asked_for() -> None:
-    from growcache.sampling.draws import DrawnEdition, Draws
+    from growcache.sampling.draws import Draws
     from growcache.sampling.sizing import Sizing
+    from tests.sampling.drawn import drawn_by, edition
 
     sizing = Sizing(1, 1.0, 0, whole=True, shard_samples=32)
     asked = [5, 40, 41, 3, 900, 40, 0, 899, 6, 2000, 900]
 
     def fresh() -> Draws:
-        draws = Draws(7, sizing, mine=lambda parts: parts % 3 == 0)
-        for span in (DrawnEdition(0, 700, 0), DrawnEdition(1, 2000, 30)):
-            draws.add(span)
-        return draws
+        mine = lambda parts: parts % 3 == 0  # noqa: E731
+        return drawn_by(
+            7, sizing, [edition(0, 700, owned=mine), edition(1, 2000, 30, owned=mine)]
+        )
 
     draws = fresh()
     for group in asked:

@@ -74,3 +74,13 @@ def a_checksum_per_row(db: Database) -> None:
     account = read_sealed_tables(db.conn)
     if not account.is_empty():
         db.table("meta").insert({"key": SEAL_META, "value": str(account.right_seal())})
+
+
+@migrations()
+def lanes_of_editions(db: Database) -> None:
+    """A node of several notes which lanes it owned."""
+    before = read_sealed_tables(db.conn)
+    db.table("editions").add_column("lanes", str)
+    if before.seal == before.right_seal():
+        seal = read_sealed_tables(db.conn).right_seal()
+        db.table("meta").upsert({"key": SEAL_META, "value": str(seal)}, pk="key")

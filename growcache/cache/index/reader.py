@@ -32,6 +32,7 @@ from growcache.cache.index.schema import (
     SEAL_META,
     SHARD_COLUMNS,
     TABLES,
+    TABLES_BEFORE_LANES,
     CacheTotals,
     ShardRow,
     ShardState,
@@ -64,10 +65,14 @@ def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def tables_state(connection: sqlite3.Connection) -> TablesState:
-    """Return the state of the tables. "unmade": they are empty, because a supervisor died at its first start."""
-    if (
-        table_columns(connection) == TABLES
-        and _applied_migrations(connection) == MIGRATION_NAMES
+    """Return the state of the tables. "unmade": they are empty, because a supervisor died at its first start.
+
+    The last migration may be missing: the next supervisor makes it.
+    """
+    known = ((TABLES, MIGRATION_NAMES), (TABLES_BEFORE_LANES, MIGRATION_NAMES[:-1]))
+    columns = table_columns(connection)
+    if any(
+        columns == made and _applied_migrations(connection) == names for made, names in known
     ):
         return "whole"
     return (
@@ -128,7 +133,7 @@ class SealedTables(NamedTuple):
 
     totals: list[tuple[str, int]]
     meta: list[tuple[str, str]]
-    editions: list[tuple[int, int, str, int]]
+    editions: list[tuple[int, int, str, int, str | None]]
     seal: object
 
     def is_empty(self) -> bool:
@@ -328,8 +333,8 @@ def _sums_in_state(connection: sqlite3.Connection, state: ShardState) -> tuple[i
 
 
 def read_editions(connection: sqlite3.Connection) -> list[Edition]:
-    query = "SELECT edition, objects, digest, first_group FROM editions ORDER BY edition"
-    return [Edition(*row) for row in connection.execute(query).fetchall()]
+    rows = connection.execute("SELECT * FROM editions ORDER BY edition").fetchall()
+    return [Edition(*row) for row in rows]
 
 
 @contextmanager

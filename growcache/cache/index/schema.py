@@ -182,7 +182,8 @@ TABLES = {
     "shard_bytes INTEGER, allocated INTEGER, record_bytes INTEGER, digest TEXT, "
     "drawn_at REAL, uses INTEGER, samples_indexed INTEGER, seal INTEGER | number",
     "holes": "id INTEGER, shard INTEGER, key TEXT, part INTEGER, reason TEXT | id",
-    "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER | edition",
+    "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER, lanes TEXT "
+    "| edition",
     "jobs": "job TEXT, last_seen REAL | job",
     "history": "id INTEGER, at REAL, record TEXT | id",
     "meta": "key TEXT, value TEXT | key",
@@ -193,9 +194,12 @@ TABLES = {
     "| shard, i",
     "uses": "shard INTEGER, job TEXT, uses INTEGER | shard, job",
 }
+TABLES_BEFORE_LANES = TABLES | {
+    "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER | edition"
+}
 OWN_TABLES = {"shards", "deleted_ranges", "finished_leases", "totals"}  # together nobody else's
 MIGRATIONS_TABLE = "_sqlite_migrations"  # sqlite-utils notes there what was made
-MIGRATION_NAMES = ["the_cache", "a_checksum_per_row"]
+MIGRATION_NAMES = ["the_cache", "a_checksum_per_row", "lanes_of_editions"]
 
 MOST_PATH_BYTES = 504  # of a database, for SQLite; with the name of its journal it is 512
 
