@@ -12,7 +12,7 @@ import pytest
 from growcache.config import SourceConfig
 from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.formats.base import ObjectFormat, PartlyReadError
-from growcache.sampling.fill import GroupFiller
+from growcache.sampling.fill import GroupFiller, SampleTransform, load_transform
 from growcache.sampling.messages import PartVisit, Permit
 from growcache.sampling.sampler_limits import ByteRateLimit
 from growcache.sampling.sources import OpenSource, Sources
@@ -63,10 +63,10 @@ def permit(*keys: str) -> Permit:
     return Permit("p", 0, 0, 0, (0,), stops, None)
 
 
-def filler(form: Reading) -> GroupFiller:
+def filler(form: Reading, transform: SampleTransform | None = None) -> GroupFiller:
     store = SimpleNamespace(source=SourceConfig(url=("memory://x",)))
     sources = Sources([OpenSource(cast(Store, store), cast(ObjectFormat, form))])
-    return GroupFiller(sources, None, 0, 4, ByteRateLimit(None))
+    return GroupFiller(sources, transform, 0, 4, ByteRateLimit(None))
 
 
 def visit(*keys: str) -> list[Any]:
@@ -83,6 +83,30 @@ def test_a_permanent_failure_is_a_hole_with_its_reason() -> None:
     assert [visited.hole is None for visited in found] == [True, False, False, True]
     assert "404" in found[1].hole
     assert "text" in found[2].hole
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": sample["x"] + rng.normal(size=2).astype("<f4")}
+
+
+@pytest.mark.mutant(
+    5,
+    "growcache.sampling.fill:GroupFiller._transformed",
+    "permit.round if stop.round is None else stop.round",
+    "permit.round",
+)
+def test_a_part_that_comes_twice_in_a_group_has_other_noise() -> None:
+    """Strata and mixtures visit a part in several rounds of theirs within one group."""
+    entry = Entry("1", 8, None, None)
+    stops = tuple(PartVisit(entry, round=round_) for round_ in (None, 0, 1, 2, 1))
+    transform = load_transform(f"{__name__}:noisy", {}, 0)
+    work = filler(Reading(), transform).visit_all(
+        Permit("p", 0, 0, 0, (0,), stops), SCHEMA, lambda: None
+    )
+    noise = [tuple(found.samples[0]["x"]) for found in asyncio.run(work)]
+    assert noise[0] == noise[1]
+    assert noise[2] == noise[4]
+    assert len(set(noise)) == 3
 
 
 def test_what_can_be_read_of_a_visit_is_kept_beside_the_hole() -> None:
