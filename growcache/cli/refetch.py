@@ -359,13 +359,13 @@ async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tup
     """
     store = reader.store
     assert isinstance(store, RemoteStore)
-    templates = [UrlTemplate.of(field.url) for field in store.source.fields.values()]
+    templates = [UrlTemplate.from_url(field.url) for field in store.source.fields.values()]
     values = templates[0].values(reader.entry.key) if templates else None
     if values is None:
         return ()
     others = [(n, other.rendered(values)) for n, other in enumerate(templates[1:], 1)]
     listed = _listed_entries(
-        root, {(first + n, store.key_beside(n, below)) for n, below in others}
+        root, {(first + n, store.key_of_field(n, below)) for n, below in others}
     )
     ours = {n: replace(entry, store=n - first) for (n, _), entry in listed.items()}
     return tuple(
@@ -375,9 +375,9 @@ async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tup
 
 async def _joined_object(store: RemoteStore, then: Entry | None, n: int, below: str) -> Entry:
     """Return an object of another field as it was listed; where nobody knows, as it is now."""
-    key = store.key_beside(n, below)
+    key = store.key_of_field(n, below)
     try:
-        now = await store.beside(n, below)
+        now = await store.find_of_field(n, below)
     except ObjectMissingError:
         raise JoinedObjectError("gone", GONE_REASON.format(key)) from None
     then = then or now

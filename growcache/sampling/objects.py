@@ -165,7 +165,7 @@ class FieldJoin:
         self._names = list(fields)
         self.width = len(self._names)
         self.unmatched = 0
-        self._templates = [UrlTemplate.of(field.url) for field in fields.values()]
+        self._templates = [UrlTemplate.from_url(field.url) for field in fields.values()]
         self._rivals = [self._rivals_of(n) for n in range(len(self._templates))]
         self._partial: dict[tuple[str, ...], _PartialObject] = {}
 

@@ -81,7 +81,7 @@ def unpack_block_sizes(data: memoryview, width: int) -> npt.NDArray[np.int64]:
 
 
 def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
-    """Return the columns of so many entries; None where that is not what it holds."""
+    """Return the columns of a block of ``count`` entries; None where the block is damaged."""
     columns = _unpack_columns(packed)
     lengths = [count, 0 if sums else count, count, count]
     if columns is None or [len(column) for column in columns] != lengths:
@@ -155,20 +155,22 @@ class Catalog:
         self._descriptor = descriptor
         self._lock = threading.RLock()
         # Of each block: its first entry's ordinal, offset and length of its body, how much of
-        # that are MD5 sums, the digest after it. Plain arrays, for there may be millions.
+        # that are MD5 sums, the digest after it. Plain arrays, because there may be millions.
         self._firsts = array("q")
         self._offsets, self._lengths, self._sums = array("q"), array("I"), array("H")
         self._digests = bytearray()
         self._sizes = np.zeros(BLOCK_ENTRIES, np.int64)
         self._count = 0
-        self._stored = 0  # of these, entries in blocks
-        self._pending: list[Entry] = []
+        self._written_entries = 0  # entries in blocks
+        self._buffered: list[Entry] = []
         self._unpacked: OrderedDict[int, BlockColumns] = OrderedDict()
-        self._seen: KeySet | None = None
+        self._key_set: KeySet | None = None
         self._key_hash = key_hash
         self._end = 0
-        self._kept = 0  # bytes of the file that the disk has, for sure
-        self._lost = False  # it may not have the rest, and no second try would tell
+        self._synced_bytes = 0  # bytes of the file that were synced
+        self._sync_failed = (
+            False  # a sync failed: the rest may be missing, and a second sync would not show it
+        )
         self._complete = False
         self._writable = True
 
@@ -197,7 +199,7 @@ class Catalog:
         catalog._writable = not readonly
         try:
             catalog._recover()
-            catalog._kept = catalog._end
+            catalog._synced_bytes = catalog._end
         except BaseException:
             catalog.close()
             raise
@@ -212,8 +214,8 @@ class Catalog:
     def append(self, entries: Sequence[Entry]) -> int:
         """Add the entries whose keys are new, in order; return how many were.
 
-        A key that is known keeps its ordinal, size and version. Buffered until `flush`, except
-        for what fills whole blocks.
+        A known key keeps its ordinal, size and version. Whole blocks are written, and the rest is
+        buffered until `flush`.
 
         Raises:
             CacheFullError: the disk has no room. All entries are taken in none the less; the
@@ -225,13 +227,13 @@ class Catalog:
             keys = [_store_and_key(entry.store, entry.key) for entry in entries]
             new = [entries[place] for place in seen.add(keys, self._count, self._identities_of)]
             self._put_sizes(self._count, [entry.size for entry in new])
-            self._pending += new
+            self._buffered += new
             self._count += len(new)
             self._write_pending(at_least=BLOCK_ENTRIES)
             return len(new)
 
     def unknown(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that `append` would add, as far as their hashes tell."""
+        """Return the entries that `append` would add, judged by hashes alone."""
         seen = self._known()
         with self._lock:
             places = seen.unknown([_store_and_key(entry.store, entry.key) for entry in entries])
@@ -251,9 +253,11 @@ class Catalog:
         """Release the file; what was not flushed is lost."""
         with self._lock:
             if self._descriptor >= 0:
-                if self._lost:  # or the next to open it would believe what it reads there
+                if (
+                    self._sync_failed
+                ):  # or the next to open it would believe what it reads there
                     with suppress(OSError):
-                        os.ftruncate(self._descriptor, self._kept)
+                        os.ftruncate(self._descriptor, self._synced_bytes)
                 os.close(self._descriptor)
                 self._descriptor = -1
 
@@ -295,8 +299,8 @@ class Catalog:
         return [found[ordinal] for ordinal in asked.tolist()]
 
     def _entry(self, ordinal: int, size: int) -> Entry:
-        if ordinal >= self._stored:
-            return self._pending[ordinal - self._stored]
+        if ordinal >= self._written_entries:
+            return self._buffered[ordinal - self._written_entries]
         block = bisect_right(self._firsts, ordinal) - 1
         at = ordinal - self._firsts[block]
         keys, etags, mtimes, stores = self._columns(block)
@@ -312,7 +316,7 @@ class Catalog:
             yield keys
 
     def names(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield what tells entries apart, in pieces: their stores and their keys.
+        """Yield stores and keys of the entries, in pieces of any length.
 
         Raises:
             IndexError: there are fewer than ``stop``.
@@ -343,7 +347,7 @@ class Catalog:
         with self._lock:
             if not 0 <= count <= len(self):
                 raise IndexError(f"the catalog has {len(self)} entries, not {count}")
-            base, running = self._stored, self._last_digest()
+            base, running = self._written_entries, self._last_digest()
             if count < base:
                 block = bisect_right(self._firsts, count) - 1
                 base = self._firsts[block]
@@ -368,7 +372,7 @@ class Catalog:
                 self._complete = value
             self._sync()
             if value:
-                self._seen = None  # only a listing wants it
+                self._key_set = None  # only a listing wants it
 
     @property
     def torn_bytes(self) -> int:
@@ -383,15 +387,15 @@ class Catalog:
     # -- blocks -------------------------------------------------------------------------
 
     def _write_pending(self, *, at_least: int) -> None:
-        """Write blocks while so many entries wait; what a failure leaves, waits on."""
+        """Write blocks while at least ``at_least`` entries are buffered; a failure keeps the rest buffered."""
         written = 0
         try:
-            while len(self._pending) - written >= at_least:
-                block = self._pending[written : written + BLOCK_ENTRIES]
+            while len(self._buffered) - written >= at_least:
+                block = self._buffered[written : written + BLOCK_ENTRIES]
                 self._write_block(block)
                 written += len(block)
         finally:
-            del self._pending[:written]
+            del self._buffered[:written]
 
     def _write_block(self, entries: Sequence[Entry]) -> None:
         digest = self._last_digest()
@@ -417,10 +421,10 @@ class Catalog:
         """Append a frame; return where its packed body starts."""
         if not self._writable:
             raise CacheError(f"{self._path} was opened for reading")
-        self._refuse_lost()
+        self._require_synced()
         content = _FRAME_FIELDS.pack(kind, flag, count, width, digest) + sizes + packed
         frame = _FRAME_HEAD.pack(len(content), google_crc32c.value(content)) + content
-        with self._failure_named():
+        with self._named_failure():
             self._write_whole(frame)
         self._end += len(frame)
         return self._end - len(packed)
@@ -436,21 +440,21 @@ class Catalog:
             raise
 
     def _sync(self) -> None:
-        self._refuse_lost()
-        self._lost = True
-        with self._failure_named():
+        self._require_synced()
+        self._sync_failed = True
+        with self._named_failure():
             os.fsync(self._descriptor)
-        self._kept, self._lost = self._end, False
+        self._synced_bytes, self._sync_failed = self._end, False
 
-    def _refuse_lost(self) -> None:
-        if self._lost:
+    def _require_synced(self) -> None:
+        if self._sync_failed:
             raise CacheError(
                 f"cannot go on with the listing {self._path}: the disk did not keep what was "
                 "written, and asked again it would not say so; start again on a sound disk"
             )
 
     @contextmanager
-    def _failure_named(self) -> Iterator[None]:
+    def _named_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -462,13 +466,13 @@ class Catalog:
             raise CacheError(f"cannot write {what}; move it to a sound disk") from error
 
     def _add_block(self, place: tuple[int, int, int], count: int, digest: bytes) -> None:
-        self._firsts.append(self._stored)
+        self._firsts.append(self._written_entries)
         for column, value in zip(
             (self._offsets, self._lengths, self._sums), place, strict=True
         ):
             column.append(value)
         self._digests += digest
-        self._stored += count
+        self._written_entries += count
 
     def _columns(self, block: int) -> BlockColumns:
         columns = self._unpacked.get(block)
@@ -493,7 +497,9 @@ class Catalog:
         return columns
 
     def _count_of(self, block: int) -> int:
-        following = self._firsts[block + 1] if block + 1 < len(self._firsts) else self._stored
+        following = (
+            self._firsts[block + 1] if block + 1 < len(self._firsts) else self._written_entries
+        )
         return following - self._firsts[block]
 
     def _last_digest(self) -> bytes:
@@ -515,19 +521,19 @@ class Catalog:
     # -- keys ---------------------------------------------------------------------------
 
     def _known(self) -> KeySet:
-        if self._seen is None:
-            # Without the lock, for it takes seconds for a million keys; blocks never change.
+        if self._key_set is None:
+            # Without the lock, because a million keys take seconds; blocks never change.
             seen = KeySet(self._key_hash)
             seen.load(self._identities_in_blocks(), self._identities_of)
-            self._seen = seen
-        return self._seen
+            self._key_set = seen
+        return self._key_set
 
     def _names_around(self, ordinal: int) -> tuple[int, list[int], list[str]]:
         """Return what is (or will be) written together: the first ordinal, stores and keys."""
         with self._lock:
-            if ordinal >= self._stored:
-                stores = [entry.store for entry in self._pending]
-                return self._stored, stores, [entry.key for entry in self._pending]
+            if ordinal >= self._written_entries:
+                stores = [entry.store for entry in self._buffered]
+                return self._written_entries, stores, [entry.key for entry in self._buffered]
             block = bisect_right(self._firsts, ordinal) - 1
             columns = self._read_columns(block)
             return self._firsts[block], columns[3], columns[0]
@@ -592,7 +598,7 @@ class Catalog:
         ):
             raise CacheError(f"{self._path} is damaged; move it away and list anew")
         sizes = unpack_block_sizes(content[_FRAME_FIELDS.size : packed], width)
-        self._put_sizes(self._stored, sizes)
+        self._put_sizes(self._written_entries, sizes)
         place = (offset + packed, len(content) - packed, count * MD5_BYTES * flag)
         self._add_block(place, count, digest)
         self._count += count

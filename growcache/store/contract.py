@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from growcache.config import SourceConfig
 from growcache.store.urls import Location
@@ -17,7 +18,19 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+T = TypeVar("T")
+
 PAGE_ENTRIES = 1000  # entries; what S3 answers at once
+
+
+def in_pages(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield `PAGE_ENTRIES` items at a time; the last list has fewer, and may be empty."""
+    rest = iter(items)
+    while True:
+        page = list(islice(rest, PAGE_ENTRIES))
+        yield page
+        if len(page) < PAGE_ENTRIES:
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +53,7 @@ class Entry:
 
 
 class Page(list[Entry]):
-    """Some objects of a listing that were told together.
-
-    Attributes:
-        last: whether it is known that nothing follows.
-    """
+    """Some objects of a listing; ``last`` where it is known that nothing follows."""
 
     def __init__(self, entries: Iterable[Entry] = (), *, last: bool = False) -> None:
         super().__init__(entries)
@@ -56,14 +65,14 @@ class Store(Protocol):
 
     @property
     def source(self) -> SourceConfig:
-        """What the store was opened for."""
+        """The configuration that the store was opened with."""
 
     async def find(self, key: str) -> Entry:
-        """Return the entry of an object, listed or not, beside those of the first URL.
+        """Return the entry of an object, listed or not, in the bucket of the first URL.
 
         Args:
-            key: in the bucket or on the host; on file systems, where it does not begin with
-                ``/``, below the folder that the URL names.
+            key: in the bucket or on the host. On file systems a key that does not begin with
+                ``/`` is below the folder that the URL names.
 
         Raises:
             StoreError: as `read` does.
@@ -99,14 +108,14 @@ class Store(Protocol):
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
     ) -> bool:
-        """Whether an object keeps failing while others of its bucket or host answer.
+        """Whether an object keeps failing while others of its bucket or host are given.
 
-        It is *given up* then: for some time reads of it that fail are not tried again.
+        If so, it is *given up*: for some time, failed reads of it are not retried.
 
         Args:
-            entry: of the object, a read of which was given up.
+            entry: an object whose read was given up.
             since: when that failed first, monotonic seconds.
-            others: asked for one byte if nothing else answered since.
+            others: objects of which one byte is requested if no other was given since.
         """
 
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
@@ -120,7 +129,7 @@ class Store(Protocol):
         """
 
     async def close(self) -> None:
-        """Give connections and threads back; the store cannot be used afterwards."""
+        """Release connections and threads; the store cannot be used afterwards."""
 
 
 class Backend(Protocol):
@@ -135,7 +144,7 @@ class Backend(Protocol):
         """Whether listings are in the order of keys, and begin after any name for one request."""
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """Yield pages of what lies below ``location.prefix``, matching or not.
+        """Yield pages of the objects below ``location.prefix``, matching or not.
 
         ``after``: the last key seen before a failure; may be ignored.
         """
@@ -147,18 +156,12 @@ class Backend(Protocol):
         """Return a non-empty range of an object, unless it changed."""
 
     async def close(self) -> None:
-        """Give up connections and threads."""
+        """Release connections and threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object of a store, as object formats read it.
-
-    Attributes:
-        store: that it is in.
-        entry: the object.
-        others: the objects of the other fields.
-    """
+    """One object of a store, as object formats read it; ``others`` are those of the other fields."""
 
     store: Store
     entry: Entry
@@ -175,7 +178,7 @@ class StoredObject:
 
     @property
     def source(self) -> SourceConfig:
-        """What the object is one of."""
+        """The source that the object is one of."""
         return self.store.source
 
     async def find(self, key: str) -> StoredObject:

@@ -1,34 +1,59 @@
-"""Every other URL, and every option that obstore does not know, through fsspec."""
+"""Every other URL, and every option that obstore does not know, through fsspec.
+
+fsspec's own reads ask for no version and believe any range, so each protocol has a conditional read here. A
+web session sends headers, cookies and passwords to the servers of ``source.url`` only, because aiohttp would
+send them along a redirect.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
 from growcache.config import SourceConfig
-from growcache.errors import AccessError, ConfigError, ObjectMissingError, StoreError
-from growcache.secrecy import url_without_secrets
-from growcache.store.contract import PAGE_ENTRIES, Entry, Page
-from growcache.store.credentials import server_option
-from growcache.store.fsspec_requests import (
-    check_same_info,
-    entry_of_info,
-    get_plain,
-    range_getter,
-    s3_pages,
-    server_address,
-    with_guarded_sessions,
+from growcache.errors import (
+    AccessError,
+    ConfigError,
+    ObjectMissingError,
+    StoreError,
+    TransientStoreError,
 )
+from growcache.secrecy import url_without_secrets
+from growcache.store.contract import Entry, Page, in_pages
+from growcache.store.credentials import server_option
 from growcache.store.listing import folder_path, walk_folders
+from growcache.store.response_check import (
+    BrokenReadError,
+    RangeSupport,
+    check_has_version,
+    check_length,
+    check_range,
+    check_response,
+    http_seconds,
+    require_same,
+    response_of,
+)
 from growcache.store.retries import stalled_seconds
 from growcache.store.store_errors import is_client_error, read_fsspec_error, store_error
 from growcache.store.urls import BUCKET_SCHEMES, S3_SCHEMES, WEB_SCHEMES, Location
@@ -70,7 +95,7 @@ class FsspecBackend:
             if location.scheme in S3_SCHEMES:
                 yield from s3_pages(self._fs, self._root.rstrip("/"), location.prefix, after)
             else:
-                yield from self._walked(location, after)
+                yield from map(self._with_sizes, in_pages(self._files(location, after)))
         except Exception as error:  # noqa: BLE001 - clients of any make; see _translated
             raise self._translated(error, "") from None
 
@@ -92,8 +117,8 @@ class FsspecBackend:
                 # Its sessions belong to one loop, which it keeps in a thread; so listing (which
                 # blocks) and reading share one.
                 work = self._get_async(self._fs, self._path(entry.key), entry, start, stop)
-                begun = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
-                return await asyncio.wrap_future(begun)
+                reading = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
+                return await asyncio.wrap_future(reading)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, self._get, entry, start, stop)
         except Exception as error:  # noqa: BLE001
@@ -109,7 +134,7 @@ class FsspecBackend:
         path = self._path(entry.key)
         data: bytes = fs.cat_file(path, start, stop)
         # After the read: what was written before or during it shows now.
-        check_same_info(entry, fs.info(path))
+        require_same(entry, entry_of_info(entry.key, fs.info(path)))
         return data
 
     def _path(self, key: str) -> str:
@@ -117,8 +142,7 @@ class FsspecBackend:
         signed = self._location.signed_key and key == self._location.pattern
         return self._root + (self._location.signed_key if signed else key)
 
-    def _walked(self, location: Location, after: str | None) -> Iterator[Page]:
-        page: list[Mapping[str, Any]] = []
+    def _files(self, location: Location, after: str | None) -> Iterator[Mapping[str, Any]]:
         top = folder_path(self._root + location.prefix) or self._fs.root_marker
         self._fs.invalidate_cache()
         last = None if after is None else self._root + after
@@ -127,13 +151,9 @@ class FsspecBackend:
                 continue  # what sorts the page by another column, as Apache's have it
             if location.scheme in WEB_SCHEMES and not location.matches(self._key(info)):
                 continue  # each of its files has to be asked for its size
-            page.append(info)
-            if len(page) == PAGE_ENTRIES:
-                yield self._sized(page)
-                page = []
-        yield self._sized(page)
+            yield info
 
-    def _sized(self, page: list[Mapping[str, Any]]) -> Page:
+    def _with_sizes(self, page: list[Mapping[str, Any]]) -> Page:
         """Return the entries; a web server's listing lacks sizes, so each file is asked."""
         if any(info["size"] is None for info in page):
             asked = list(self._threads.map(self._info_of_link, page))
@@ -274,3 +294,366 @@ def _s3_options(
         **options.get("config_kwargs", {}),
     }
     return {**options, "config_kwargs": config}
+
+
+if TYPE_CHECKING:
+    from aiohttp import ClientRequest, ClientResponse, ClientSession
+
+    Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
+
+ServerAddress = tuple[str, str, int]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# They describe the request and the program, and identify no user.
+_PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
+
+
+@dataclass(frozen=True)
+class GuardedSession:
+    """Makes sessions for fsspec's HTTP file system."""
+
+    origins: frozenset[ServerAddress]
+    headers: frozenset[str]
+    cookies: frozenset[str]
+    authorizations: frozenset[str] = field(repr=False)  # header values
+    checks_ranges: bool
+
+    async def __call__(self, **options: Any) -> ClientSession:
+        """Return a session; called by fsspec."""
+        from aiohttp import ClientSession
+
+        # Where nothing is to be kept back, it would take a twentieth of a small read for nothing.
+        if self.headers or self.cookies or self.authorizations or self.checks_ranges:
+            options["middlewares"] = (*options.get("middlewares", ()), self._send)
+        return ClientSession(**options)
+
+    async def _send(self, request: ClientRequest, handler: Handler) -> ClientResponse:
+        """Send one request, which may be one that follows a redirect."""
+        url = request.url
+        # The first is looked at at once, the second says how a name beyond ASCII is sent.
+        origin = url.scheme, url.host, url.port
+        if origin not in self.origins and server_address(str(url)) not in self.origins:
+            self._remove_secrets(request.headers)
+        response = await handler(request)
+        if self.checks_ranges and response.status == 206:
+            asked = request.headers.get("Range", "")
+            if not is_requested_range(asked, response.headers.get("Content-Range", "")):
+                from aiohttp import ClientPayloadError
+
+                response.close()
+                raise ClientPayloadError(f"another range than {asked}")
+        return response
+
+    def _remove_secrets(self, headers: Any) -> None:
+        for name in self.headers:
+            headers.popall(name, None)
+        if headers.get("Authorization") in self.authorizations:
+            headers.popall("Authorization")
+        cookies = "; ".join(headers.popall("Cookie", ()))
+        if kept := remaining_cookies(cookies, self.cookies):
+            headers["Cookie"] = kept
+
+
+def guarded_session(
+    addresses: Iterable[str], options: Mapping[str, Any], *, checks_ranges: bool
+) -> GuardedSession:
+    """Return what makes sessions for these addresses."""
+    places = [options, options.get("client_kwargs") or {}]
+    headers = {str(name).lower() for place in places for name in place.get("headers") or ()}
+    cookies = {str(name) for place in places for name in place.get("cookies") or ()}
+    users = {place["auth"].encode() for place in places if place.get("auth")}
+    return GuardedSession(
+        frozenset(map(server_address, addresses)),
+        frozenset(headers - _PUBLIC_HEADERS),
+        frozenset(cookies),
+        frozenset(users),
+        checks_ranges,
+    )
+
+
+def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a URL so that its web servers are asked by `GuardedSession`."""
+    addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
+    made = dict(options)
+    if "::" not in url:
+        session = guarded_session(addresses, options, checks_ranges=False)
+        return {"get_client": session, **made} if addresses else made
+    for scheme in {urlsplit(address).scheme for address in addresses}:
+        own = dict(options.get(scheme) or {})
+        session = guarded_session(addresses, own, checks_ranges=True)
+        made[scheme] = {"get_client": session, **own}
+    return made
+
+
+def server_address(address: str) -> ServerAddress:
+    """Return scheme, host and port of a web address.
+
+    >>> server_address("http://u:p@Lab.org/x"), server_address("https://lab.org:80/")
+    (('http', 'lab.org', 80), ('https', 'lab.org', 80))
+    """
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+
+
+def remaining_cookies(text: str, without: frozenset[str]) -> str:
+    """Return a Cookie header without some of its cookies.
+
+    >>> remaining_cookies("a=1; b=2; c=3", frozenset({"b"}))
+    'a=1; c=3'
+    """
+    return "; ".join(
+        part for part in text.split("; ") if part.partition("=")[0].strip() not in without
+    )
+
+
+def is_requested_range(requested: str, sent: str) -> bool:
+    """Whether a Content-Range header answers a Range header.
+
+    A range may end earlier than it was asked for, because the object does.
+
+    >>> is_requested_range("bytes=5-9", "bytes 5-9/20"), is_requested_range("bytes=5-9", "bytes 0-4/20")
+    (True, False)
+    >>> is_requested_range("bytes=5-9", "bytes 5-7/8"), is_requested_range("bytes=-4", "bytes 16-19/20")
+    (True, True)
+    """
+    found = re.fullmatch(r"\s*bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\s*", sent)
+    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", requested)
+    if found is None or wanted is None:
+        return False
+    first, last, total = int(found[1]), int(found[2]), found[3]
+    if not wanted[1]:  # the end of it
+        return last - first + 1 <= int(wanted[2]) and total in (str(last + 1), "*")
+    is_end = total in (str(last + 1), "*")
+    return first == int(wanted[1]) and (str(last) == wanted[2] or is_end)
+
+
+_READ_CHUNK_BYTES = 1 << 24  # at most, whatever length a server announces
+RangeGetter = Callable[[Any, str, Entry, int, int], Coroutine[Any, Any, bytes]]
+_MTIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+def entry_of_info(key: str, info: Mapping[str, Any]) -> Entry:
+    etag = info.get("ETag") or info.get("etag")
+    if info["size"] is None:
+        raise StoreError(f"{key}: the store does not tell its size, so it cannot be divided")
+    # Of web servers the ETag is enough; where there is none, the time is what there is.
+    modified = _mtime_of_info(info)
+    if modified is None and not etag:
+        modified = http_seconds(info.get("Last-Modified"))
+    return Entry(key, int(info["size"]), etag and str(etag), modified)
+
+
+def _mtime_of_info(info: Mapping[str, Any]) -> float | None:
+    for name in _MTIME_NAMES:
+        value = info.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        if isinstance(value, str):
+            try:
+                return datetime.fromisoformat(value).timestamp()
+            except ValueError:
+                continue
+    return None
+
+
+async def get_plain(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    data: bytes = await fs._cat_file(path, start=start, end=stop)
+    require_same(entry, entry_of_info(entry.key, await fs._info(path)))
+    return data
+
+
+async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    """One conditional request; `_cat_file` would ask for the size first, and not for a version."""
+    wanted = {"IfMatch": entry.etag} if entry.etag else {}
+    if ranged := _is_partial(entry, start, stop):
+        wanted["Range"] = f"bytes={start}-{stop - 1}"
+    bucket = path.partition("/")[0]
+    answer = await fs._call_s3("get_object", Bucket=bucket, Key=entry.key, **wanted)
+    async with answer["Body"] as body:
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        _require_partial(entry, ranged, status)
+        check_response(entry, (start, stop), response_of(entry, (start, stop), status, headers))
+        return await _read_at_most(body.read, stop - start, entry)
+
+
+async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    """As `get_plain`; `_cat_file` would not look at which range it was given."""
+    ranged = _is_partial(entry, start, stop)
+    headers = {"Range": f"bytes={start}-{stop - 1}"} if ranged else {}
+    status, response_headers, _, data = await fs._request("GET", fs.url(path), headers=headers)
+    _require_partial(entry, ranged, status)
+    # Its ETag is not the one of the listing, which another request is compared with.
+    response = response_of(entry, (start, stop), status, response_headers)
+    check_range(entry, (start, stop), response)
+    check_has_version(entry, response)
+    if "content-encoding" in response_headers and len(data) != stop - start:
+        raise StoreError(
+            f"{entry.key}: expected {stop - start} bytes, found {len(data)}: it is stored with "
+            f"Content-Encoding {response_headers['content-encoding']}, which the client unpacks; store it "
+            "without"
+        )
+    require_same(entry, entry_of_info(entry.key, await fs._info(path)))
+    return bytes(data)
+
+
+async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
+    """One conditional download; `_cat_file` would ask for no version, and believe any range."""
+    from azure.core import MatchConditions
+
+    condition = {"etag": entry.etag, "match_condition": MatchConditions.IfNotModified}
+    container, blob, version = fs.split_path(path)
+    async with fs.service_client.get_blob_client(container, blob) as client:
+        try:
+            download = await client.download_blob(
+                offset=start,
+                length=stop - start,
+                version_id=version,
+                max_concurrency=fs.max_concurrency,
+                raw_response_hook=partial(_check_azure_response, entry),
+                **(condition if entry.etag else {}),
+                **fs._timeout_kwargs,
+            )
+            return bytes(await download.readall())
+        except (IndexError, ValueError):  # the client itself takes the header apart
+            raise BrokenReadError(
+                f"{entry.key}: the store sent a part of the object without telling which"
+            ) from None
+
+
+def _check_azure_response(entry: Entry, answer: Any) -> None:
+    """Check one of the responses of which a download consists."""
+    response = answer.http_response
+    if response.status_code not in (200, 206):
+        return
+    headers = answer.http_request.headers
+    asked = headers.get("x-ms-range") or headers.get("Range") or ""
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    wanted = (int(first or 0), min(int(last) + 1 if last else entry.size, entry.size))
+    _require_partial(entry, bool(asked), response.status_code)
+    check_response(
+        entry, wanted, response_of(entry, wanted, response.status_code, response.headers)
+    )
+
+
+def _is_partial(entry: Entry, start: int, stop: int) -> bool:
+    return start > 0 or stop < entry.size
+
+
+def _require_partial(entry: Entry, ranged: bool, status: int) -> None:
+    if ranged and status != 206:
+        raise BrokenReadError(
+            f"{entry.key}: expected a part of the object (206), the store answered {status}"
+        )
+
+
+async def _read_at_most(
+    read: Callable[[int], Awaitable[bytes]], most: int, entry: Entry
+) -> bytes:
+    """Return what is read to the end; a server that sends more is cut off.
+
+    Raises:
+        BrokenReadError: it does.
+    """
+    pieces, found = [], 0
+    while piece := await read(min(most + 1 - found, _READ_CHUNK_BYTES)):
+        pieces.append(piece)
+        if (found := found + len(piece)) > most:
+            raise BrokenReadError(f"{entry.key}: expected {most} bytes, the store sends more")
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _get_web(
+    support: RangeSupport, fs: Any, address: str, entry: Entry, start: int, stop: int
+) -> bytes:
+    """One conditional request; its response names the version."""
+    settings = dict(fs.kwargs)
+    # A range of compressed content would be one of other bytes, of a size that only the server knows.
+    headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
+    if ranged := _is_partial(entry, start, stop):
+        headers["Range"] = f"bytes={start}-{stop - 1}"
+    if entry.etag and not entry.etag.startswith("W/"):
+        headers["If-Match"] = entry.etag
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(address), headers=headers, **settings) as answer:
+        answer.raise_for_status()
+        is_whole = answer.status != 206
+        wanted = (0, entry.size) if is_whole else (start, stop)
+        response = response_of(entry, wanted, answer.status, answer.headers)
+        check_response(entry, wanted, response)
+        if ranged:
+            support.record(is_whole=is_whole)
+        data = await _read_at_most(answer.content.read, wanted[1] - wanted[0], entry)
+    check_length(entry, wanted, len(data))
+    return data[start:stop] if is_whole else data
+
+
+_GETTERS: Mapping[str, RangeGetter] = {
+    **dict.fromkeys(("s3", "s3a"), _get_s3),
+    **dict.fromkeys(("gs", "gcs"), _get_gcs),
+    **dict.fromkeys(("az", "abfs", "abfss"), _get_azure),
+}
+
+
+def range_getter(location: Location) -> RangeGetter:
+    """Return how a range of an object is read."""
+    if location.scheme in WEB_SCHEMES:
+        return partial(_get_web, RangeSupport(location.root))
+    return _GETTERS.get(location.scheme, get_plain)
+
+
+def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
+    """Yield each page as it arrives; `find` would return all pages at the end."""
+    more = {"StartAfter": after} if after else {}
+    fs.connect()  # apart, because an option that it refuses is no error of the listing
+    while True:
+        answer = _s3_page(fs, bucket, Prefix=prefix, **more)
+        last = not answer.get("IsTruncated")
+        yield Page(_s3_entries(bucket, answer.get("Contents", ())), last=last)
+        if last:
+            return
+        token = answer.get("NextContinuationToken")
+        if not token or token == more.get("ContinuationToken"):
+            raise StoreError(
+                f"s3://{bucket}: the listing does not tell where its next page begins, so it "
+                "cannot be listed to its end"
+            )
+        more = {"ContinuationToken": token}
+
+
+def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
+    try:
+        answer: Mapping[str, Any] = fs.call_s3("list_objects_v2", Bucket=bucket, **asked)
+    except (KeyError, TypeError, ValueError) as error:  # as the library takes it apart
+        raise StoreError(
+            f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})"
+        ) from None
+    if not _S3_LISTING_FIELDS & answer.keys():
+        raise TransientStoreError(
+            f"s3://{bucket}: its answer is no listing, but something else"
+        )
+    return answer
+
+
+# Every S3 answers with at least one of them, for an empty listing too.
+_S3_LISTING_FIELDS = frozenset({"IsTruncated", "KeyCount", "Name", "Contents"})
+
+
+def _s3_entries(bucket: str, rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """Return the entries of a page, but for markers of folders.
+
+    Raises:
+        StoreError: an entry lacks what each has.
+    """
+    try:
+        return [
+            Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())
+            for row in rows
+            if row["Size"] or not row["Key"].endswith("/")
+        ]
+    except KeyError as error:
+        raise StoreError(
+            f"s3://{bucket}: an entry of the listing lacks {error.args[0]}, so it cannot be used"
+        ) from None

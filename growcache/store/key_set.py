@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from growcache.seeding import Uint64Array, hash64
 
-_MERGE_RATIO = 4  # a run of hashes is merged with one that is less than so many times longer
+_MERGE_RATIO = 4  # a run is merged with a longer one of less than this many times its length
 _LONGEST_RUN_KEYS = 1 << 24  # keys; to merge takes twice the memory for a moment
 
 Ordinals = npt.NDArray[np.uint32]
@@ -19,8 +19,8 @@ KeysOf = Callable[[Sequence[int]], Sequence[str]]
 class KeySet:
     """A set of keys that remembers a hash and an ordinal for each.
 
-    A hash that is known is looked up and its key compared, so two keys of one hash are two keys.
-    Hashes lie in a few sorted runs, of which each is some times longer than the next.
+    The key of a known hash is looked up and compared, so two keys with one hash stay two keys.
+    Hashes are kept in a few sorted runs, each several times longer than the next.
     """
 
     def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:
@@ -75,7 +75,7 @@ class KeySet:
         return fresh
 
     def unknown(self, keys: Sequence[str]) -> list[int]:
-        """Return the places of keys whose hash no key had so far; nothing is added."""
+        """Return the places of keys with a new hash; adds nothing."""
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
         places: list[int] = np.flatnonzero(self._find(hashes) < 0).tolist()
         return places

@@ -29,6 +29,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from growcache.errors import StoreError, TransientStoreError
+from growcache.store.contract import in_pages
 from growcache.store.store_errors import is_client_error, read_fsspec_error
 from growcache.store.urls import WILDCARD, component_regex, is_unsupported_key
 from growcache.usercode import short_key
@@ -55,20 +56,20 @@ class _GlobLevel:
 
 
 class MatchSeeker:
-    """The keys that a pattern means, as far as their order tells."""
+    """Finds, in the order of keys, where the next key that matches a pattern may be."""
 
     def __init__(self, pattern: str, *, is_glob: bool) -> None:
         found = WILDCARD.search(pattern) if is_glob else None
         self.fixed = pattern[: found.start()] if found else pattern
         self._levels = [_glob_level(part) for part in pattern.split("/")] if is_glob else []
 
-    def over(self, key: str) -> str | None:
-        """Return where the next match may be: no match lies in [key, there).
+    def seek(self, key: str) -> str | None:
+        """Return where the next match may be: there is no match in [key, there).
 
         None where no match is as great as the key.
 
-        >>> leaps = MatchSeeker("a/*/b_*.npy", is_glob=True)
-        >>> leaps.over(""), leaps.over("a/x/a_1"), leaps.over("a/x/c"), leaps.over("b")
+        >>> seeker = MatchSeeker("a/*/b_*.npy", is_glob=True)
+        >>> seeker.seek(""), seeker.seek("a/x/a_1"), seeker.seek("a/x/c"), seeker.seek("b")
         ('a/', 'a/x/b_', 'a/x0', None)
         """
         if not key.startswith(self.fixed):
@@ -82,17 +83,17 @@ class MatchSeeker:
             if rest <= need:
                 return base + need
             if not rest.startswith(need) or (level.exact and last):
-                return self._beyond(base)
+                return self._seek_past(base)
             name, slash, deeper = rest.partition("/")
             if not slash:
                 return key
             if last or not level.matches(name):
-                return self._beyond(f"{base}{name}/")
+                return self._seek_past(f"{base}{name}/")
             base, rest = f"{base}{name}/", deeper
         return key
 
-    def _beyond(self, folder: str) -> str | None:
-        return self.over(folder[:-1] + AFTER_SLASH) if folder else None
+    def _seek_past(self, folder: str) -> str | None:
+        return self.seek(folder[:-1] + AFTER_SLASH) if folder else None
 
 
 def _glob_level(part: str) -> _GlobLevel:
@@ -125,32 +126,32 @@ def is_utf8(text: str) -> bool:
         return False
 
 
-LEAST_PAGES = 2.0  # that a range seems to hold yet, for a cut of it to be worth a request
-_UNKNOWN_PAGES = 1e9  # pages: where nobody knows the end, that is to be found out first
+LEAST_PAGES = 2.0  # left in a range, by estimate, for a split of it to be worth a request
+_UNKNOWN_PAGES = 1e9  # pages: a range without a known end is split first
 _CODE_SPACE = 1 << 256
 
 
 @dataclass(slots=True, eq=False)
 class KeyRange:
-    """What is still to be listed: the keys in (after, upto]."""
+    """What is still to be listed: the keys in (after, up_to]."""
 
     fixed: int
     first: str
     after: str
-    upto: str | None
+    up_to: str | None
 
 
-def split_points(ranges: Sequence[KeyRange], free: int, spelling: KeyCoder) -> list[list[str]]:
-    """Return where each range is to be cut, in order."""
-    counts = _splits_per_range([_pages_left(one, spelling) for one in ranges], free)
+def split_points(ranges: Sequence[KeyRange], free: int, coder: KeyCoder) -> list[list[str]]:
+    """Return where each range is to be split, in order."""
+    counts = _splits_per_range([_pages_left(one, coder) for one in ranges], free)
     return [
-        _split_points_of(one, count, spelling) if count else []
+        _split_points_of(one, count, coder) if count else []
         for one, count in zip(ranges, counts, strict=True)
     ]
 
 
 def _splits_per_range(pages: Sequence[float], free: int) -> list[int]:
-    """Divide cuts so that the pieces are about alike."""
+    """Distribute splits so that the parts are about equal."""
     counts = [0] * len(pages)
     for _ in range(free if pages else 0):
         most = max(range(len(pages)), key=lambda i: pages[i] / (counts[i] + 1))
@@ -160,24 +161,22 @@ def _splits_per_range(pages: Sequence[float], free: int) -> list[int]:
     return counts
 
 
-def _pages_left(one: KeyRange, spelling: KeyCoder) -> float:
+def _pages_left(one: KeyRange, coder: KeyCoder) -> float:
     """Estimate the pages of a range, as if all were as dense as the last one was."""
-    if one.upto is None:
+    if one.up_to is None:
         return _UNKNOWN_PAGES
-    at = _common_length(one.first, one.upto)
-    first, after, upto = (
-        spelling.number(text, at) for text in (one.first, one.after, one.upto)
-    )
-    return min((upto - after) / max(1, after - first), _UNKNOWN_PAGES)
+    at = _common_length(one.first, one.up_to)
+    first, after, up_to = (coder.encode(text, at) for text in (one.first, one.after, one.up_to))
+    return min((up_to - after) / max(1, after - first), _UNKNOWN_PAGES)
 
 
-def _split_points_of(one: KeyRange, count: int, spelling: KeyCoder) -> list[str]:
-    if one.upto is not None:
-        return _even_split_points(one, count, spelling)
+def _split_points_of(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
+    if one.up_to is not None:
+        return _even_split_points(one, count, coder)
     # Half of the cuts leave out all that begins as the last key does, at each of its first
     # characters: that shows what all keys begin with. The others look for its siblings.
     skipped = _sibling_names(one.after, one.fixed, -(-count // 2))
-    spaced = _even_split_points(one, count - len(skipped), spelling)
+    spaced = _even_split_points(one, count - len(skipped), coder)
     return sorted({*skipped, *spaced})
 
 
@@ -195,14 +194,14 @@ def _next_character(character: str) -> str:
     return chr(ord(character) + 1)
 
 
-def _even_split_points(one: KeyRange, count: int, spelling: KeyCoder) -> list[str]:
-    """Return names that divide a range evenly, each as short as it can be."""
-    at = one.fixed if one.upto is None else _common_length(one.after, one.upto)
-    low = spelling.number(one.after, at)
-    high = _CODE_SPACE if one.upto is None else spelling.number(one.upto, at)
+def _even_split_points(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
+    """Return the shortest names that divide a range evenly."""
+    at = one.fixed if one.up_to is None else _common_length(one.after, one.up_to)
+    low = coder.encode(one.after, at)
+    high = _CODE_SPACE if one.up_to is None else coder.encode(one.up_to, at)
     found: list[str] = []
     for part in range(1, count + 1):
-        text = spelling.text(low + (high - low) * part // (count + 1), one.after[:at])
+        text = coder.decode(low + (high - low) * part // (count + 1), one.after[:at])
         cut = _shortest_name(one, text)
         if cut is not None and (not found or cut > found[-1]):
             found.append(cut)
@@ -210,12 +209,12 @@ def _even_split_points(one: KeyRange, count: int, spelling: KeyCoder) -> list[st
 
 
 def _shortest_name(one: KeyRange, text: str) -> str | None:
-    """Return the shortest beginning of a text that lies inside of a range."""
+    """Return the shortest prefix of a text that is inside a range."""
     for length in range(1, len(text) + 1):
         cut = text[:length]
         if (
             cut > one.after
-            and (one.upto is None or cut < one.upto)
+            and (one.up_to is None or cut < one.up_to)
             and not is_unsupported_key(cut)
         ):
             return cut
@@ -223,7 +222,7 @@ def _shortest_name(one: KeyRange, text: str) -> str | None:
 
 
 class KeyCoder:
-    """Which kinds of characters follow which in the keys seen so far.
+    """Learns which kinds of characters follow which in keys, and ranks texts by that.
 
     Texts are numbers in [0, 1), of which the greater text has never the lesser one: each
     character takes its part of those that are likely to follow the one before it. Between
@@ -237,7 +236,7 @@ class KeyCoder:
         self._likely: dict[str, list[str]] = {}
 
     def learn(self, keys: Iterable[str]) -> None:
-        """Take in what is seen in keys."""
+        """Learn the pairs of characters of keys."""
         pairs = {pair for key in keys for pair in pairwise(" " + key)} - self._known
         if not pairs:
             return
@@ -254,8 +253,8 @@ class KeyCoder:
     def _after(self, before: str) -> list[str]:
         return self._likely.get(_character_context(before), [])
 
-    def number(self, text: str, at: int) -> int:
-        """Return where a text lies among all that have its first ``at`` characters, of `_CODE_SPACE`."""
+    def encode(self, text: str, at: int) -> int:
+        """Return the rank of a text among all with its first ``at`` characters, below `_CODE_SPACE`."""
         low, width, before = 0, _CODE_SPACE, text[at - 1 : at] or " "
         for character in text[at:]:
             known = self._after(before)
@@ -264,12 +263,12 @@ class KeyCoder:
             width //= len(known) + 2
             low += width * (place + 1)
             if not width or place == len(known) or known[place] != character:
-                break  # between two that are known: what follows cannot be told apart
+                break  # between two known characters: the rest of the text cannot be ranked
             before = character
         return low
 
-    def text(self, number: int, beginning: str) -> str:
-        """Return a text with this beginning that lies about there."""
+    def decode(self, number: int, beginning: str) -> str:
+        """Return a text with this beginning and about this rank."""
         found, width, before = [], _CODE_SPACE, beginning[-1:] or " "
         while width and (known := self._after(before)):
             width //= len(known) + 2
@@ -289,7 +288,7 @@ def _character_kind(character: str) -> str:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs: Iterable[tuple[str, str]] = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -304,12 +303,11 @@ def _character_context(character: str) -> str:
 
 T = TypeVar("T")
 
-# Pages asked for in a round, at most; it decides the order, so it is nobody's to choose.
+# Pages requested in a round, at most. It decides the order of a listing, so it is no setting.
 WIDTH = 16
-_SURVEY_PAGE_ENTRIES = 1000  # entries told together
-_KEYS_LEARNED_PER_PAGE = 8  # at keys of a page, for their spelling
-# Rounds that are told together, mixed: the first objects say what samples are. At most 1, 2, 4, 8
-# and 16 pages: more rounds would hold up the first sample, fewer would see one end of the keys.
+_KEYS_LEARNED_PER_PAGE = 8  # keys of a page whose characters are learned
+# Rounds that are yielded together, mixed, because the first objects decide the schema. They have at most 1,
+# 2, 4, 8 and 16 pages: more rounds would delay the first sample, fewer would see one end of the keys.
 _SURVEY_ROUNDS = 5
 _SURVEY_SINGLES, _SURVEY_RUN = (
     64,
@@ -372,15 +370,15 @@ class UrlListing:
     location: Location
     backend: Backend
     is_new: Callable[[str, int], bool]
-    leaps: MatchSeeker = field(init=False)
+    seeker: MatchSeeker = field(init=False)
 
     def __post_init__(self) -> None:
         pattern = self.location.pattern
-        self.leaps = MatchSeeker(pattern, is_glob=self.location.is_glob)
+        self.seeker = MatchSeeker(pattern, is_glob=self.location.is_glob)
 
-    def begin(self) -> _ListedRange:
+    def whole_range(self) -> _ListedRange:
         """Return the range of all its keys."""
-        fixed = self.leaps.fixed
+        fixed = self.seeker.fixed
         # Where a folder is all that is fixed, the request's prefix says it.
         after = "" if fixed == self.location.prefix else name_before(fixed) or ""
         return _ListedRange(len(fixed), "", after, None, self)
@@ -413,7 +411,7 @@ class Rounds:
         self._retries = retries
         self._most = most_requests
         self._parts: list[_ListedRange] = []
-        self._spelling = KeyCoder()
+        self._coder = KeyCoder()
         self._found = 0  # pages with an entry in their range
 
     def pages(self) -> Iterator[list[Entry]]:
@@ -427,7 +425,7 @@ class Rounds:
         for _ in range(_SURVEY_ROUNDS):
             survey += chain.from_iterable(self._take(asked))
             asked = self._ask()
-        yield from _in_pages(spread_survey(survey))
+        yield from in_pages(spread_survey(survey))
         while asked is not None:
             found = self._take(asked)
             asked = self._ask()  # first: it is answered while these are dealt with
@@ -444,10 +442,10 @@ class Rounds:
 
     def _widen(self) -> None:
         while self._waiting and len(self._parts) < WIDTH:
-            self._parts.append(self._waiting.popleft().begin())
+            self._parts.append(self._waiting.popleft().whole_range())
         known = [part for part in self._parts if part.first]
         more = max(0, min(WIDTH, 1 + self._found) - len(self._parts))
-        found = split_points(known, more, self._spelling)
+        found = split_points(known, more, self._coder)
         for part, places in zip(known, found, strict=True):
             at = self._parts.index(part) + 1
             self._parts[at:at] = _split_range(part, places)
@@ -470,51 +468,51 @@ class Rounds:
     def _learn(self, page: list[Entry]) -> None:
         # All of the first page, then a few of each.
         step = max(1, len(page) // _KEYS_LEARNED_PER_PAGE) if self._found else 1
-        self._spelling.learn(entry.key for entry in page[::step])
+        self._coder.learn(entry.key for entry in page[::step])
         self._found += bool(page)
 
 
 def _split_range(part: _ListedRange, places: Sequence[str]) -> list[_ListedRange]:
     """Return the ranges behind cuts, in order; what begins with no match is left out."""
-    upto, last = part.upto, part
+    up_to, last = part.up_to, part
     behind: list[_ListedRange] = []
     for place in places:
-        start = part.section.leaps.over(place)
-        last.upto = place
+        start = part.section.seeker.seek(place)
+        last.up_to = place
         if start is None:
             break
-        if upto is None or start <= upto:
+        if up_to is None or start <= up_to:
             after = max(place, name_before(start) or "")
-            last = _ListedRange(part.fixed, "", after, upto, part.section)
+            last = _ListedRange(part.fixed, "", after, up_to, part.section)
             behind.append(last)
     return behind
 
 
 def _advance_range(part: _ListedRange, page: Page | None) -> tuple[list[Entry], bool]:
-    """Move a range behind a page; return what of it lies inside, and whether there is more."""
+    """Move a range behind a page; return the entries inside the range, and whether more follow."""
     if page is None:
         return [], False
     _check_order(part, page)
-    upto = part.upto
-    inside = page if upto is None else [entry for entry in page if entry.key <= upto]
+    up_to = part.up_to
+    inside = page if up_to is None else [entry for entry in page if entry.key <= up_to]
     if not inside:
         return [], not page and not page.last
     part.first, part.after = inside[0].key, inside[-1].key
-    over = part.section.leaps.over(part.after)
+    over = part.section.seeker.seek(part.after)
     if (
         len(inside) < len(page)
         or page.last
         or over is None
-        or (upto is not None and over > upto)
+        or (up_to is not None and over > up_to)
     ):
         return inside, False
-    if (leap := name_before(over) or "") > part.after:
-        part.after, part.pages = leap, None
+    if (jump := name_before(over) or "") > part.after:
+        part.after, part.pages = jump, None
     return inside, True
 
 
 def _check_order(part: _ListedRange, page: Page) -> None:
-    # Markers of folders are listed where their slash has them, without which they are told.
+    # Markers of folders are sorted by their slash, and listed without it.
     keys = [entry.key for entry in page if entry.size]
     if keys and (keys[0] <= part.after or keys != sorted(keys)):
         raise UnsortedError(keys[0])
@@ -523,7 +521,7 @@ def _check_order(part: _ListedRange, page: Page) -> None:
 def spread_survey(found: Sequence[Entry]) -> list[Entry]:
     """Return the entries in an order of which each beginning is from everywhere.
 
-    What lies in one folder may be alike, and a listing begins with one.
+    Objects of one folder may be alike, and a listing begins with one folder.
     """
     rows = sorted(found, key=lambda entry: (entry.store, entry.key))
     count = min(len(rows), _SURVEY_SINGLES)
@@ -544,11 +542,6 @@ def _bit_reversed(count: int) -> list[int]:
     """
     bits = max(1, (count - 1).bit_length())
     return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
-
-
-def _in_pages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    for at in range(0, len(entries), _SURVEY_PAGE_ENTRIES):
-        yield list(entries[at : at + _SURVEY_PAGE_ENTRIES])
 
 
 class ConcurrentCalls(Generic[T]):
@@ -595,7 +588,7 @@ def walk_folders(
     """Yield fsspec's entries of the files below a folder, in the order of their names.
 
     fsspec's own walk leaves out, without a word, each sub-folder that it fails to list. Here
-    a failure is the listing's, which then goes on behind the last name that was told.
+    a failure is the listing's, which then resumes behind the last name that was listed.
 
     Raises:
         Exception: whatever the file system raises; but a sub-folder that has gone is empty,

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from growcache.errors import (
     AccessError,
     CredentialsError,
-    ObjectChangedError,
     ObjectMissingError,
     StoreError,
     StoreMissingError,
     TransientStoreError,
 )
-from growcache.store.contract import PAGE_ENTRIES, Entry, Page
-from growcache.store.response_check import settling_seconds
+from growcache.store.contract import PAGE_ENTRIES, Entry, Page, in_pages
+from growcache.store.response_check import changed_error, settling_seconds
 from growcache.store.urls import Location
 from growcache.usercode import printable
 
@@ -58,23 +57,18 @@ class LocalBackend:
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         root = Path(location.prefix)
-        begun = _folder_identity(root)
-        if begun is None:
+        identity = _folder_identity(root)
+        if identity is None:
             raise StoreMissingError(
                 f"no folder {root}; expected the one that source.url {location.url} names"
             )
-        page = Page()
-        for path in _walk(str(root), location.depth, frozenset()):
-            if (entry := _entry_of_file(path)) is not None:
-                page.append(entry)
-            if len(page) == PAGE_ENTRIES:
-                yield page
-                page = Page()
-        if (
-            _folder_identity(root) != begun
-        ):  # unmounted: what was missed then is no sign of anything
-            raise TransientStoreError(f"{root} became another folder while it was listed")
-        yield page
+        for page in in_pages(
+            map(_entry_of_file, _walk(str(root), location.depth, frozenset()))
+        ):
+            if len(page) < PAGE_ENTRIES and _folder_identity(root) != identity:
+                # Unmounted: objects that were missed then are no sign of anything.
+                raise TransientStoreError(f"{root} became another folder while it was listed")
+            yield Page(entry for entry in page if entry is not None)
 
     def head(self, key: str) -> Entry:
         try:
@@ -96,7 +90,7 @@ class LocalBackend:
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from another one that lies there later; None where there is none.
+    """Return device and inode of a folder; None where there is none.
 
     Raises:
         StoreError: it cannot be looked at now.
@@ -111,7 +105,7 @@ def _folder_identity(path: Path) -> tuple[int, int] | None:
 
 
 def _as_store_error(error: OSError) -> OSError:
-    """Return what is wrong with a folder as what is wrong with all that it holds."""
+    """Return the error of a folder as one of all objects in it."""
     return CredentialsError(str(error)) if isinstance(error, AccessError) else error
 
 
@@ -171,7 +165,7 @@ def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> byt
     """
     before = os.fstat(descriptor)
     _check_version(entry, before)
-    # Whoever sets a file's time of modification cannot set that of its change.
+    # A program can set a file's time of modification, but not that of its change.
     if wait := settling_seconds(before.st_ctime, time.time()):
         time.sleep(wait)
     data = _pread(descriptor, start, stop)
@@ -184,10 +178,7 @@ def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> byt
 
 def _check_version(entry: Entry, found: os.stat_result) -> None:
     if found.st_size != entry.size or found.st_mtime != entry.mtime:
-        raise ObjectChangedError(
-            f"{entry.key} was rewritten since it was listed: expected {entry.size} "
-            f"bytes of time {entry.mtime}, found {found.st_size} of {found.st_mtime}"
-        )
+        raise changed_error(entry, Entry(entry.key, found.st_size, None, found.st_mtime))
 
 
 def _pread(descriptor: int, start: int, stop: int) -> bytes:

@@ -32,14 +32,10 @@ from growcache.store.store_errors import UnsupportedKeyError, read_obstore_error
 from growcache.store.urls import WEB_SCHEMES, Location, is_unsupported_key
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult, ObjectMeta
     from typing_extensions import Buffer
 
     from growcache.store.contract import Backend
-
-
-if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, ObjectMeta
-    from typing_extensions import Buffer
 
     AnyStore = AzureStore | GCSStore | HTTPStore | S3Store
 
@@ -91,7 +87,7 @@ class ObstoreBackend:
             raise self._translated(error, key) from None
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
-        if self._ranges.known is False:
+        if self._ranges.has_ranges is False:
             return await self._cut_out(entry, start, stop)
         options: GetOptions = {}
         # A weak ETag never satisfies If-Match (RFC 9110 section 13.1.1).
@@ -104,7 +100,7 @@ class ObstoreBackend:
             check_response(entry, (start, stop), _response_of_result(answer, entry))
             if self._checks_answers:
                 if ranged:
-                    self._ranges.take_in(whole=False)
+                    self._ranges.record(is_whole=False)
                 return await _read_at_most(answer, stop - start, entry)
             # The provider of a store with credentials is trusted with the length of an answer:
             # to watch it would cost 40 % more CPU per byte.
@@ -114,7 +110,7 @@ class ObstoreBackend:
                 raise self._translated(error, entry.key) from None
         except _OBSTORE_ERRORS as error:
             raise self._translated(error, entry.key) from None
-        self._ranges.take_in(whole=True)
+        self._ranges.record(is_whole=True)
         return await self._cut_out(entry, start, stop)
 
     async def _cut_out(self, entry: Entry, start: int, stop: int) -> Buffer:
@@ -152,8 +148,8 @@ async def _read_at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
 def _response_of_result(answer: GetResult, entry: Entry) -> Response:
     meta = answer.meta
     etag = meta["e_tag"]
-    decides = etag and entry.etag  # where both tell one, the time is not looked at
-    modified = None if decides else meta["last_modified"].timestamp() or None  # 0: not told
+    decides = etag and entry.etag  # where both have one, the time is not compared
+    modified = None if decides else meta["last_modified"].timestamp() or None  # 0: unknown
     return Response(answer.range, meta["size"], etag, modified)
 
 
@@ -173,7 +169,7 @@ def _listed_entry(meta: ObjectMeta) -> Entry:
 def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry], Entry | None]:
     """Return a page without folder markers, and its last entry if it may yet be one.
 
-    Consoles and mounts put empty objects called ``folder/`` beside the folder's content.
+    Consoles and mounts put empty objects called ``folder/`` next to the folder's content.
     obstore lists them without the slash, so they are known by what follows them.
     """
     rows = [held, *page] if held else page

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Kernels stamp files by a clock that ticks every 1 to 10 ms.
 TICK_SECONDS = 0.02
-# Some file systems and protocols (SFTP, HTTP, FAT) tell whole seconds; the clock is a server's.
+# Some file systems and protocols (SFTP, HTTP, FAT) have whole seconds; the clock is the server's.
 WHOLE_TICK_SECONDS = 2.0
 
 
@@ -47,18 +47,18 @@ _CONTENT_RANGE = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\s*"
 
 
 class BrokenReadError(TransientStoreError):
-    """An answer that is not what was asked for, or not all of it."""
+    """A response that is not the requested range, or not all of it."""
 
 
 @dataclass(slots=True)  # not frozen, which takes three times as long
 class Response:
-    """What a store says of the bytes that it sends.
+    """The description of the bytes that a store sends.
 
     Attributes:
         span: first byte and the one behind the last; None where the response is the whole object.
-        total: bytes of the object; None where it is not told.
-        etag: the version, as in `Entry`; None where it is not told.
-        mtime: last modification, as in `Entry`; None where it is not told.
+        total: bytes of the object; None where it is unknown.
+        etag: the version, as in `Entry`; None where it is unknown.
+        mtime: last modification, as in `Entry`; None where it is unknown.
     """
 
     span: tuple[int, int] | None
@@ -81,7 +81,7 @@ def response_of(
     elif "content-encoding" not in headers and headers.get("content-length", "").isdecimal():
         total = int(headers["content-length"])
     etag = headers.get("etag")
-    # To read a time takes as long as all the rest.
+    # Parsing a time takes as long as all the rest.
     modified = None if etag and entry.etag else http_seconds(headers.get("last-modified"))
     return Response(span, total, etag, modified)
 
@@ -94,7 +94,9 @@ def parse_content_range(
     Raises:
         BrokenReadError: it names none.
     """
-    if text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}":  # mostly, and a third as dear
+    if (
+        text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}"
+    ):  # the usual case, in a third of the time
         return wanted, entry.size
     found = _CONTENT_RANGE.fullmatch(text)
     if found is None:
@@ -111,7 +113,7 @@ def check_response(entry: Entry, wanted: tuple[int, int], response: Response) ->
 
     Raises:
         ObjectChangedError: it is of another version.
-        BrokenReadError: it tells no version where the listing did, or as `check_range` does.
+        BrokenReadError: it has no version although the listing had one, or as `check_range` does.
     """
     if is_other_version(entry, response.etag, response.mtime):
         raise ObjectChangedError(
@@ -126,7 +128,7 @@ def check_has_version(entry: Entry, response: Response) -> None:
     """Refuse a response without any version, such as a page of a proxy on the way.
 
     Raises:
-        BrokenReadError: the listing did tell an ETag.
+        BrokenReadError: the listing had an ETag.
     """
     if entry.etag and not response.etag and response.mtime is None:
         raise BrokenReadError(
@@ -138,8 +140,8 @@ def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> No
     """Refuse a response that is not the wanted range of an object of the listed size.
 
     Raises:
-        BrokenReadError: it is another range, or of an object of another size. Whether the
-            object was rewritten, its version tells.
+        BrokenReadError: it is another range, or of an object of another size. The version
+            shows whether the object was rewritten.
     """
     if response.span is not None and response.span != wanted:
         raise BrokenReadError(
@@ -154,7 +156,7 @@ def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> No
 
 
 def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
-    """Refuse bytes that are not as many as were asked for.
+    """Refuse bytes of another number than was requested.
 
     Raises:
         BrokenReadError: they are fewer or more.
@@ -166,30 +168,44 @@ def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
         )
 
 
-def check_same_object(entry: Entry, found: Entry) -> None:
-    """Refuse an object that is another one by now.
-
-    An entry without a version where the listing tells one shows nothing: it may come from
-    something between here and the store.
+def require_same(entry: Entry, found: Entry) -> None:
+    """Refuse a file or object that has another size, ETag or exact time than was listed.
 
     Raises:
         ObjectChangedError: it was rewritten.
     """
-    told = found.etag if entry.etag else found.mtime
-    if told is None and (entry.etag or entry.mtime is not None):
+    if (found.size, found.etag, found.mtime) != (entry.size, entry.etag, entry.mtime):
+        raise changed_error(entry, found)
+
+
+def check_same_object(entry: Entry, found: Entry) -> None:
+    """Refuse an object that was rewritten, by what an answer to HEAD says.
+
+    An answer without a version, where the listing has one, decides nothing: it may come from a
+    proxy.
+
+    Raises:
+        ObjectChangedError: it was rewritten.
+    """
+    version = found.etag if entry.etag else found.mtime
+    if version is None and (entry.etag or entry.mtime is not None):
         return
     if found.size != entry.size or is_other_version(entry, found.etag, found.mtime):
-        raise ObjectChangedError(
-            f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
-            f"{entry.etag or entry.mtime}, found {found.size} of {found.etag or found.mtime}"
-        )
+        raise changed_error(entry, found)
+
+
+def changed_error(entry: Entry, found: Entry) -> ObjectChangedError:
+    return ObjectChangedError(
+        f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
+        f"{entry.etag or entry.mtime}, found {found.size} of {found.etag or found.mtime}"
+    )
 
 
 def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> bool:
     """Whether a response is of another version than the one that was listed.
 
-    Where both tell an ETag, that decides; the time does where the listing tells no ETag. Times
-    are compared by the second, because headers tell no more of what listings may.
+    Where both have an ETag, it decides; where the listing has none, the time does. Times are
+    compared by the second, because headers have no fractions.
 
     >>> from growcache.store.contract import Entry
     >>> is_other_version(Entry("k", 1, '"a"', 7.0), "a", 8.0)
@@ -229,7 +245,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def warn_no_ranges(root: str) -> None:
-    """Warn of a server that knows no ranges; once."""
+    """Warn once of a server that serves no ranges."""
     logger.warning(
         "%s knows no ranges: every read of a part of an object is one of all of it",
         root.rstrip("/"),
@@ -241,19 +257,19 @@ class RangeSupport:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.known: bool | None = None
+        self.has_ranges: bool | None = None  # None: no range was requested yet
 
-    def take_in(self, *, whole: bool) -> None:
+    def record(self, *, is_whole: bool) -> None:
         """Learn from the response to a request for a range.
 
         Raises:
             BrokenReadError: it was, and the server has answered with ranges before.
         """
-        if whole and self.known:
+        if is_whole and self.has_ranges:
             raise BrokenReadError(
                 f"{self._root}: expected a part of an object, the server sent all of it, which "
                 "it does not do otherwise"
             )
-        if whole:
+        if is_whole:
             warn_no_ranges(self._root)
-        self.known = not whole
+        self.has_ranges = not is_whole

@@ -125,7 +125,7 @@ class RetryPolicy:
         return not isinstance(error, StoreRefusedError)
 
     def is_over(self, seconds: float) -> bool:
-        """Whether to give up what has been failing for so many seconds."""
+        """Whether to give up after failures for ``seconds``."""
         return self._retries_forever is None and seconds >= self.timeout_seconds
 
 

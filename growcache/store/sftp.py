@@ -32,13 +32,13 @@ from growcache.errors import (
     AccessError,
     ConfigError,
     CredentialsError,
-    ObjectChangedError,
     ObjectMissingError,
     StoreError,
     TransientStoreError,
 )
-from growcache.store.contract import PAGE_ENTRIES, Entry, Page
+from growcache.store.contract import Entry, Page, in_pages
 from growcache.store.listing import walk_folders
+from growcache.store.response_check import require_same
 from growcache.store.retries import stalled_seconds
 from growcache.store.urls import Location
 from growcache.usercode import short_key
@@ -86,7 +86,7 @@ class SshServer:
 
     @property
     def identity(self) -> str:
-        """Tells its files from those of another host or user."""
+        """The user on the host; files of two identities are never the same object."""
         user, port = self.settings.get("username", ""), self.settings.get("port", 22)
         return f"ssh://{user}@{self.host}:{port}"
 
@@ -119,15 +119,11 @@ class SshServer:
                 **settings,
             )
             sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
-        except Exception as error:
-            translated = (
-                self._host_error(error, check) if ssh is None else self._sftp_error(error)
-            )
-            if ssh is not None:
-                ssh.close()
-            if translated is None:
-                raise
-            raise translated from None
+        except Exception as error:  # noqa: BLE001 - see _host_error
+            if ssh is None:
+                raise self._host_error(error, check) from None
+            ssh.close()
+            raise self._sftp_error(error) from None
         return _Connection(ssh, sftp, self.stall_seconds)
 
     def _sftp_error(self, error: Exception) -> Exception:
@@ -136,8 +132,8 @@ class SshServer:
             return TransientStoreError(f"{self.url}: no connection ({text})")
         return CredentialsError(f"{self.url} lets this user in, and offers no SFTP ({text})")
 
-    def _host_error(self, error: Exception, check: _HostKeyCheck | None) -> Exception | None:
-        """Return growcache's error; None where it is a bug."""
+    def _host_error(self, error: Exception, check: _HostKeyCheck | None) -> Exception:
+        """Return growcache's error; the exception itself where it is a bug."""
         text = error_text(error)
         if isinstance(error, asyncssh.HostKeyNotVerifiable) and check is not None:
             return CredentialsError(f"{self.url} {check.refusal}")
@@ -167,7 +163,7 @@ class SshServer:
             return TransientStoreError(f"{self.url}: {text}")
         if is_ssh_error(error):
             return TransientStoreError(f"{self.url}: no connection ({text})")
-        return None
+        return error
 
 
 _REFUSALS = (
@@ -350,17 +346,11 @@ class _Connection:
     def __init__(self, ssh: Any, sftp: Any, stall_seconds: float) -> None:
         self.sftp = sftp
         self.requests = 0
-        self._ssh = ssh
+        self.ssh = ssh
         self._stall_seconds = stall_seconds
         self._answered_at = time.monotonic()
         self._files: OrderedDict[tuple[Any, ...], _OpenFile] = OrderedDict()
         self._request_bytes = min(_REQUEST_BYTES, sftp.limits.max_read_len or _REQUEST_BYTES)
-
-    def close(self) -> None:
-        self._ssh.close()
-
-    async def wait_closed(self) -> None:
-        await self._ssh.wait_closed()
 
     async def until_stalled(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what ``work`` returns.
@@ -413,7 +403,7 @@ class _Connection:
                         data += await self._rest(file, at + len(data), at + count)
                         stat = await self.answer(file.stat())
                     parts.append(data)
-            _require_same(entry, _entry_of_stat(entry.key, _info_of_stat(entry.key, stat)))
+            require_same(entry, _entry_of_stat(entry.key, _info_of_stat(entry.key, stat)))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _rest(self, file: Any, start: int, stop: int) -> bytes:
@@ -508,6 +498,10 @@ class _ConnectionPool:
         found: T = self.start(work).result()
         return found
 
+    def ls(self, folder: str, detail: bool) -> list[Mapping[str, Any]]:
+        """Return the entries of a folder, as `walk_folders` reads them. Blocks."""
+        return self.call(lambda one: one.list_folder(folder))
+
     def close(self) -> None:
         with self._lock:
             loop, self._loop = self._loop, None
@@ -517,10 +511,10 @@ class _ConnectionPool:
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         closing, self._connections = self._connections, []
         for connection in closing:
-            connection.close()
+            connection.ssh.close()
         with suppress(Exception):
             async with asyncio.timeout(1):
-                await asyncio.gather(*(connection.wait_closed() for connection in closing))
+                await asyncio.gather(*(connection.ssh.wait_closed() for connection in closing))
         loop.stop()
 
     async def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
@@ -538,7 +532,7 @@ class _ConnectionPool:
             raise
         except BaseException:
             for one in self._connections:  # the same may have befallen all of them
-                one.close()
+                one.ssh.close()
             self._connections = []
             raise
         finally:
@@ -581,28 +575,21 @@ class SftpBackend:
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         top = location.prefix.rstrip("/") or "/"
-        page = Page()
+        infos = walk_folders(self._pool, top, location.depth, after)
         try:
-            for info in walk_folders(_Folders(self._pool), top, location.depth, after):
-                page.append(_entry_of_stat(info["name"], info))
-                if len(page) == PAGE_ENTRIES:
-                    yield page
-                    page = Page()
-        except Exception as error:
-            if (translated := self._translated(error, top)) is None:
-                raise
+            for page in in_pages(infos):
+                yield Page(_entry_of_stat(info["name"], info) for info in page)
+        except Exception as error:  # noqa: BLE001 - see _translated
+            translated = self._translated(error, top)
             if isinstance(translated, ObjectMissingError):
                 translated.exit_code = 2  # the folder of the URL itself
             raise translated from None
-        yield page
 
     def head(self, key: str) -> Entry:
         try:
             found = self._pool.call(lambda one: one.answer(one.sftp.stat(key)))
-        except Exception as error:
-            if (translated := self._translated(error, key)) is None:
-                raise
-            raise translated from None
+        except Exception as error:  # noqa: BLE001 - see _translated
+            raise self._translated(error, key) from None
         info = _info_of_stat(key, found)
         if info["type"] != "file":
             raise ObjectMissingError(
@@ -615,17 +602,15 @@ class SftpBackend:
         try:
             reading = self._pool.start(lambda one: one.read(entry, start, stop))
             data: bytes = await asyncio.wrap_future(reading)
-        except Exception as error:
-            if (translated := self._translated(error, entry.key)) is None:
-                raise
-            raise translated from None
+        except Exception as error:  # noqa: BLE001 - see _translated
+            raise self._translated(error, entry.key) from None
         return data
 
     async def close(self) -> None:
         self._close()
 
-    def _translated(self, error: Exception, key: str) -> Exception | None:
-        """Return growcache's error; None where it is a bug."""
+    def _translated(self, error: Exception, key: str) -> Exception:
+        """Return growcache's error; the exception itself where it is a bug."""
         where = f"{self._server.url}{key}"
         if isinstance(error, StoreError | ConfigError):
             return error
@@ -635,17 +620,7 @@ class SftpBackend:
             return AccessError(f"{where} may not be read by this user")
         if is_ssh_error(error):
             return TransientStoreError(f"{where}: no answer ({error_text(error)})")
-        return None
-
-
-class _Folders:
-    """Folders as `walk_folders` wants them."""
-
-    def __init__(self, pool: _ConnectionPool) -> None:
-        self._pool = pool
-
-    def ls(self, folder: str, detail: bool) -> list[Mapping[str, Any]]:
-        return self._pool.call(lambda one: one.list_folder(folder))
+        return error
 
 
 def _info_of_stat(name: str, found: Any) -> dict[str, Any]:
@@ -662,14 +637,6 @@ def _entry_of_stat(key: str, info: Mapping[str, Any]) -> Entry:
         raise StoreError(f"{key}: the server does not tell its size, so it cannot be divided")
     mtime = info["mtime"]
     return Entry(key, int(info["size"]), None, None if mtime is None else float(mtime))
-
-
-def _require_same(entry: Entry, found: Entry) -> None:
-    if (found.size, found.mtime) != (entry.size, entry.mtime):
-        raise ObjectChangedError(
-            f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
-            f"time {entry.mtime}, found {found.size} of {found.mtime}"
-        )
 
 
 def open_sftp(

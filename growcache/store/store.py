@@ -247,11 +247,11 @@ class RemoteStore:
             key = location.prefix + key
         return await self._head_with_retries(0, key)
 
-    def key_beside(self, store: int, below: str) -> str:
-        """Return the key of an object of another field; see `beside`."""
+    def key_of_field(self, store: int, below: str) -> str:
+        """Return the key of an object of another field; see `find_of_field`."""
         return self._locations[store].prefix + below
 
-    async def beside(self, store: int, below: str) -> Entry:
+    async def find_of_field(self, store: int, below: str) -> Entry:
         """Return the entry of an object of another field.
 
         Args:
@@ -261,7 +261,7 @@ class RemoteStore:
         Raises:
             StoreError: as `Store.read` does.
         """
-        return await self._head_with_retries(store, self.key_beside(store, below))
+        return await self._head_with_retries(store, self.key_of_field(store, below))
 
     async def _head_with_retries(self, store: int, key: str) -> Entry:
         """Return the entry of an object as the store has it now."""

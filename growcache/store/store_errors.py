@@ -89,7 +89,7 @@ class UnsupportedKeyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A failed attempt, as far as the client tells.
+    """What is known of a failed attempt.
 
     Attributes:
         kind: the client's name of the failure, as a last resort.
@@ -109,7 +109,7 @@ class FailedRequest:
 
 
 def read_obstore_error(error: Exception) -> FailedRequest:
-    """Return what an obstore error says. Its text may hold signed URLs, so it is never shown."""
+    """Reduce an obstore error. Its text may hold signed URLs, so it is never shown."""
     text = str(error)
     found = _STATUS_PATTERN.search(text)
     status = int(found[1] or found[2]) if found else None
@@ -138,8 +138,8 @@ def read_obstore_error(error: Exception) -> FailedRequest:
 def store_error(answer: FailedRequest, root: str, key: str, option: str = "") -> StoreError:
     """Return the error of growcache that an answer means.
 
-    What is refused may be one key, or all of them: where the store's own word does not tell, the
-    error is about the key, and `refusals` asks for evidence.
+    A refusal may concern one key or all of them. Where the store's own code does not say, the error
+    is about the key, and `retries.StoreProbe` finds out.
     """
     where = f"{root}{key}"
     store = root.rstrip("/")
@@ -187,8 +187,8 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
 def _access_error(
     answer: FailedRequest, store: str, where: str, said: str
 ) -> AccessError | None:
-    """Return the refusal that an answer is, where it is about who asks."""
-    # The answer to a request for one key need not be about the others.
+    """Return the error of an answer that refuses the credentials; None for other answers."""
+    # The answer about one key may not apply to the others.
     kind: type[AccessError] = AccessError if where else CredentialsError
     if answer.code in _WRONG_KEY_CODES:
         kind, where = CredentialsError, ""
@@ -213,7 +213,7 @@ _ACCESS_DENIED_KINDS = ("PermissionDeniedError", "UnauthenticatedError")
 
 
 def _no_answer_text(answer: FailedRequest, option: str) -> str:
-    """Return why there was no answer, whom that is said of, and where that is set."""
+    """Return why there was no answer, from which address, and which setting names it."""
     cause = answer.cause or answer.kind
     if not answer.address:
         return cause
@@ -246,7 +246,7 @@ _MOST_CAUSES = 8  # causes of causes
 
 
 def connection_failure(error: BaseException) -> tuple[str, str]:
-    """Return the cause in words, and the host and port that were asked, where they are known."""
+    """Return the cause in words, and host and port where they are known."""
     causes = list(_chain_of_causes(error))
     cause = next(filter(None, map(_cause_text, causes)), "")
     address = next(filter(None, map(_address_of_error, causes)), "")
@@ -255,7 +255,7 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
 
 
 def credentials_failure(error: BaseException) -> str | None:
-    """Return why there are no credentials to ask with; None where that is not what is wrong."""
+    """Return why no credentials were found; None for any other failure."""
     for one in _chain_of_causes(error):
         if type(one).__name__ in _CREDENTIALS_EXCEPTIONS:
             said = " ".join(str(one).split())
@@ -263,7 +263,7 @@ def credentials_failure(error: BaseException) -> str | None:
     return None
 
 
-# What botocore, google-auth and azure-identity raise before any store is asked.
+# Raised by botocore, google-auth and azure-identity before any request.
 _CREDENTIALS_EXCEPTIONS = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
      "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "SSOError",
@@ -274,7 +274,7 @@ _CREDENTIALS_EXCEPTIONS = frozenset(
 
 
 def _chain_of_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it came from, by whatever name its library keeps that."""
+    """Yield an exception and its causes, by whatever attribute its library keeps them in."""
     found: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if found is None:
@@ -305,7 +305,7 @@ def _address_of_error(error: BaseException) -> str:
 
 
 def read_fsspec_error(error: BaseException) -> FailedRequest:
-    """Return what a client's exception says; s3fs keeps botocore's as the cause."""
+    """Reduce an exception of an fsspec client; s3fs keeps botocore's as the cause."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     if isinstance(response, Mapping):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

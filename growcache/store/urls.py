@@ -12,7 +12,7 @@ from growcache.config import PLACEHOLDER
 from growcache.errors import ConfigError
 from growcache.secrecy import query_without_secrets, without_userinfo
 
-# Stores whose keys stand behind a bucket, container or host of their own.
+# Stores whose keys follow a bucket, container or host.
 BUCKET_SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"}
 )
@@ -32,7 +32,7 @@ _WEB_WILDCARD = re.compile(r"[*\[]")
 
 @dataclass(frozen=True)
 class Location:
-    """One URL of a source, taken apart.
+    """One parsed URL of a source.
 
     Attributes:
         url: as typed, without user name and password.
@@ -54,7 +54,7 @@ class Location:
 
     @property
     def root(self) -> str:
-        """What stands before a key in messages, as in ``s3://bucket/``."""
+        """The prefix of keys in messages, as in ``s3://bucket/``."""
         if self.scheme in LOCAL_SCHEMES:
             return ""
         if self.scheme in SSH_SCHEMES:  # whose keys are absolute paths, as on this machine
@@ -80,7 +80,7 @@ class Location:
 
     @property
     def depth(self) -> int | None:
-        """How many levels below `prefix` a match lies at most; None: at any depth."""
+        """The most levels of a match below `prefix`; None: any depth."""
         rest = self.pattern.removeprefix(self.prefix)
         return None if not rest or "**" in rest else rest.count("/") + 1
 
@@ -149,7 +149,7 @@ def parse_url(url: str) -> Location:
 
 
 def _refuse_unquoted(host: str, shown: str) -> None:
-    """Refuse a host whose port is no number: it is a password with a slash in it."""
+    """Refuse a port that is no number: the URL has a password with an unquoted slash."""
     port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
     if port and not port.isdigit():
         raise ConfigError(
@@ -159,7 +159,7 @@ def _refuse_unquoted(host: str, shown: str) -> None:
 
 
 def _without_signature(location: Location) -> Location:
-    """Return a web address whose pattern, which becomes a key that is kept, holds no secret."""
+    """Return a web address without secrets in its pattern, because keys are stored."""
     path, _, query = location.pattern.partition("?")
     kept = query_without_secrets(query)
     if kept == query:
@@ -182,7 +182,7 @@ def translate_glob(pattern: str) -> str:
     a sampler more than all its other imports together.
 
     Raises:
-        ValueError: ``**`` beside other characters.
+        ValueError: ``**`` next to other characters in a component.
 
     >>> bool(re.match(translate_glob("a/**/*.npy"), "a/b/c/x.npy"))
     True
@@ -270,7 +270,7 @@ class UrlTemplate:
     pattern: re.Pattern[str]
 
     @classmethod
-    def of(cls, url: str) -> UrlTemplate:
+    def from_url(cls, url: str) -> UrlTemplate:
         """Return the template that a URL of ``source.fields`` is."""
         first = PLACEHOLDER.search(url)
         assert first is not None

@@ -59,7 +59,7 @@ def pairs(fields: dict[str, Any]) -> FieldJoin:
 def test_a_key_gives_the_values_and_they_the_key(
     url: str, key: str, values: tuple[str, ...] | None
 ) -> None:
-    template = UrlTemplate.of(url)
+    template = UrlTemplate.from_url(url)
     assert template.values(key) in (values, None if values is None else values[::-1])
     if (found := template.values(key)) is not None:
         assert key.endswith(template.rendered(found))

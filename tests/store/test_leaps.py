@@ -18,7 +18,7 @@ KEYS = st.lists(st.text("ab0/-~é", min_size=1, max_size=7), max_size=30)
 @settings(max_examples=500)
 def test_no_match_is_leapt_over(pattern: str, keys: list[str], key: str) -> None:
     location = parse_url(f"s3://b/{pattern}")
-    there = MatchSeeker(pattern, is_glob=location.is_glob).over(key)
+    there = MatchSeeker(pattern, is_glob=location.is_glob).seek(key)
     assert there is None or there >= key
     for other in keys:
         if other >= key and location.matches(other):
@@ -44,7 +44,7 @@ def test_no_match_is_leapt_over(pattern: str, keys: list[str], key: str) -> None
     ],
 )
 def test_what_is_leapt_over(pattern: str, key: str, there: str | None) -> None:
-    assert MatchSeeker(pattern, is_glob=True).over(key) == there
+    assert MatchSeeker(pattern, is_glob=True).seek(key) == there
 
 
 @given(st.text("ab0/-.~é \x01!\ud7ff\ue000", max_size=7))
