@@ -109,30 +109,25 @@ class PartlyReadError(FormatError):
         self.found = found
 
 
-class ObjectFormat(Protocol):
+class ObjectFormat:
     """Turns an object's bytes into samples."""
 
-    @property
-    def ranged(self) -> bool:
-        """Whether parts are read by byte range; otherwise each object whole, as one part."""
-
-    @property
-    def listed(self) -> bool:
-        """Whether samples come from listed objects.
-
-        Otherwise `endless_entry` stands for all of them, and its parts cannot be counted.
-        """
-
-    @property
-    def code_digest(self) -> str | None:
-        """Digest of the user's code that the format runs, a part of the cache's fingerprint."""
+    ranged: bool = False  # parts are read by byte range; else each object whole, as one part
+    # Samples come from listed objects; else `endless_entry` stands for all of them, and its parts
+    # cannot be counted.
+    listed: bool = True
+    # A header is read before it is known where samples are. Two requests, for the header and for a
+    # sample, take as long as to fetch a small object whole.
+    header_first: bool = False
+    code_digest: str | None = None  # of the user's code that it runs, for the fingerprint
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """Return the sizes of one object.
+        """Return the sizes of one object, by default of one sample.
 
         Raises:
             FormatError: the object is not what the format says.
         """
+        return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """Return the samples of a visit, each with its origin [start, stop).
@@ -144,14 +139,15 @@ class ObjectFormat(Protocol):
             PartlyReadError: some of them cannot be read.
             FormatError: the object is not what the format says.
         """
+        raise NotImplementedError
 
 
-@runtime_checkable
-class ChunkedFormat(Protocol):
+class ChunkedFormat(ObjectFormat):
     """A format whose samples are stored in chunks; parts begin and end at chunks."""
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
         """Return the ordinals of a visit's samples in the object, ascending."""
+        raise NotImplementedError
 
 
 async def read_partly(
@@ -304,18 +300,6 @@ def refuse_unknown_options(
 SMALL_OBJECT_BYTES = 1 << 16  # bytes; a request takes about as long as it takes to send these
 
 
-@runtime_checkable
-class HeaderFirstFormat(Protocol):
-    """A format that reads a header before it knows where samples are.
-
-    Two requests, for the header and for a sample, take as long as to fetch a small object whole.
-    """
-
-    @property
-    def headed(self) -> bool:
-        """Whether a header is read first; of joined objects, of any of them."""
-
-
 async def measure_object(form: ObjectFormat, reader: ObjectReader) -> Measure:
     """Return the sizes of one object; all samples of a small one are worth one visit.
 
@@ -323,11 +307,7 @@ async def measure_object(form: ObjectFormat, reader: ObjectReader) -> Measure:
         FormatError: the object is not what the format says.
     """
     measure = await form.measure(reader)
-    if not (
-        isinstance(form, HeaderFirstFormat)
-        and form.headed
-        and _joined_size(reader) <= SMALL_OBJECT_BYTES
-    ):
+    if not form.header_first or _joined_size(reader) > SMALL_OBJECT_BYTES:
         return measure
     return replace(measure, together=max(measure.together, measure.samples))
 

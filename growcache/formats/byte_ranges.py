@@ -36,14 +36,12 @@ class NotFetchedError(OSError):
     """A read of bytes that were not fetched."""
 
 
-class FetchedRanges(io.RawIOBase):
-    """The fetched ranges of a file of ``size`` bytes, as a file."""
+class SeekableFile(io.RawIOBase):
+    """A read-only file of ``size`` bytes, whose subclass has ``readinto``."""
 
-    def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.missing: tuple[int, int] | None = None  # the last range that was not fetched
-        self._size = size
-        self._pieces = pieces
+        self.size = size
         self._at = 0
 
     def readable(self) -> bool:
@@ -56,15 +54,24 @@ class FetchedRanges(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
+        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence] + offset
         if at < 0:
-            raise OSError(f"a position of {at}")
+            raise ValueError(f"expected a position of at least 0, found {at}")
         self._at = at
         return at
 
+
+class FetchedRanges(SeekableFile):
+    """The fetched ranges of a file of ``size`` bytes, as a file."""
+
+    def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
+        super().__init__(size)
+        self.missing: tuple[int, int] | None = None  # the last range that was not fetched
+        self._pieces = pieces
+
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
-        start, stop = self._at, min(self._at + len(into), self._size)
+        start, stop = self._at, min(self._at + len(into), self.size)
         if stop <= start:
             return 0
         for (first, last), data in self._pieces.items():
@@ -106,16 +113,12 @@ async def read_ranges(reader: ObjectReader, ranges: Sequence[tuple[int, int]]) -
 T = TypeVar("T")
 
 
-class UnpackedObject:
+class UnpackedObject(FetchedObject):
     """A reader of an object that was unpacked in memory."""
 
     def __init__(self, packed: ObjectReader, data: Buffer) -> None:
-        self._data = memoryview(data)
+        super().__init__(packed, data)
         self.entry = replace(packed.entry, size=self._data.nbytes)
-        self.source, self.find = packed.source, packed.find
-
-    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
-        return self._data[start:stop]
 
 
 def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:

@@ -13,7 +13,9 @@ import numpy as np
 
 from growcache.errors import FormatError
 from growcache.formats.base import (
+    ChunkedFormat,
     Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
     refuse_unknown_options,
@@ -191,11 +193,7 @@ class _DatasetFields:
         return {names[0]: names[0]}
 
 
-class HDF5WholeFormat:
-    ranged = False
-    listed = True
-    code_digest = None
-
+class HDF5WholeFormat(ObjectFormat):
     def __init__(self, named: Mapping[str, str] | None) -> None:
         self._datasets = _DatasetFields(named)
 
@@ -214,12 +212,10 @@ class HDF5WholeFormat:
         return [(sample, 0, longest or max(1, reader.entry.size))]
 
 
-class HDF5RowsFormat:
+class HDF5RowsFormat(ChunkedFormat):
     """An object is many samples along the first axis of its datasets."""
 
-    ranged = headed = True
-    listed = True
-    code_digest = None
+    ranged = header_first = True
 
     def __init__(self, named: Mapping[str, str] | None, grid: SampleGrid) -> None:
         self._datasets = _DatasetFields(named)

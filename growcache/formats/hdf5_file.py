@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import FormatError, GrowcacheError
 from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
+from growcache.formats.byte_ranges import SeekableFile
 from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
@@ -29,17 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 METADATA_BLOCK_BYTES = 1 << 13  # bytes; metadata is fetched in whole blocks
-FILE_HEAD_BYTES = (
-    SMALL_OBJECT_BYTES  # bytes at the start, which hold all there is to know of most files
-)
+FILE_HEAD_BYTES = SMALL_OBJECT_BYTES  # at the start, which hold all metadata of most files
 MOST_DOUBLINGS = 7  # doublings of what is fetched where one question leads to the next
 MOST_ATTEMPTS = 100  # requests after another for one question
 MOST_READ_BYTES = 1 << 24  # bytes that the library may ask for at once
 MOST_METADATA_BYTES = 1 << 26  # bytes of metadata that are kept, of all files together
 MOST_OPEN_FILES = 64  # files; of others the metadata is still here
-
-
-"""Of a chunk: offset, bytes, and the mask of filters that were left out."""
 
 
 class _MissingBytesError(OSError):
@@ -51,43 +46,26 @@ class MetadataBytes:
         self.nbytes = 0
 
 
-class MetadataImage(io.RawIOBase):
+class MetadataImage(SeekableFile):
     """The fetched bytes of a remote file, as a file; ``total`` counts those of all files."""
 
     def __init__(self, size: int, total: MetadataBytes) -> None:
-        super().__init__()
-        self.size = size
+        super().__init__(size)
         self._total = total
         total.nbytes += METADATA_BLOCK_BYTES  # for what is here of any file
         self.missing: list[tuple[int, int]] = []
         self._located: tuple[int, int] | None = None
         self._locating = False
         self._blocks: dict[int, memoryview] = {}
-        self._at = 0
 
     @property
     def nbytes(self) -> int:
         return len(self._blocks) * METADATA_BLOCK_BYTES
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[
-            whence
-        ] + offset
-        return self._at
-
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
         start, stop = self._at, self._at + len(into)
-        if start < 0 or stop > self.size:
+        if stop > self.size:
             raise OSError(f"bytes {start} to {stop} of {self.size}")
         if self._locating:  # nobody looks at what is read
             if self._located is not None:

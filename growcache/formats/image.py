@@ -12,7 +12,7 @@ import numpy as np
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.formats.base import (
-    Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
     bool_option,
@@ -44,18 +44,11 @@ _STRIP = 1 << 22  # pixels that are converted at a time
 _DECODE_SEMAPHORE = ByteSemaphore(MOST_PIXELS)
 
 
-class ImageFormat:
-    ranged = False
-    listed = True
-    code_digest = None
-
+class ImageFormat(ObjectFormat):
     def __init__(self, *, label: bool, classes: tuple[str, ...] | None, decode: bool) -> None:
         self._label = label
         self._numbers = {name: number for number, name in enumerate(classes or ())}
         self._decode = decode
-
-    async def measure(self, reader: ObjectReader) -> Measure:
-        return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         key = reader.entry.key

@@ -10,7 +10,6 @@ from dataclasses import replace
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     ChunkedFormat,
-    HeaderFirstFormat,
     JoinedReader,
     Measure,
     ObjectFormat,
@@ -35,7 +34,7 @@ NOT_JOINABLE = {
 }
 
 
-class JoinedFormat:
+class JoinedFormat(ObjectFormat):
     """The samples of several objects, joined one by one; ``formats`` are by field, in order.
 
     All members are visited alike. Random choices go by the key of the first, and parts begin at the
@@ -57,9 +56,7 @@ class JoinedFormat:
                 f"source.fields: expected all to be read by range, or all whole, found {whole} to "
                 "be read whole; set axis, window or the like for all or none"
             )
-        self.headed = self.ranged and any(
-            isinstance(form, HeaderFirstFormat) and form.headed for form in formats.values()
-        )
+        self.header_first = self.ranged and any(form.header_first for form in formats.values())
         self._chunked = self.ranged and any(
             isinstance(form, ChunkedFormat) for form in formats.values()
         )

@@ -12,6 +12,7 @@ from typing import Any
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
+    ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
@@ -43,10 +44,7 @@ MEASURED_WHOLE_BYTES = 1 << 18  # bytes; an object up to this size is measured a
 
 
 MOST_RANDOM_RANGES = 256  # then there are no more lines, but what is longer than lines are
-_SPOTS, _SPOT_BYTES = (
-    4,
-    1 << 16,
-)  # places at which a large object is measured, and bytes of each
+_SPOTS, _SPOT_BYTES = 4, 1 << 16  # positions at which a large object is measured
 # Bytes at a time until a long line ends; then so many times more.
 _LEAST_MORE, _MORE, _MOST_MORE, _GROWTH = 1 << 12, 1 << 16, 1 << 23, 4
 _MOST_READ_AHEAD = 1 << 20
@@ -262,10 +260,7 @@ MOST_VISIT_LINE_BYTES = 1 << 24
 _PARSED_INLINE_BYTES = 1 << 18  # bytes that are parsed without leaving the event loop
 
 
-class JsonlFormat:
-    listed = True
-    code_digest = None
-
+class JsonlFormat(ObjectFormat):
     def __init__(self, packed: str, wanted: tuple[FieldSpec, ...] | None, *, raw: bool) -> None:
         self._packed = packed
         self._wanted = wanted

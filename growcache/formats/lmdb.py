@@ -16,6 +16,7 @@ from growcache.formats.base import (
     MOST_VISIT_BYTES,
     MOST_VISIT_SAMPLES,
     Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
     choice_option,
@@ -161,9 +162,8 @@ def _pick_values(
 _OPTIONS = ("database", "decode", "key")
 
 
-class LmdbFormat:
+class LmdbFormat(ObjectFormat):
     ranged = True
-    listed = True
 
     def __init__(self, database: str | None, key: str, decode: UserCode | None) -> None:
         self._trees = TreeReader(database)

@@ -14,20 +14,18 @@ import numpy as np
 from growcache.errors import FormatError
 from growcache.formats.base import (
     Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
-    is_fetched_whole,
     read_whole,
     refuse_unknown_options,
 )
-from growcache.formats.byte_ranges import FetchedObject
-from growcache.formats.memory import SingleFlightCache
 from growcache.formats.rows import (
     RowLayout,
+    RowsFormat,
     SampleGrid,
     grid_option,
     native_order,
-    read_samples,
 )
 from growcache.schema import Sample
 from growcache.store.contract import Entry
@@ -67,11 +65,7 @@ class NpyHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class NpyWholeFormat:
-    ranged = False
-    listed = True
-    code_digest = None
-
+class NpyWholeFormat(ObjectFormat):
     async def measure(self, reader: ObjectReader) -> Measure:
         header = await read_npy_header(reader)
         return Measure(float(header.nbytes), reader.entry.size - header.nbytes, 1)
@@ -85,38 +79,15 @@ class NpyWholeFormat:
         return [({"x": values}, 0, shape[0] if shape else reader.entry.size)]
 
 
-class NpyRowsFormat:
-    ranged = headed = True
-    listed = True
-    code_digest = None
-
+class NpyRowsFormat(RowsFormat):
     def __init__(self, grid: SampleGrid) -> None:
-        self.grid = grid
-        # A second visit to an object is then a single request.
-        self._known: SingleFlightCache[Entry, RowLayout] = SingleFlightCache(_KNOWN_BYTES)
+        super().__init__(grid, _KNOWN_BYTES)
         self._probe = _PROBE
 
-    async def measure(self, reader: ObjectReader) -> Measure:
-        rows = await self._located(reader)
-        if not rows.row_bytes:
-            raise FormatError(
-                f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
-                "how many there are; drop axis and window to take whole arrays"
-            )
-        return self.grid.measure(rows, reader.entry.size)
-
-    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
-            reader = FetchedObject(reader, await reader.read())
-        return await read_samples(reader, await self._located(reader), self.grid, visit)
-
-    async def _located(self, reader: ObjectReader) -> RowLayout:
-        async def ask() -> tuple[RowLayout, int]:
-            header = await read_npy_header(reader, self._probe)
-            self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
-            return row_layout(header, reader.entry), _KNOWN
-
-        return await self._known.get(reader.entry, ask)
+    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
+        header = await read_npy_header(reader, self._probe)
+        self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
+        return {"x": row_layout(header, reader.entry)}, _KNOWN
 
 
 async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeader:

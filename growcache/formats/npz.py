@@ -18,25 +18,26 @@ from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     MOST_VISIT_BYTES,
     Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
     choice_option,
-    is_fetched_whole,
     names_option,
     read_whole,
     refuse_unknown_options,
 )
 from growcache.formats.byte_ranges import FetchedObject, FetchedRanges, read_ranges
-from growcache.formats.memory import SingleFlightCache, reserve_decoded
+from growcache.formats.memory import reserve_decoded
 from growcache.formats.npy import npy_header_end, parse_npy_header, row_layout
 from growcache.formats.rows import (
     RowLayout,
+    RowsFormat,
     SampleGrid,
     cut_samples,
     grid_option,
     native_order,
-    read_rows,
     wanted_starts,
+    zip_fields,
 )
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
@@ -230,37 +231,24 @@ def member_entry(entry: Entry, member: ZipMember) -> Entry:
 
 
 _OPTIONS = ("axis", "window", "stride", "edge", "phase", "fields", "read")
-_MEMBER_HEAD_BYTES = (
-    512  # bytes of a member that hold its zip header and, nearly always, that of .npy
-)
+_MEMBER_HEAD_BYTES = 512  # with the zip header of a member and, nearly always, that of .npy
 _KEPT_BYTES = 1 << 25  # bytes of what is kept of objects
 _KEPT_MEMBER_BYTES = 500  # bytes that a member takes of these
 
 
-class NpzWholeFormat:
+class NpzWholeFormat(ObjectFormat):
     """An object is one sample, with the arrays of the archive as fields."""
-
-    ranged = False
-    listed = True
-    code_digest = None
 
     def __init__(self, fields: tuple[str, ...] | None) -> None:
         self._fields = fields
-
-    async def measure(self, reader: ObjectReader) -> Measure:
-        return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         arrays = await read_arrays(reader, self._fields)
         return [(dict(arrays), 0, reader.entry.size)]
 
 
-class NpzWholeRowsFormat:
+class NpzWholeRowsFormat(ObjectFormat):
     """An object is as many samples as its arrays have rows; it is read whole."""
-
-    ranged = False
-    listed = True
-    code_digest = None
 
     def __init__(self, fields: tuple[str, ...] | None, grid: SampleGrid) -> None:
         self._fields = fields
@@ -278,47 +266,19 @@ class NpzWholeRowsFormat:
         starts = wanted_starts(
             reader, RowLayout(0, count, (row,), np.dtype("u1")), self._grid, visit
         )
-        return _zip_fields(
+        return zip_fields(
             {name: cut_samples(array, self._grid, starts) for name, array in arrays.items()}
         )
 
 
-class NpzRowsFormat:
+class NpzRowsFormat(RowsFormat):
     """Rows of arrays that are not compressed, read by byte range."""
 
-    ranged = headed = True
-    listed = True
-    code_digest = None
-
     def __init__(self, fields: tuple[str, ...] | None, grid: SampleGrid) -> None:
+        super().__init__(grid, _KEPT_BYTES)
         self._fields = fields
-        self._grid = grid
-        self._known: SingleFlightCache[Entry, dict[str, RowLayout]] = SingleFlightCache(
-            _KEPT_BYTES
-        )
 
-    async def measure(self, reader: ObjectReader) -> Measure:
-        rows = _summed_layout(await self._located(reader))
-        if not rows.row_bytes:
-            raise FormatError(
-                f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
-                "how many there are; drop axis and window to take whole arrays"
-            )
-        return self._grid.measure(rows, reader.entry.size)
-
-    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        if self._known.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
-            reader = FetchedObject(reader, await reader.read())
-        located = await self._located(reader)
-        starts = wanted_starts(reader, _summed_layout(located), self._grid, visit)
-        each = (read_rows(reader, rows, self._grid, starts) for rows in located.values())
-        found = await asyncio.gather(*each)
-        return _zip_fields(dict(zip(located, found, strict=True)))
-
-    async def _located(self, reader: ObjectReader) -> dict[str, RowLayout]:
-        return await self._known.get(reader.entry, lambda: self._looked_up(reader))
-
-    async def _looked_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
+    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
         members = await read_members(reader, self._fields)
         for name, member in members.items():
             if member.method != zipfile.ZIP_STORED:
@@ -330,21 +290,6 @@ class NpzRowsFormat:
         located = dict(zip(members, rows, strict=True))
         _same_length({name: found.count for name, found in located.items()}, reader.entry)
         return located, _KEPT_MEMBER_BYTES * len(located)
-
-
-def _zip_fields(
-    fields: Mapping[str, Sequence[tuple[Sample, int, int]]],
-) -> list[tuple[Sample, int, int]]:
-    """Return samples of several fields from the samples ``x`` of each."""
-    return [
-        ({name: one[0]["x"] for name, one in zip(fields, found, strict=True)}, *found[0][1:])
-        for found in zip(*fields.values(), strict=True)
-    ]
-
-
-def _summed_layout(located: Mapping[str, RowLayout]) -> RowLayout:
-    row = sum(rows.row_bytes for rows in located.values())
-    return RowLayout(0, next(iter(located.values())).count, (row,), np.dtype("u1"))
 
 
 def _common_length(arrays: Mapping[str, Array], entry: Entry) -> int:

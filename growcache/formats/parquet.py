@@ -12,6 +12,7 @@ import numpy as np
 from growcache.errors import FormatError
 from growcache.formats.base import (
     MOST_VISIT_SAMPLES,
+    ChunkedFormat,
     Measure,
     ObjectReader,
     PartlyReadError,
@@ -30,7 +31,7 @@ from growcache.formats.parquet_footer import (
     FooterCache,
     ParquetFooter,
     column_kind,
-    parquet_error,
+    parquet_errors,
 )
 from growcache.schema import Array, sample_bytes
 from growcache.store.contract import Entry
@@ -156,10 +157,8 @@ _COPIES = 2  # of what is decoded, in memory together
 _ROW_BYTES = 64  # that a row takes beside its values
 
 
-class ParquetFormat:
+class ParquetFormat(ChunkedFormat):
     ranged = True
-    listed = True
-    code_digest = None
 
     def __init__(self, columns: tuple[str, ...] | None, *, drop_nulls: bool) -> None:
         self._footers = FooterCache(columns)
@@ -211,12 +210,11 @@ class ParquetFormat:
         entry: Entry,
     ) -> tuple[SamplesWithOrigins, str]:
         """Return the rows, and why some are left out."""
-        try:
-            return self._rows(image, footer, group, rows, entry)
-        except FormatError as error:
-            raise FormatError(f"{entry.key}: {error}") from None
-        except Exception as error:  # Arrow raises what a broken file makes it raise
-            raise parquet_error(entry, error) from error
+        with parquet_errors(entry):
+            try:
+                return self._rows(image, footer, group, rows, entry)
+            except FormatError as error:
+                raise FormatError(f"{entry.key}: {error}") from None
 
     def _rows(
         self,

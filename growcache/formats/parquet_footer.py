@@ -6,8 +6,8 @@ import asyncio
 import difflib
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,7 @@ from growcache.formats.memory import SingleFlightCache
 from growcache.store.contract import Entry
 
 _MAGIC = b"PAR1"
-_TAIL_BYTES, _LEAST_TAIL_BYTES = (
-    1 << 16,
-    1 << 12,
-)  # bytes at the end, which hold the whole footer of most files
+_TAIL_BYTES, _LEAST_TAIL_BYTES = 1 << 16, 1 << 12  # which hold the whole footer of most files
 _SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of that at most
 _BATCH_ROWS = 1 << 16  # rows decoded at once,
 _VARIABLE_BATCH_ROWS, _LEAST_BATCH_ROWS = 1 << 8, 1 << 5  # and where they may be of any size,
@@ -59,14 +56,12 @@ class ParquetFooter:
 
         if group in self.sound:
             return
-        try:
+        with parquet_errors(entry):
             nothing = pa.PythonFile(FetchedRanges(entry.size, {}), mode="r")
             with pq.ParquetFile(nothing, metadata=self.metadata, pre_buffer=False) as file:
                 for name in self.columns:
                     with suppress(NotFetchedError, StopIteration):
                         next(file.iter_batches(1, [group], columns=[name], use_threads=False))
-        except Exception as error:  # Arrow raises what a broken file makes it raise
-            raise parquet_error(entry, error) from error
         self.sound.add(group)
 
     def decoded_bytes(self, group: int, entry: Entry) -> int:
@@ -114,12 +109,8 @@ class ParquetFooter:
 
     def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
         """Return the byte ranges of the columns of a row group that was checked."""
-        try:
+        with parquet_errors(entry):
             return self._ranges(group, entry)
-        except FormatError:
-            raise
-        except Exception as error:  # Arrow raises what a broken file makes it raise
-            raise parquet_error(entry, error) from error
 
     def _ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
         metadata = self.metadata.row_group(group)
@@ -181,12 +172,10 @@ def _parse_footer(data: bytes, wanted: tuple[str, ...] | None, entry: Entry) -> 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with parquet_errors(entry):
         metadata = pq.read_metadata(pa.BufferReader(_MAGIC + data))
         schema = metadata.schema.to_arrow_schema()
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except Exception as error:  # Arrow raises what a broken file makes it raise
-        raise parquet_error(entry, error) from error
     if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
         raise FormatError(f"{entry.key}: its row groups have not the rows that its footer says")
     columns = _chosen_columns(schema, wanted, entry)
@@ -239,9 +228,16 @@ def _width(type_: Any) -> int:
     return sum(_width(type_.field(i).type) for i in range(type_.num_fields)) or 1
 
 
-def parquet_error(entry: Entry, error: Exception) -> FormatError:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}")
+@contextmanager
+def parquet_errors(entry: Entry) -> Iterator[None]:
+    """Raise FormatError instead of any error that a damaged file makes Arrow raise."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}") from error
 
 
 def check_column_type(name: str, type_: Any) -> None:

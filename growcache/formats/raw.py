@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,14 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
-    choice_option,
     integer_option,
     read_whole,
     refuse_unknown_options,
 )
-from growcache.formats.rows import RowLayout, SampleGrid, read_samples
+from growcache.formats.rows import RowLayout, SampleGrid, read_samples, window_option
 from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import DTYPE_KINDS, Sample
 from growcache.store.contract import Entry
@@ -26,19 +27,13 @@ from growcache.usercode import UserCode
 _BYTES_OPTIONS = ("decode",)
 
 
-class BytesFormat:
+class BytesFormat(ObjectFormat):
     """The object's bytes as field ``data``, or decoded by a user's function."""
-
-    ranged = False
-    listed = True
 
     def __init__(self, decode: UserCode | None) -> None:
         self._decode = decode
         self._threads = UserThreads()
         self.code_digest = decode.digest if decode else None
-
-    async def measure(self, reader: ObjectReader) -> Measure:
-        return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         data = bytes(memoryview(await read_whole(reader)))
@@ -78,12 +73,10 @@ _RAW_OPTIONS = (
 )  # fmt: skip
 
 
-class RawFormat:
+class RawFormat(ObjectFormat):
     """Rows of one dtype and shape behind ``offset`` bytes; an incomplete last row is left out."""
 
     ranged = True
-    listed = True
-    code_digest = None
 
     def __init__(
         self, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int, grid: SampleGrid
@@ -127,14 +120,9 @@ def open_raw(options: Mapping[str, Any]) -> RawFormat:
         ConfigError: an unknown option, or a value that cannot be meant.
     """
     refuse_unknown_options("raw", options, _RAW_OPTIONS)
-    window = integer_option(options, "window", 1)
-    stride = integer_option(options, "stride", 1) or window or 1
     shape = _shape_option(options.get("shape", ()))
-    grid = SampleGrid(
-        window,
-        stride,
-        pad=choice_option(options, "edge", ("drop", "pad"), "drop") == "pad",
-        random_phase=choice_option(options, "phase", ("random", "zero"), "random") == "random",
+    grid = replace(
+        window_option(options, "random"),
         channels=_channels_option(options.get("channels"), shape),
     )
     return RawFormat(

@@ -16,14 +16,20 @@ from growcache.formats.base import (
     MOST_VISIT_BYTES,
     MOST_VISIT_SAMPLES,
     Measure,
+    ObjectFormat,
     ObjectReader,
+    SamplesWithOrigins,
     Visit,
     choice_option,
     integer_option,
+    is_fetched_whole,
     ordinals_of_part,
 )
+from growcache.formats.byte_ranges import FetchedObject
+from growcache.formats.memory import SingleFlightCache
 from growcache.schema import Array, Sample
 from growcache.seeding import derive_seed, generator_at
+from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -92,6 +98,59 @@ class SampleGrid:
         used = rows.offset + rows.count * rows.row_bytes
         overhead = size - used + rows.offset + self.lost * rows.row_bytes
         return Measure(float(stride), overhead, samples)
+
+
+class RowsFormat(ObjectFormat):
+    """Rows or windows of the arrays of an object, read by byte range; each array is a field."""
+
+    ranged = header_first = True
+
+    def __init__(self, grid: SampleGrid, kept_bytes: int) -> None:
+        self._grid = grid
+        # With its layout kept, a second visit to an object is a single request.
+        self._layouts: SingleFlightCache[Entry, dict[str, RowLayout]] = SingleFlightCache(
+            kept_bytes
+        )
+
+    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
+        """Return the layout of each array, and about how many bytes the layouts take."""
+        raise NotImplementedError
+
+    async def measure(self, reader: ObjectReader) -> Measure:
+        rows = _summed_layout(await self._located(reader))
+        if not rows.row_bytes:
+            raise FormatError(
+                f"{reader.entry.key}: its rows have no values, so sizes of objects do not tell "
+                "how many there are; drop axis and window to take whole arrays"
+            )
+        return self._grid.measure(rows, reader.entry.size)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        if self._layouts.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
+            reader = FetchedObject(reader, await reader.read())
+        located = await self._located(reader)
+        starts = wanted_starts(reader, _summed_layout(located), self._grid, visit)
+        each = (read_rows(reader, rows, self._grid, starts) for rows in located.values())
+        return zip_fields(dict(zip(located, await asyncio.gather(*each), strict=True)))
+
+    async def _located(self, reader: ObjectReader) -> dict[str, RowLayout]:
+        return await self._layouts.get(reader.entry, lambda: self.look_up(reader))
+
+
+def zip_fields(fields: Mapping[str, SamplesWithOrigins]) -> SamplesWithOrigins:
+    """Return samples of several fields from the samples ``x`` of each."""
+    if list(fields) == ["x"]:
+        return fields["x"]
+    return [
+        ({name: one[0]["x"] for name, one in zip(fields, found, strict=True)}, *found[0][1:])
+        for found in zip(*fields.values(), strict=True)
+    ]
+
+
+def _summed_layout(located: Mapping[str, RowLayout]) -> RowLayout:
+    """Return rows as long as those of all fields together."""
+    row = sum(rows.row_bytes for rows in located.values())
+    return RowLayout(0, next(iter(located.values())).count, (row,), np.dtype("u1"))
 
 
 async def read_samples(
@@ -220,17 +279,26 @@ def native_order(values: Array) -> Array:
 
 def grid_option(options: Mapping[str, Any]) -> SampleGrid | None:
     """Return the grid of ``axis``, ``window``, ``stride``, ``edge`` and ``phase``; None: no rows."""
-    axis, window = options.get("axis"), integer_option(options, "window", 1)
-    stride = integer_option(options, "stride", 1)
+    axis = options.get("axis")
     if axis not in (None, 0) or isinstance(axis, bool):
         raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
-    pad = choice_option(options, "edge", ("drop", "pad"), "drop") == "pad"
-    random_phase = choice_option(options, "phase", ("zero", "random"), "zero") == "random"
-    if axis is None and window is None:
-        given = [name for name in ("stride", "edge", "phase") if name in options]
-        if given:
+    grid = window_option(options, "zero")
+    if axis is not None or grid.window is not None:
+        return grid
+    for name in ("stride", "edge", "phase"):
+        if name in options:
             raise ConfigError(
-                f"source.options.{given[0]}: needs window (or axis: 0, for single rows)"
+                f"source.options.{name}: needs window (or axis: 0, for single rows)"
             )
-        return None
-    return SampleGrid(window, stride or window or 1, pad=pad, random_phase=random_phase)
+    return None
+
+
+def window_option(options: Mapping[str, Any], phase: str) -> SampleGrid:
+    """Return the grid of ``window``, ``stride``, ``edge`` and ``phase``, whose default is given."""
+    window = integer_option(options, "window", 1)
+    return SampleGrid(
+        window,
+        integer_option(options, "stride", 1) or window or 1,
+        pad=choice_option(options, "edge", ("drop", "pad"), "drop") == "pad",
+        random_phase=choice_option(options, "phase", ("zero", "random"), phase) == "random",
+    )

@@ -16,6 +16,7 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.formats.base import (
     Measure,
+    ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
@@ -115,9 +116,7 @@ _SPOT_BYTES = 1 << 19  # bytes, at the start and in the middle, by which an obje
 _MOST_RANDOM_RANGES = 64
 
 
-class TarFormat:
-    listed = True
-
+class TarFormat(ObjectFormat):
     def __init__(
         self,
         packed: str,

@@ -36,9 +36,7 @@ from growcache.formats.tar_headers import (
 )
 from growcache.store.contract import Entry
 
-LOOK_BEHIND_BYTES = (
-    1 << 12
-)  # bytes before a block that hold nearly all headers that go on in it
+LOOK_BEHIND_BYTES = 1 << 12  # before a block, with nearly all headers that go on in it
 
 
 class SliceReader:
@@ -127,9 +125,7 @@ def _may_have_extension(window: GrowingSlice, at: int) -> bool:
     return b"\0" not in text or text.endswith(b"\n")
 
 
-READ_WHOLE_BYTES = (
-    1 << 18
-)  # bytes; such an object is read from its start, whatever part is asked for
+READ_WHOLE_BYTES = 1 << 18  # an object as small is read from its start, whatever the part
 _MOST_READ_AHEAD = 1 << 22
 _WALK_BYTES = 1 << 13  # bytes of a read while walking: headers of small members come together
 _MOST_WALK_BYTES = 1 << 20

@@ -14,6 +14,7 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
+    ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
@@ -256,9 +257,7 @@ _SPOT_BYTES = 1 << 18  # bytes, at the start and in the middle, by which an obje
 _MOST_RANDOM_RANGES = 64
 
 
-class TFRecordFormat:
-    listed = True
-
+class TFRecordFormat(ObjectFormat):
     def __init__(
         self,
         packed: str,

@@ -25,10 +25,8 @@ from growcache.formats.memory import SingleFlightCache
 from growcache.schema import Array
 from growcache.store.contract import Entry
 
-RECORD_HEAD_BYTES, RECORD_TAIL_BYTES = (
-    12,
-    4,
-)  # u64 length, masked crc32c of it; masked crc32c of the content
+# u64 length, masked crc32c of it; masked crc32c of the content
+RECORD_HEAD_BYTES, RECORD_TAIL_BYTES = 12, 4
 _SCAN_BYTES = 1 << 16  # bytes that are looked at together
 
 
@@ -90,9 +88,7 @@ def _crc_table() -> npt.NDArray[np.uint32]:
 _CRC_TABLE = _crc_table()
 
 
-READ_WHOLE_BYTES = (
-    1 << 18
-)  # bytes; such an object is read from its start, whatever part is asked for
+READ_WHOLE_BYTES = 1 << 18  # an object as small is read from its start, whatever the part
 _MOST_READ_AHEAD = 1 << 22
 _WALK_BYTES = 1 << 12  # bytes of a read while walking: many heads of small records at once
 _MOST_WALK_BYTES = 1 << 20

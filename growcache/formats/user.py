@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
-from growcache.formats.base import ENDLESS_PARTS, Measure, ObjectReader, Visit, ordinals_of_part
+from growcache.formats.base import (
+    ENDLESS_PARTS,
+    MOST_VISIT_BYTES,
+    Measure,
+    ObjectFormat,
+    ObjectReader,
+    Visit,
+    ordinals_of_part,
+)
+from growcache.formats.byte_ranges import SeekableFile
 from growcache.formats.user_threads import UserCall, UserThreads
 from growcache.schema import Sample
 from growcache.seeding import generator_at
@@ -23,42 +32,23 @@ if TYPE_CHECKING:
 _FIRST_READ_AHEAD, _MOST_READ_AHEAD = 1 << 16, 1 << 23  # bytes read ahead of what is asked for
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(SeekableFile):
     """A remote object as a read-only, seekable file, for one thread at a time.
 
-    Who reads on where it stopped gets more at once each time, up to 8 MiB.
+    A read that continues the one before fetches twice as much ahead, up to 8 MiB.
     """
 
     def __init__(self, call: UserCall, reader: ObjectReader) -> None:
-        super().__init__()
+        super().__init__(reader.entry.size)
         self._call = call
         self._reader = reader
-        self._at = 0
         self._held, self._start = memoryview(b""), 0
         self._ahead = _FIRST_READ_AHEAD
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position; nothing is read yet."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._reader.entry.size}
-        at = base[whence] + offset
-        if at < 0:
-            raise ValueError(f"expected a position of at least 0, found {at}")
-        self._at = at
-        return at
 
     def readinto(self, buffer: Buffer) -> int:
         """Fill the buffer as far as the object goes; return how many bytes were read."""
         into = memoryview(buffer).cast("B")
-        wanted = min(len(into), max(0, self._reader.entry.size - self._at))
+        wanted = min(len(into), max(0, self.size - self._at))
         done = 0
         while done < wanted:
             found = self._window(wanted - done)
@@ -75,7 +65,7 @@ class ObjectFile(io.RawIOBase):
             self._ahead = (
                 min(_MOST_READ_AHEAD, 2 * self._ahead) if follows else _FIRST_READ_AHEAD
             )
-            stop = min(self._reader.entry.size, self._at + max(wanted, self._ahead))
+            stop = min(self.size, self._at + max(wanted, self._ahead))
             data = self._call.wait(self._reader.read(self._at, stop))
             self._held, self._start = memoryview(data).cast("B"), self._at
         begin = self._at - self._start
@@ -83,7 +73,6 @@ class ObjectFile(io.RawIOBase):
 
 
 PARAMETERS = ("object", "store", "rng")
-MOST_BYTES = 1_000_000_000  # of one object's samples; what a sampler may use for a group
 SAMPLE_BYTES = 512  # that a sample takes beside its values, so that empty ones end, too
 
 
@@ -178,11 +167,8 @@ class _KnownObjects:
         return known
 
 
-class UserReadFormat:
+class UserReadFormat(ObjectFormat):
     """``read(object, rng)``: an object is one part, whatever samples the function yields."""
-
-    ranged = False
-    listed = True
 
     def __init__(self, code: UserCode) -> None:
         self._code = code
@@ -223,15 +209,15 @@ class UserReadFormat:
             call.check()
             samples.append(self._code.sample(key, found))
             held += SAMPLE_BYTES + _nbytes(samples[-1])
-            if held > MOST_BYTES:
+            if held > MOST_VISIT_BYTES:
                 raise FormatError(
                     f"{self._code.name} on {short_key(key)}: expected samples of at most "
-                    f"{MOST_BYTES:,} bytes, found more after {len(samples):,}; does it end?"
+                    f"{MOST_VISIT_BYTES:,} bytes, found more after {len(samples):,}; does it end?"
                 )
         return samples
 
 
-class UserSampleFormat:
+class UserSampleFormat(ObjectFormat):
     """``sample(store, rng)``: the function draws; the number of samples is unknown."""
 
     ranged = True

@@ -20,6 +20,7 @@ from growcache.errors import ConfigError, FormatError, ObjectMissingError
 from growcache.formats.base import (
     RUN_LENGTH_RATIO,
     Measure,
+    ObjectFormat,
     ObjectReader,
     Visit,
     read_whole,
@@ -245,12 +246,8 @@ class _ZarrField:
             raise FormatError(f"{self._array.key(place)}: {error}") from error
 
 
-class ZarrFormat:
+class ZarrFormat(ObjectFormat):
     """An object is a chunk of an array; the windows that start in it are its samples."""
-
-    ranged = False
-    listed = True
-    code_digest = None
 
     def __init__(self, grid: SampleGrid, beside: Mapping[str, str]) -> None:
         self._grid = grid

@@ -274,7 +274,7 @@ def test_what_goes_wrong_is_named_with_object_and_line(name: str, words: str) ->
 
 @pytest.mark.parametrize("name", ["endless", "endless_and_tiny"])
 def test_a_generator_without_end_is_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user, "MOST_BYTES", 10_000_000)
+    monkeypatch.setattr(user, "MOST_VISIT_BYTES", 10_000_000)
     with pytest.raises(FormatError, match=r"at most 10,000,000 bytes, .* does it end"):
         visited(opened(name), Held(b"1"))
 
