@@ -20,7 +20,7 @@ from growcache.cache.status import Status, read_status
 from growcache.cli.demo import BATCH_SIZE, RECORDINGS, SAMPLES_PER_SECOND, demo_config
 from growcache.cli.demo_data import write_recordings
 from growcache.cli.status_text import StatusHistory
-from growcache.cli.view import status_view
+from growcache.cli.view import StatusPicture
 from growcache.numpy import EpochLoader
 from growcache.sampling.serve import serve
 
@@ -71,7 +71,7 @@ def watched(cache: Path) -> tuple[Status, StatusHistory]:
 
 def as_svg(status: Status, history: StatusHistory) -> str:
     console = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=True)
-    console.print(status_view(status, history))
+    console.print(StatusPicture(status, history))
     # Without the fonts that Rich would have a browser load from elsewhere.
     head, _, rest = CONSOLE_SVG_FORMAT.partition("    @font-face")
     style = rest[rest.index("    .{unique_id}-matrix") :].replace(

@@ -320,7 +320,7 @@ def run(
 
     settings = load_config(config, overrides or (), os.environ)
     file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
-    with choose_reporter(above=True) as shown:
+    with choose_reporter() as shown:
         # What was imported stays: to look through it again and again is in vain.
         gc.freeze()
         supervisor.run(
@@ -331,6 +331,7 @@ def run(
             refresh=refresh,
             retry_holes=retry_holes,
             on_status=shown.show,
+            on_stderr=shown.on_stderr,
             file=file,
         )
 

@@ -10,7 +10,7 @@ import importlib
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from growcache.cache.status import Status, read_status
 from growcache.cli.demo_data import WINDOW, WINDOWS_PER_RECORDING, write_recordings
 from growcache.cli.humanize import in_bytes, in_count, in_percent
 from growcache.cli.status_text import StatusHistory
-from growcache.cli.terminal import can_redraw
-from growcache.cli.view import status_view
+from growcache.cli.terminal import can_redraw, spinner
+from growcache.cli.view import StatusPicture
 from growcache.cli.watch import LiveRegion
 from growcache.errors import CacheMissingError
 from growcache.sampling.serve import serve
@@ -103,7 +103,7 @@ def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list
             stack.enter_context(tempfile.TemporaryDirectory(prefix="growcache-demo-"))
         )
         _introduce(console, folder, trains=trains)
-        with _spinner(console, "making the recordings, loading PyTorch …"):
+        with spinner(console.file, "making the recordings, loading PyTorch …"):
             write_recordings(folder / "remote", RECORDINGS)
             training = _new_training() if trains else None
         screen = stack.enter_context(_open_screen(console, folder / "cache"))
@@ -155,12 +155,12 @@ class _DemoScreen:
             self.status = read_status(self._cache)
         self._history.add(at, self.status)
         if self.redrawn is not None:
-            self.redrawn.draw(self.picture(now, self.redrawn.height))
+            self.redrawn.redraw(self.picture(now, self.redrawn.height))
 
     def picture(self, now: str, height: int) -> RenderableType:
         """Return the cache's picture, and as many of the last epochs as there is room for."""
         wanted = min(len(self.rows), MIN_SHOWN_EPOCHS)
-        cache = status_view(self.status, self._history, height - TABLE_LINES - wanted)
+        cache = StatusPicture(self.status, self._history, height - TABLE_LINES - wanted)
         room = height - TABLE_LINES - len(self.console.render_lines(cache, pad=False))
         table = epoch_table(self.rows[-max(1, room) :], self.console.width)
         return Group(cache, table, Text(now, "dim", no_wrap=True, overflow="ellipsis"))
@@ -174,10 +174,6 @@ class _DemoScreen:
                 f"held-out accuracy {in_percent(row.held_out)}",
                 highlight=False,
             )
-
-
-def _spinner(console: Console, words: str) -> AbstractContextManager[object]:
-    return console.status(words) if can_redraw(console.file) else nullcontext()
 
 
 @contextmanager

@@ -104,6 +104,15 @@ def shorten_name(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"
 
 
+def keep_end(text: str, length: int) -> str:
+    """Return a text of at most so many characters, which keeps its end.
+
+    >>> keep_end("/a/long/way/cache", 9)
+    '…ay/cache'
+    """
+    return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
+
+
 def _three_digits(value: float) -> str:
     return (
         f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

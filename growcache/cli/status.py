@@ -1,4 +1,4 @@
-"""``growcache status``: a cache as it is now, once or repeatedly."""
+"""``growcache status``: a cache as it is now, once or repeatedly. Rich is imported only for pictures."""
 
 from __future__ import annotations
 
@@ -8,31 +8,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-
 from growcache.cache.status import read_status
-from growcache.cli.status_text import JsonStatusLines, PlainStatusLines, StatusReporter
-from growcache.cli.terminal import can_redraw, signals_as_ctrl_c
-from growcache.cli.view import status_view
-from growcache.cli.watch import LiveView
-
-
-def choose_reporter(stream: TextIO | None = None, *, above: bool = False) -> StatusReporter:
-    """Return the reporter that suits a stream (the standard output, if none is named).
-
-    Args:
-        stream: where.
-        above: see `LiveView`; it has no meaning for lines.
-    """
-    stream = stream or sys.stdout
-    if not stream.isatty():
-        return JsonStatusLines(stream.buffer)
-    if not can_redraw(stream):
-        return PlainStatusLines(stream)
-    return LiveView(Console(file=stream), above=above)
-
+from growcache.cli.status_text import StatusReporter, json_lines, plain_lines
+from growcache.cli.terminal import can_redraw, print_json, signals_as_ctrl_c
 
 REFRESH_SECONDS = 0.5
+
+
+def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
+    """Return the reporter that suits a stream (the standard output, if none is named)."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return json_lines(stream.buffer)
+    if not can_redraw(stream):
+        return plain_lines(stream)
+    from rich.console import Console
+
+    from growcache.cli.watch import LiveView
+
+    return LiveView(Console(file=stream))
 
 
 def show_status(cache: Path, *, json: bool) -> None:
@@ -43,9 +37,13 @@ def show_status(cache: Path, *, json: bool) -> None:
     """
     found = read_status(cache)
     if json:
-        _print_json(found.to_json())
-    else:
-        Console().print(status_view(found))
+        print_json(found.to_json())
+        return
+    from rich.console import Console
+
+    from growcache.cli.view import StatusPicture
+
+    Console().print(StatusPicture(found))
 
 
 def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> None:
@@ -55,13 +53,8 @@ def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> No
     with (
         suppress(KeyboardInterrupt),
         signals_as_ctrl_c(),
-        JsonStatusLines() if json else choose_reporter() as shown,
+        json_lines() if json else choose_reporter() as shown,
     ):
         while end is None or time.monotonic() < end:
             shown.show(read_status(cache))
             time.sleep(REFRESH_SECONDS)
-
-
-def _print_json(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()

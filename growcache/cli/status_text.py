@@ -14,21 +14,24 @@ from typing import IO, Self, TextIO
 
 from growcache.cache.status import Status
 from growcache.cli.humanize import in_bytes, in_count, in_percent, in_time, plural
-from growcache.cli.terminal import fold_to_width
+from growcache.cli.terminal import fold_to_width, print_json
 
-GROWTH_SECONDS = 30.0
-HistoryPoint = tuple[float, int, int]  # time, samples, bytes
+GROWTH_SECONDS = 30.0  # that growth looks back
+STARVED_SECONDS = 10.0  # twice as long as rates look back
+FULL_COVERAGE = 0.9999
+JSON_SECONDS = 1.0
+PLAIN_SECONDS = 10.0
+MAX_POINTS = 240
 
 
 @dataclass
 class StatusHistory:
-    """What the cache held at times gone by.
+    """Samples and bytes of the cache at times gone by.
 
-    Points are thinned as the time they span grows, so that it never holds many.
+    Points (time, samples, bytes) are thinned as the time they span grows.
     """
 
-    capacity: int = 240
-    points: list[HistoryPoint] = field(default_factory=list)
+    points: list[tuple[float, int, int]] = field(default_factory=list)
     spacing: float = 0.25
 
     def add(self, at: float, status: Status) -> None:
@@ -36,48 +39,32 @@ class StatusHistory:
         if self.points and at - self.points[-1][0] < self.spacing:
             at = self.points.pop()[0]
         self.points.append((at, status.samples, status.bytes))
-        if len(self.points) > self.capacity:
+        if len(self.points) > MAX_POINTS:
             self.points = self.points[::2]
             self.spacing *= 2
 
-    def seconds(self) -> float:
-        """Return how far back it goes."""
+    def span_seconds(self) -> float:
         return self.points[-1][0] - self.points[0][0] if self.points else 0.0
 
-    def growth(self) -> float:
-        """Return bytes per second by which the cache grew lately."""
-        return self._growth(lambda point: point[2])
+    def samples_per_second(self) -> float:
+        return self._growth(1)
 
-    def sample_growth(self) -> float:
-        """Return samples per second by which the cache grew lately."""
-        return self._growth(lambda point: point[1])
+    def bytes_per_second(self) -> float:
+        return self._growth(2)
 
-    def samples(self, width: int) -> list[int]:
-        """Return the number of cached samples at ``width`` evenly spaced times."""
-        if len(self.points) < 2:
-            return []
-        start, end = self.points[0][0], self.points[-1][0]
-        curve, position = [], 0
-        for column in range(width):
-            at = start + (end - start) * column / max(1, width - 1)
-            while position + 1 < len(self.points) and self.points[position + 1][0] <= at:
-                position += 1
-            curve.append(self.points[position][1])
-        return curve
+    def curve(self, width: int) -> list[int]:
+        """Return the numbers of cached samples at up to ``width`` times, first and last included."""
+        last = len(self.points) - 1
+        count = max(1, min(width - 1, last))
+        return [self.points[i * last // count][1] for i in range(count + 1)] if last > 0 else []
 
-    def _growth(self, amount: Callable[[HistoryPoint], int]) -> float:
+    def _growth(self, column: int) -> float:
         if not self.points:
             return 0.0
         last = self.points[-1]
         first = next(p for p in self.points if p[0] >= last[0] - GROWTH_SECONDS)
         elapsed = last[0] - first[0]
-        return (amount(last) - amount(first)) / elapsed if elapsed > 0 else 0.0
-
-
-FULL_COVERAGE = 0.9999
-
-
-STARVED_SECONDS = 10.0  # twice as long as rates look back
+        return (last[column] - first[column]) / elapsed if elapsed > 0 else 0.0
 
 
 def status_sentence(status: Status) -> str:
@@ -146,27 +133,58 @@ def _full_meaning(status: Status) -> str:
 
 
 def _filling_meaning(status: Status, history: StatusHistory | None) -> str:
-    if history is not None and history.seconds() >= 3 and history.growth() > 0:
-        full = (status.max_bytes - status.bytes - status.reserved_bytes) / history.growth()
-        whole = _samples_left(status) / max(1e-9, history.sample_growth())
+    if history is not None and history.span_seconds() >= 3 and history.bytes_per_second() > 0:
+        full = (
+            status.max_bytes - status.bytes - status.reserved_bytes
+        ) / history.bytes_per_second()
+        whole = _samples_left(status) / max(1e-9, history.samples_per_second())
         end = "all of it cached" if whole < full else "full"
         return f"filling; {end} in about {in_time(max(1, min(whole, full)))}"
     return "filling; the first shards are small, to start soon" if status.ramping else "filling"
 
 
 def _samples_left(status: Status) -> float:
-    """Return how many samples were never drawn; infinity where nobody knows."""
+    """Return how many samples were never drawn; infinity where that is not known."""
     if status.coverage is None or not status.population_samples:
         return math.inf
     return status.population_samples * (1 - status.coverage)
 
 
-JSON_SECONDS = 1.0
-PLAIN_SECONDS = 10.0
+def coverage_text(status: Status) -> tuple[str, float | None]:
+    """Return how much of the source was ever drawn, as text and as a share where it is known."""
+    found = status.objects - status.unmatched
+    objects = plural(next((one.objects for one in status.subsets if one.used), found), "object")
+    if status.unmatched:
+        objects += f", {status.unmatched:,} unmatched ones left out"
+    if status.endless:
+        return "unknown: your function draws, from as many samples as it likes", None
+    if not status.listing_complete:
+        if status.state != "stopped":
+            return f"known when the listing is complete; {objects} so far", None
+        seen = f"; {objects} so far" if status.objects else ""
+        return f"not known, because no listing came to its end{seen}", None
+    if status.coverage is None or not status.population_samples:
+        return f"not known yet; {objects}", None
+    samples = f"about {in_count(status.population_samples)} samples in {objects}"
+    return f"{in_percent(status.coverage)} of {samples}", status.coverage
+
+
+def trouble_texts(status: Status) -> list[str]:
+    """Return what went wrong, with its counts."""
+    counts = (
+        (status.failures, "failed attempt", " (tried again)"),
+        (status.holes, "hole", " (unreadable, left out)"),
+        (status.empty_visits, "object", " without a sample"),
+        (status.restarts, "sampler restart", ""),
+    )
+    return [f"{plural(count, noun)}{more}" for count, noun, more in counts if count]
 
 
 class StatusReporter:
-    """What is told of every status, several times a second; it ends with its block."""
+    """What shows every status, several times a second; it ends with its block."""
+
+    # Takes what samplers write to the error stream; None: that goes where ours does.
+    on_stderr: Callable[[bytes], None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -175,14 +193,15 @@ class StatusReporter:
         return
 
     def show(self, status: Status) -> None:
-        """Take notice of the newest status."""
+        """Show the newest status."""
         raise NotImplementedError
 
 
-class _StatusLines(StatusReporter):
+class StatusLines(StatusReporter):
     """A line at every change of state, one every so often between, and the last one."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, write: Callable[[Status], None], seconds: float) -> None:
+        self._write = write
         self._seconds = seconds
         self._last: Status | None = None
         self._written: Status | None = None
@@ -190,10 +209,9 @@ class _StatusLines(StatusReporter):
 
     def __exit__(self, *exception: object) -> None:
         if self._last is not None and self._last is not self._written:
-            self._put(self._last)
+            self._write(self._last)
 
     def show(self, status: Status) -> None:
-        """Write the status, if it tells something new or enough time has passed."""
         self._last = status
         if (
             self._written is None
@@ -201,39 +219,21 @@ class _StatusLines(StatusReporter):
             != (self._written.state, self._written.waiting_for)
             or time.monotonic() - self._written_at >= self._seconds
         ):
-            self._put(status)
-
-    def _put(self, status: Status) -> None:
-        self.write(status)
-        self._written = status
-        self._written_at = time.monotonic()
-
-    def write(self, status: Status) -> None:
-        """Write one line."""
-        raise NotImplementedError
+            self._write(status)
+            self._written, self._written_at = status, time.monotonic()
 
 
-class JsonStatusLines(_StatusLines):
-    """One JSON object per line, for programs: at least one a second."""
-
-    def __init__(self, stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -> None:
-        super().__init__(seconds)
-        self._stream = stream or sys.stdout.buffer
-
-    def write(self, status: Status) -> None:
-        """Write one line."""
-        self._stream.write(status.to_json() + b"\n")
-        self._stream.flush()
+def json_lines(stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -> StatusLines:
+    """Return a reporter that writes one JSON object per line, for programs."""
+    return StatusLines(lambda status: print_json(status.to_json(), stream), seconds)
 
 
-class PlainStatusLines(_StatusLines):
-    """One sentence per line, for people at a terminal that cannot redraw."""
+def plain_lines(stream: TextIO | None = None, seconds: float = PLAIN_SECONDS) -> StatusLines:
+    """Return a reporter that writes one sentence per line, where nothing can be redrawn."""
+    to = stream or sys.stdout
 
-    def __init__(self, stream: TextIO | None = None, seconds: float = PLAIN_SECONDS) -> None:
-        super().__init__(seconds)
-        self._stream = stream or sys.stdout
+    def write(status: Status) -> None:
+        to.write(fold_to_width(status_sentence(status), to) + "\n")
+        to.flush()
 
-    def write(self, status: Status) -> None:
-        """Write one line."""
-        self._stream.write(fold_to_width(status_sentence(status), self._stream) + "\n")
-        self._stream.flush()
+    return StatusLines(write, seconds)

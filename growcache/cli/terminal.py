@@ -69,6 +69,13 @@ def spinner(stream: IO[str], text: str) -> Iterator[None]:
         yield
 
 
+def print_json(line: bytes, stream: IO[bytes] | None = None) -> None:
+    """Write a line of JSON, for programs (to the standard output, if no stream is named)."""
+    stream = stream or sys.stdout.buffer
+    stream.write(line + b"\n")
+    stream.flush()
+
+
 def can_ask() -> bool:
     """Return whether somebody sits there who can answer a question."""
     return sys.stdin.isatty() and sys.stdout.isatty()

@@ -81,6 +81,7 @@ def run(
     retry_holes: bool = False,
     on_status: OnStatus = lambda status: None,
     on_ready: Callable[[], None] = lambda: None,
+    on_stderr: Callable[[bytes], None] | None = None,
     parent: int | None = None,
     handle_interrupt: bool = True,
     file: ConfigFile | None = None,
@@ -99,6 +100,7 @@ def run(
         retry_holes: try the holes again that are known.
         on_status: told the status about four times a second.
         on_ready: told once the cache exists and is ours.
+        on_stderr: takes what samplers write to the error stream; None: it goes where ours does.
         parent: a descriptor; the service stops when its other end is closed.
         handle_interrupt: whether SIGINT stops the service; SIGTERM always does.
         file: of the configuration; its changes are followed, as far as they can be.
@@ -118,6 +120,7 @@ def run(
             refresh=refresh,
             retry_holes=retry_holes,
             file=file,
+            on_stderr=on_stderr,
         )
         on_ready()
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
@@ -145,8 +148,10 @@ class Supervisor:
         refresh: bool = False,
         retry_holes: bool = False,
         file: ConfigFile | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
         self._config = config
+        self._on_stderr = on_stderr
         self._cache = cache
         self._limits = limits
         self._on_status = on_status
@@ -198,7 +203,9 @@ class Supervisor:
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
         setup = _setup_message(self._config)
-        self._roster = WorkerPool(sampling.workers, setup, self._heard, self._died, self._fail)
+        self._roster = WorkerPool(
+            sampling.workers, setup, self._heard, self._died, self._fail, self._on_stderr
+        )
         if self._file is not None:
             self._following = ConfigReload(
                 self._file, self._config, self._adopt, self._wake_soon

@@ -191,6 +191,7 @@ class WorkerPool:
         on_message: told (slot, message).
         on_death: told (slot, permits, how it ended) when a process is gone and reaped.
         on_failure: told what keeps processes from being started at all.
+        on_stderr: takes what samplers write to the error stream; None: it goes where ours does.
     """
 
     def __init__(
@@ -200,12 +201,14 @@ class WorkerPool:
         on_message: Callable[[WorkerSlot, Message], None],
         on_death: Callable[[WorkerSlot, list[str], SamplerDeath], None],
         on_failure: Callable[[Exception], None],
+        on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
         self.slots = [WorkerSlot(number) for number in range(count)]
         self._setup = setup
         self._on_message = on_message
         self._on_death = on_death
         self._on_failure = on_failure
+        self._on_stderr = on_stderr
         self._stopping = False
         self._lives = [asyncio.create_task(self._live(slot)) for slot in self.slots]
         for life in self._lives:
@@ -261,7 +264,7 @@ class WorkerPool:
         while not self._stopping:
             born = time.monotonic()
             slot.process = await SamplerProcess.start(
-                lambda message: self._on_message(slot, message)
+                lambda message: self._on_message(slot, message), self._on_stderr
             )
             slot.moved()
             slot.send(self._setup)

@@ -30,7 +30,7 @@ from growcache.cache.reader_status import (
 from growcache.cache.status import SourceStatus, Status, WorkerStatus
 from growcache.cli.cli import app, main
 from growcache.cli.status_text import StatusHistory
-from growcache.cli.view import status_view
+from growcache.cli.view import StatusPicture
 from tests.cli.terminals import COMMAND
 from tests.cli.test_view import drawn
 from tests.tables import DOCS
@@ -191,7 +191,7 @@ def test_the_picture_of_a_status(write_tables: bool) -> None:
     history = StatusHistory()
     for second in range(600):
         history.add(second, Status(samples=min(92_160, 160 * second), bytes=0))
-    picture = drawn(status_view(FULL, history), 80)
+    picture = drawn(StatusPicture(FULL, history), 80)
     shown("status", f"$ growcache status cache --watch\n{picture}", writes=write_tables)
     for row in re.findall(r"^│ (\w+)", picture, re.MULTILINE):
         assert f"\n| {row} | " in section("status")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from growcache.cache.status import Status
 from growcache.cli.status import choose_reporter
-from growcache.cli.status_text import JsonStatusLines, PlainStatusLines, StatusReporter
+from growcache.cli.status_text import json_lines, plain_lines
 from growcache.cli.watch import LiveView
 
 
@@ -23,7 +23,7 @@ def lines(stream: io.BytesIO) -> list[dict[str, object]]:
 
 def test_json_lines_are_rare_unless_something_changes() -> None:
     stream = io.BytesIO()
-    with JsonStatusLines(stream, seconds=60) as shown:
+    with json_lines(stream, seconds=60) as shown:
         shown.show(Status(state="running", samples=1))
         shown.show(Status(state="running", samples=2))
         shown.show(Status(state="waiting", waiting_for="a reader", samples=3))
@@ -34,7 +34,7 @@ def test_json_lines_are_rare_unless_something_changes() -> None:
 
 def test_the_last_status_is_always_written() -> None:
     stream = io.BytesIO()
-    with JsonStatusLines(stream, seconds=60) as shown:
+    with json_lines(stream, seconds=60) as shown:
         shown.show(Status(state="running", samples=1))
         shown.show(Status(state="running", samples=2))
     assert [line["samples"] for line in lines(stream)] == [1, 2]
@@ -42,7 +42,7 @@ def test_the_last_status_is_always_written() -> None:
 
 def test_json_lines_come_again_after_a_while() -> None:
     stream = io.BytesIO()
-    with JsonStatusLines(stream, seconds=0.01) as shown:
+    with json_lines(stream, seconds=0.01) as shown:
         shown.show(Status(samples=1))
         time.sleep(0.02)
         shown.show(Status(samples=2))
@@ -69,7 +69,7 @@ def test_the_live_view_leaves_no_log_handler_behind() -> None:
 
 def test_plain_lines_are_sentences() -> None:
     stream = io.StringIO()
-    with PlainStatusLines(stream, seconds=60) as shown:
+    with plain_lines(stream, seconds=60) as shown:
         shown.show(Status(state="waiting", waiting_for="a reader", samples=3, shards=1))
         shown.show(Status(state="waiting", waiting_for="a reader", samples=4, shards=1))
     first, last = stream.getvalue().splitlines()
@@ -77,17 +77,18 @@ def test_plain_lines_are_sentences() -> None:
     assert "4 samples" in last
 
 
-@pytest.mark.parametrize(
-    ("term", "kind"), [("xterm", LiveView), ("dumb", PlainStatusLines), ("", LiveView)]
-)
+@pytest.mark.parametrize(("term", "redraws"), [("xterm", True), ("dumb", False), ("", True)])
 def test_a_terminal_gets_what_it_can_show(
-    term: str, kind: type[StatusReporter], monkeypatch: pytest.MonkeyPatch
+    term: str, redraws: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, sub = pty.openpty()
     monkeypatch.setenv("TERM", term)
     try:
         with open(sub, "w") as stream:  # noqa: PTH123  (a descriptor)
-            assert isinstance(choose_reporter(stream), kind)
+            with choose_reporter(stream) as shown:
+                shown.show(Status(state="running", samples=1))
+            written = os.read(main, 1 << 16).decode()
+        assert ("╭─" in written) == redraws
     finally:
         os.close(main)
 
@@ -97,5 +98,6 @@ def test_a_file_gets_json_lines_whatever_is_said_of_colours(
     forced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", forced)
-    with (tmp_path / "log").open("w") as stream:
-        assert isinstance(choose_reporter(stream), JsonStatusLines)
+    with (tmp_path / "log").open("w") as stream, choose_reporter(stream) as shown:
+        shown.show(Status(samples=1))
+    assert json.loads((tmp_path / "log").read_text())["samples"] == 1

@@ -12,7 +12,7 @@ from rich.console import Console
 from growcache.cache.reader_status import LeaseStatus
 from growcache.cache.status import Status, WorkerStatus
 from growcache.cli.status_text import StatusHistory, status_sentence
-from growcache.cli.view import MAX_WIDTH, Bar, SampleCountCurve, status_view
+from growcache.cli.view import Bar, SampleCountCurve, StatusPicture
 
 MB = 1_000_000
 
@@ -63,7 +63,7 @@ def reader(**changes: object) -> LeaseStatus:
 
 def test_everything_that_matters_is_there() -> None:
     text = drawn(
-        status_view(
+        StatusPicture(
             status(
                 samples_per_second=412,
                 bytes_per_second=108 * MB,
@@ -118,7 +118,7 @@ def test_everything_that_matters_is_there() -> None:
     ],
 )
 def test_the_state_is_said_in_words(changes: dict[str, object], words: str) -> None:
-    text = drawn(status_view(status(**changes)), width=140)
+    text = drawn(StatusPicture(status(**changes)), width=140)
     assert words in text
     assert str(changes.get("state", "running")) in text
 
@@ -128,14 +128,14 @@ def test_the_time_until_full_follows_from_the_growth() -> None:
     for second in range(11):
         history.add(float(second), status(bytes=(400 + 10 * second) * MB))
     filling = status(bytes=500 * MB, evicted_samples=0)
-    assert history.growth() == pytest.approx(10 * MB)
-    assert "full in about 50 s" in drawn(status_view(filling, history))
+    assert history.bytes_per_second() == pytest.approx(10 * MB)
+    assert "full in about 50 s" in drawn(StatusPicture(filling, history))
 
 
 def test_trouble_is_counted_and_its_last_message_shown() -> None:
-    assert "none" in line_of("trouble", drawn(status_view(status())))
+    assert "none" in line_of("trouble", drawn(StatusPicture(status())))
     text = drawn(
-        status_view(
+        StatusPicture(
             status(failures=12, holes=1, restarts=2, last_errors=["old", "503 SlowDown"])
         ),
         width=120,
@@ -146,32 +146,38 @@ def test_trouble_is_counted_and_its_last_message_shown() -> None:
 
 
 def test_each_sampler_is_shown_and_many_are_counted() -> None:
-    few = drawn(status_view(status(worker_states=[WorkerStatus(0, 7, "reading", "p", 12, 64)])))
+    few = drawn(
+        StatusPicture(status(worker_states=[WorkerStatus(0, 7, "reading", "p", 12, 64)]))
+    )
     assert "0 reading" in few
     assert "12 of 64 reads" in few
     many = [WorkerStatus(i, i, "reading" if i < 6 else "waiting") for i in range(8)]
-    assert "6 reading · 2 waiting" in drawn(status_view(status(worker_states=many)))
+    assert "6 reading · 2 waiting" in drawn(StatusPicture(status(worker_states=many)))
 
 
 def test_who_holds_shards_is_named() -> None:
     leases = [reader(), reader(job="sweep", open=False, shards=1)]
-    text = drawn(status_view(status(leases=leases)), width=120)
+    text = drawn(StatusPicture(status(leases=leases)), width=120)
     assert "train  holds 90 shards for 1 min 12 s  pid 777 on gpu7: python train.py" in text
     assert (
         "kept for a dead reader: 1 shard, job sweep (pid 777); let go with: growcache" in text
     )
-    assert "and 3 more" in drawn(status_view(status(leases=[reader()] * 7)))
+    assert "and 3 more" in drawn(StatusPicture(status(leases=[reader()] * 7)))
 
 
 def test_an_unlisted_or_unknowable_population_has_no_coverage() -> None:
     listing = status(listing_complete=False, objects=3000, coverage=None)
-    assert "3,000 objects so far" in drawn(status_view(listing))
-    assert "not known yet" in drawn(status_view(status(coverage=None)))
+    assert "3,000 objects so far" in drawn(StatusPicture(listing))
+    assert "not known yet" in drawn(StatusPicture(status(coverage=None)))
 
 
 def test_without_unicode_it_is_drawn_in_ascii() -> None:
-    bar = drawn(Bar([(1, "green", "█")], 4, width=8), encoding="ascii")
-    assert bar == "##......\n"
+    text = drawn(
+        StatusPicture(status(reserved_bytes=64 * MB), StatusHistory()), encoding="ascii"
+    )
+    assert text.isascii()
+    assert "? " not in text
+    assert "#" * 20 in line_of("cache", text)
 
 
 @given(
@@ -189,19 +195,19 @@ def test_a_long_history_stays_small_and_keeps_its_ends(counts: list[int], width:
     history = StatusHistory()
     for i, count in enumerate(counts):
         history.add(i * 0.5, Status(samples=count))
-    assert len(history.points) <= history.capacity
-    curve = history.samples(width)
-    assert len(curve) == width
-    assert curve[0] == counts[0]
+    assert len(history.points) <= 240
+    curve = history.curve(width)
+    assert len(curve) <= max(2, width)
+    assert (curve[0], curve[-1]) == (counts[0], counts[-1])
     assert len(drawn(SampleCountCurve(history)).splitlines()) == 1
 
 
 @given(st.integers(30, 200))
 def test_no_width_breaks_the_frame(width: int) -> None:
     text = drawn(
-        status_view(status(leases=[reader()], failures=1, last_errors=["x" * 300])), width
+        StatusPicture(status(leases=[reader()], failures=1, last_errors=["x" * 300])), width
     )
-    assert {len(line) for line in text.splitlines()} == {min(width, MAX_WIDTH)}
+    assert {len(line) for line in text.splitlines()} == {min(width, 120)}
 
 
 @settings(max_examples=30)
@@ -209,14 +215,14 @@ def test_no_width_breaks_the_frame(width: int) -> None:
 def test_a_picture_is_no_higher_than_there_are_lines(width: int, height: int) -> None:
     leases = [reader(job=name) for name in "abcd"]
     shown = status(leases=leases, failures=1, last_errors=["x" * 300], delivered=1)
-    lines = drawn(status_view(shown, StatusHistory(), height), width).splitlines()
+    lines = drawn(StatusPicture(shown, StatusHistory(), height), width).splitlines()
     assert len(lines) <= height
     assert "running" in "".join(lines[:2])  # the state goes last
 
 
 def test_what_matters_least_goes_first() -> None:
     text = drawn(
-        status_view(status(worker_states=[WorkerStatus(0)], failures=1), StatusHistory(), 11),
+        StatusPicture(status(worker_states=[WorkerStatus(0)], failures=1), StatusHistory(), 11),
         80,
     )
     assert "samplers" not in text
@@ -225,7 +231,7 @@ def test_what_matters_least_goes_first() -> None:
 
 
 def test_no_row_ends_within_a_figure() -> None:
-    lines = drawn(status_view(status(egress_bytes=8100 * MB)), 50).splitlines()
+    lines = drawn(StatusPicture(status(egress_bytes=8100 * MB)), 50).splitlines()
     assert any("31,004 drawn · 6,694 evicted" in line for line in lines)
     assert any("8.10 GB in this run" in line for line in lines)
     assert not any(line.rstrip("│ ").endswith("·") for line in lines)
@@ -234,11 +240,11 @@ def test_no_row_ends_within_a_figure() -> None:
 def test_a_long_reason_is_shortened_where_it_names_the_object() -> None:
     key = "s3://lab/" + "a very long name " * 9 + "7.npy"
     why = f"{key}: 503 SlowDown; given up after 6 tries"
-    text = drawn(status_view(status(failures=1, last_errors=[why])), 80)
+    text = drawn(StatusPicture(status(failures=1, last_errors=[why])), 80)
     assert "7.npy: 503 SlowDown; given up after 6 tries" in line_of("last:", text)
     waiting = status(state="waiting", waiting_for=f"the store to answer ({why})")
     for width in (60, 80, 120):
-        shown = drawn(status_view(waiting, StatusHistory()), width).splitlines()
+        shown = drawn(StatusPicture(waiting, StatusHistory()), width).splitlines()
         assert "cache" in shown[3]  # the state took two lines
         assert "503 SlowDown" in " ".join(shown)
 
@@ -254,9 +260,9 @@ def test_no_end_is_foretold_while_nothing_comes() -> None:
     history = StatusHistory()
     for second in range(11):
         history.add(float(second), status(bytes=(400 + second) * MB))
-    assert "nothing has come from the store" in drawn(status_view(status(**STARVED), history))
+    assert "nothing has come from the store" in drawn(StatusPicture(status(**STARVED), history))
     for coming in ({"bytes_per_second": 1.0}, {"samples_per_second": 1.0}):
-        assert "full in about" in drawn(status_view(status(**STARVED, **coming), history))
+        assert "full in about" in drawn(StatusPicture(status(**STARVED, **coming), history))
 
 
 def test_a_source_that_fits_in_is_cached_before_the_bound_is_reached() -> None:
@@ -265,32 +271,32 @@ def test_a_source_that_fits_in_is_cached_before_the_bound_is_reached() -> None:
         held = {"bytes": (400 + second) * MB, "samples": 20_000 + 100 * second}
         history.add(float(second), status(**held))
     few = status(evicted_samples=0, population_samples=25_000.0, coverage=0.92)
-    assert "all of it cached in about 20 s" in drawn(status_view(few, history))
-    assert "full in about" in drawn(status_view(status(evicted_samples=0), history))
+    assert "all of it cached in about 20 s" in drawn(StatusPicture(few, history))
+    assert "full in about" in drawn(StatusPicture(status(evicted_samples=0), history))
 
 
 def test_a_source_that_nobody_can_count_is_said_to_be_one() -> None:
     endless = status(coverage=None, population_samples=None, objects=0, endless=True)
-    assert "unknown: your function draws" in line_of("coverage", drawn(status_view(endless)))
+    assert "unknown: your function draws" in line_of("coverage", drawn(StatusPicture(endless)))
     unfinished = status(state="stopped", listing_complete=False, coverage=None)
-    assert "no listing came to its end" in line_of("coverage", drawn(status_view(unfinished)))
+    assert "no listing came to its end" in line_of("coverage", drawn(StatusPicture(unfinished)))
 
 
 def test_samplers_are_started_before_they_are_restarted() -> None:
     ended = [WorkerStatus(0, None, "restarting")]
-    assert "0 starting" in drawn(status_view(status(worker_states=ended)))
-    assert "0 restarting" in drawn(status_view(status(worker_states=ended, restarts=1)))
+    assert "0 starting" in drawn(StatusPicture(status(worker_states=ended)))
+    assert "0 restarting" in drawn(StatusPicture(status(worker_states=ended, restarts=1)))
 
 
 def test_parts_of_the_bar_differ_without_colours() -> None:
-    text = drawn(status_view(status(retired_bytes=100 * MB, reserved_bytes=64 * MB)), 120)
+    text = drawn(StatusPicture(status(retired_bytes=100 * MB, reserved_bytes=64 * MB)), 120)
     bar = line_of("cache", text).strip("│ ").split()[-1]
     assert sorted(set(bar)) == sorted("█▓▒▌░")
 
 
 def test_one_is_singular() -> None:
     one = status(samples=1, shards=1, drawn=1, delivered=1, failures=1, holes=1, restarts=1)
-    for text in (drawn(status_view(replace(one, objects=1)), 120), status_sentence(one)):
+    for text in (drawn(StatusPicture(replace(one, objects=1)), 120), status_sentence(one)):
         assert not re.search(r"\b1 (samples|shards|objects|attempts|holes|restarts)\b", text)
 
 
@@ -299,7 +305,7 @@ def test_the_curve_ends_with_what_there_is_now() -> None:
     history.add(0.0, status(samples=0))
     history.add(1.0, status(samples=7))
     history.add(1.1, status(samples=9))
-    assert history.samples(3) == [0, 0, 9]
+    assert history.curve(3) == [0, 9]
 
 
 def line_of(label: str, text: str) -> str:
@@ -324,21 +330,21 @@ def test_nothing_jumps_while_a_cache_fills_and_turns_over(width: int) -> None:
     for at, changes in enumerate(shown):
         history.add(float(at), status(delivered=1, **changes))
         heights.add(
-            drawn(status_view(status(delivered=1, **changes), history), width).count("\n")
+            drawn(StatusPicture(status(delivered=1, **changes), history), width).count("\n")
         )
     assert len(heights) == 1
 
 
 def test_a_stopped_cache_that_is_empty_holds_no_bytes_of_samples() -> None:
-    text = drawn(status_view(status(state="stopped", samples=0, shards=0, sample_bytes=4096)))
+    text = drawn(StatusPicture(status(state="stopped", samples=0, shards=0, sample_bytes=4096)))
     assert "samples 0 B" in text
-    some = drawn(status_view(status(state="stopped", samples=1000, sample_bytes=4096)))
+    some = drawn(StatusPicture(status(state="stopped", samples=1000, sample_bytes=4096)))
     assert "samples 4.10 MB" in some
 
 
 def test_a_cache_that_no_service_ever_filled_has_no_bound() -> None:
     copied = Status(state="stopped", path="/copy", samples=30, shards=3, bytes=9 * MB)
-    text = drawn(status_view(copied))
+    text = drawn(StatusPicture(copied))
     assert "9.00 MB on disk" in text
     assert " 0 B" not in text
     assert "not known" in line_of("coverage", text)

@@ -15,6 +15,7 @@ from growcache.sampling.messages import Message, pack, unpack
 from growcache.usercode import child_environment
 
 LINE_BYTES = 1 << 24
+STDERR_BYTES = 1 << 16
 ENVIRONMENT = {
     # One thread for the client's own runtime: more of them only fight with the event loop,
     # and cost a third more CPU per byte.
@@ -34,13 +35,20 @@ class SamplerProcess:
     """One child: messages in, messages out, and the ladder by which it is stopped."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, on_message: Callable[[Message], None]
+        self,
+        process: asyncio.subprocess.Process,
+        on_message: Callable[[Message], None],
+        on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
         self._process = process
-        self._reading = asyncio.create_task(self._read(on_message))
+        self._reading = asyncio.gather(self._read(on_message), self._read_stderr(on_stderr))
 
     @classmethod
-    async def start(cls, on_message: Callable[[Message], None]) -> SamplerProcess:
+    async def start(
+        cls,
+        on_message: Callable[[Message], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> SamplerProcess:
         """Start a child; ``on_message`` is told each of its messages."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -49,11 +57,12 @@ class SamplerProcess:
             "sampler",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=None if on_stderr is None else asyncio.subprocess.PIPE,
             limit=LINE_BYTES,
             start_new_session=True,
             env={**ENVIRONMENT, **child_environment()},
         )
-        return cls(process, on_message)
+        return cls(process, on_message, on_stderr)
 
     @property
     def pid(self) -> int:
@@ -97,3 +106,15 @@ class SamplerProcess:
         async for line in self._process.stdout:
             if line.endswith(b"\n"):  # a child killed while it spoke leaves half a line
                 on_message(unpack(line))
+
+    async def _read_stderr(self, on_stderr: Callable[[bytes], None] | None) -> None:
+        """Pass on whole lines that the child writes to its error stream."""
+        if on_stderr is None or self._process.stderr is None:
+            return
+        rest = b""
+        while chunk := await self._process.stderr.read(STDERR_BYTES):
+            lines, end, rest = (rest + chunk).rpartition(b"\n")
+            if end:
+                on_stderr(lines + end)
+        if rest:
+            on_stderr(rest + b"\n")
