@@ -213,3 +213,20 @@ def test_help_imports_little() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
     )
     assert done.stderr == "\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "heavy"), [("--json", "numpy rich.live rich.table"), ("", "numpy")]
+)
+def test_a_status_imports_little(option: str, heavy: str, tmp_path: Path) -> None:
+    with Filled(tmp_path / "cache") as made:
+        made.add(0)
+    program = (
+        "import sys; from growcache.cli.cli import main\n"
+        f"main(['status', {str(tmp_path / 'cache')!r}, *{option.split()!r}])\n"
+        f"print(*(set({heavy.split()!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+    assert done.stderr == "\n"
