@@ -9,7 +9,6 @@ from pathlib import Path
 
 import orjson
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from growcache.cache.check import Finding, check, repair
 from growcache.cache.files import CacheLayout
 from growcache.cache.locks import FileLock, is_locked
 from growcache.cli.humanize import plural
-from growcache.cli.terminal import can_redraw
+from growcache.cli.terminal import print_json, progress_bar
 from growcache.errors import CacheError
 from growcache.store.catalog import Catalog
 from growcache.usercode import printable
@@ -28,11 +27,6 @@ SEVERITY_STYLES = {"error": "bold red", "mended": "green", "info": "dim"}
 def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
     """Print the findings; return the exit code: 1 where one of them is an error (still).
 
-    Args:
-        cache: its folder.
-        json: as one object.
-        mend: repair what can be.
-
     Raises:
         CacheMissingError: there is no cache.
         CacheBusyError: a service fills what is to be mended.
@@ -42,8 +36,7 @@ def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
     errors = [finding for finding in findings if finding.severity == "error"]
     if json:
         value = {"ok": not errors, "shards": shards, "findings": [asdict(f) for f in findings]}
-        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-        sys.stdout.buffer.flush()
+        print_json(orjson.dumps(value))
     else:
         _print_findings(findings, shards)
         _print_next_steps(cache, findings)
@@ -54,19 +47,14 @@ def _with_progress(
     cache: Path, work: Callable[..., list[Finding]]
 ) -> tuple[list[Finding], int]:
     checked = 0
-    # On the error stream, so that the output stays clean where it is read by a program.
-    console = Console(stderr=True)
-    with Progress(
-        console=console, transient=True, disable=not can_redraw(sys.stderr)
-    ) as progress:
-        task = progress.add_task("checking shards", total=None)
+    with progress_bar("checking shards") as advance:
 
-        def advance(done: int, total: int) -> None:
+        def show(done: int, total: int) -> None:
             nonlocal checked
             checked = done
-            progress.update(task, completed=done, total=total)
+            advance(completed=done, total=total)
 
-        return work(cache, on_shard=advance), checked
+        return work(cache, on_shard=show), checked
 
 
 def _print_findings(findings: Sequence[Finding], shards: int) -> None:

@@ -81,10 +81,6 @@ def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
 
     A service that runs heeds that within a moment, the next one at its start.
 
-    Args:
-        cache: its folder.
-        job: whose readers; None for all.
-
     Raises:
         CacheMissingError: there is no cache.
     """

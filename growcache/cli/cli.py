@@ -393,16 +393,17 @@ def peek(
     json: JsonOption = False,
 ) -> None:
     """Show what the samples of a cache look like, and which object each came from."""
-    from growcache.cli.peek import peek_cache
-    from growcache.cli.refetch import refetch_sample
-
     if config is not None and not refetch:
         raise ConfigError("--config is for --refetch; a look at the cache needs none")
     if not refetch:
+        from growcache.cli.peek import peek_cache
+
         peek_cache(cache, sample, json=json)
         return
     if sample is None:
         raise ConfigError("--refetch needs --sample SHARD:I, such as 12:0")
+    from growcache.cli.refetch import refetch_sample
+
     raise typer.Exit(refetch_sample(cache, sample, config, json=json))
 
 

@@ -141,7 +141,6 @@ async def probe_hdf5(reader: ObjectReader, *, many: bool) -> list[FormatProposal
 
 
 def _layouts(file: Any, key: str) -> tuple[list[DatasetLayout], list[str]]:
-    """Return the datasets of a file, and why others cannot be read."""
     found, unreadable = [], []
     for path in dataset_paths(file):
         try:

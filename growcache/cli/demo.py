@@ -48,25 +48,18 @@ SAMPLES_PER_SECOND = 550
 LAST_EPOCH_STARTS_SECONDS = 40.0
 REFRESH_SECONDS = 0.2
 TABLE_LINES = 3  # its head, and what goes on below it
-# Columns of the table of epochs, by the width that they need.
-COLUMNS = (
-    (
-        79,
-        [
-            "epoch",
-            "cached",
-            "new",
-            "drawn",
-            "evicted",
-            "coverage",
-            "loss",
-            "accuracy",
-            "held-out",
-        ],
-    ),
-    (61, ["epoch", "cached", "new", "coverage", "loss", "accuracy", "held-out"]),
-    (0, ["epoch", "cached", "coverage", "loss", "held-out"]),
-)
+# Columns of the table of epochs, with the least width of a terminal that has them.
+COLUMNS = {
+    "epoch": 0,
+    "cached": 0,
+    "new": 61,
+    "drawn": 79,
+    "evicted": 79,
+    "coverage": 0,
+    "loss": 0,
+    "accuracy": 61,
+    "held-out": 0,
+}
 MIN_SHOWN_EPOCHS = 3  # that are shown, at the cost of rows of the cache's picture
 NO_TORCH = (
     "PyTorch is not installed, so the cache grows but nothing is trained; "
@@ -90,13 +83,7 @@ class EpochRow:
 
 
 def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list[EpochRow]:
-    """Run the demo; return its epochs (none where PyTorch is missing).
-
-    Args:
-        console: where it is shown.
-        epochs: how many at most; on a slow machine it stops after 40 seconds.
-        keep: a folder to work in and leave behind, instead of a temporary one.
-    """
+    """Run the demo; return its epochs (none where PyTorch is missing)."""
     trains = importlib.util.find_spec("torch") is not None
     with ExitStack() as stack:
         folder = keep or Path(
@@ -191,7 +178,7 @@ def epoch_table(rows: list[EpochRow], width: int) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, border_style="bright_black"
     )
-    wanted = next(columns for least, columns in COLUMNS if width >= least)
+    wanted = [heading for heading, least in COLUMNS.items() if width >= least]
     for heading in wanted:
         style = "bold" if heading == "held-out" else ""
         table.add_column(heading, justify="right", style=style, no_wrap=True)
@@ -202,21 +189,15 @@ def epoch_table(rows: list[EpochRow], width: int) -> Table:
 
 
 def _row_cells(row: EpochRow) -> dict[str, str]:
-    return {
-        "epoch": str(row.number),
-        "cached": in_count(row.cached),
-        "new": in_count(row.new),
-        "drawn": in_count(row.drawn),
-        "evicted": in_count(row.evicted),
-        "coverage": "?" if row.coverage is None else in_percent(row.coverage),
-        "loss": f"{row.loss:.3f}",
-        "accuracy": in_percent(row.accuracy),
-        "held-out": in_percent(row.held_out),
-    }
+    """Return the cells of a row, by the headings of their columns."""
+    values = (row.number, row.cached, row.new, row.drawn, row.evicted, row.coverage, row.loss)
+    *counts, coverage, loss = values
+    cells = [*map(in_count, counts), "?" if coverage is None else in_percent(coverage)]
+    cells += [f"{loss:.3f}", in_percent(row.accuracy), in_percent(row.held_out)]
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _new_training() -> Training:
-    """Import PyTorch (seconds, the first time) before the cache begins to grow."""
     importlib.import_module("growcache.torch")
     from growcache.cli.demo_model import Training
 

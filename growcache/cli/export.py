@@ -1,7 +1,7 @@
 """``growcache export``: copy what a cache holds now into a folder of its own.
 
 The copy is made next to its target and renamed, so it appears whole or not at all. It is a complete
-cache that loaders take. A manifest and a README_TEXT tell how to read it without growcache.
+cache that loaders take. A manifest and a README tell how to read it without growcache.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import errno
 import json
 import os
 import shutil
-import sys
+import string
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from rich.console import Console
-from rich.progress import Progress
 
 from growcache import __version__
 from growcache.cache.cache import Cache
@@ -42,7 +40,7 @@ from growcache.cache.incoming import ShardChecksum, encode_shard
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.side_files import read_identity, write_identity
 from growcache.cli.humanize import in_bytes, plural
-from growcache.cli.terminal import can_redraw
+from growcache.cli.terminal import progress_bar
 from growcache.config import CacheConfig
 from growcache.errors import CacheError, CacheFullError, ConfigError, CorruptShardError
 from growcache.loading.snapshot import Snapshot
@@ -51,17 +49,6 @@ from growcache.usercode import printable
 
 COPY_INDEX_BYTES = 64 << 20  # for the index of the copy, generously; it is not set aside
 COPY_ROW_BYTES = 1024
-
-OnBytes = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ExportCounts:
-    """What was copied."""
-
-    samples: int
-    shards: int
-    nbytes: int
 
 
 def export_cache(
@@ -73,13 +60,6 @@ def export_cache(
     shared: bool = False,
 ) -> str:
     """Copy a cache's newest snapshot; return what to tell.
-
-    Args:
-        root: of the cache; a service may run on it, and readers.
-        out: a folder that does not exist yet, or is empty.
-        samples: about how many: as many whole shards, the newest, as hold so many.
-        cache_format: of the copy; None: as it is.
-        shared: whether others may read the copy, as far as the umask allows.
 
     Raises:
         CacheMissingError: there is no cache, or no sample in it yet.
@@ -95,15 +75,18 @@ def export_cache(
         rows = newest_rows(snapshot.shards, samples)
         total = sum(path.stat().st_size for row in rows for path in _shard_files(snapshot, row))
         _require_room(out.absolute().parent, total + len(rows) * COPY_ROW_BYTES)
-        with _folder_renamed_at_end(out) as folder, _progress(total) as advance:
+        with (
+            _folder_renamed_at_end(out) as folder,
+            progress_bar("copying shards", total) as advance,
+        ):
             wanted = cache_format or snapshot.view.cache_format
             _copy_shards(snapshot, root, rows, folder, wanted, advance)
             write_notes(folder, snapshot, rows, wanted)
             _set_modes(folder, shared=shared)
-    found = ExportCounts(sum(row.samples for row in rows), len(rows), total)
+    samples_text = plural(sum(row.samples for row in rows), "sample")
     return (
-        f"Copied {plural(found.samples, 'sample')} in {plural(found.shards, 'shard')} "
-        f"({in_bytes(found.nbytes)}) to {out}; {out / 'README.md'} says how to read them."
+        f"Copied {samples_text} in {plural(len(rows), 'shard')} ({in_bytes(total)}) to {out}; "
+        f"{out / 'README.md'} says how to read them."
     )
 
 
@@ -138,7 +121,6 @@ def _require_room(folder: Path, needed: int) -> None:
 
 @contextmanager
 def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
-    """Yield a folder that becomes ``out`` once the block has ended well."""
     made = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         made.mkdir(DIRECTORY_MODE)
@@ -154,22 +136,13 @@ def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)  # it is not there any more if all went well
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[OnBytes]:
-    # On the error stream, so that the output stays clean where it is read by a program.
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not can_redraw(sys.stderr)) as shown:
-        task = shown.add_task("copying shards", total=total)
-        yield lambda nbytes: shown.advance(task, nbytes)
-
-
 def _copy_shards(
     snapshot: Snapshot,
     root: Path,
     rows: Sequence[ShardRow],
     folder: Path,
     cache_format: str,
-    advance: OnBytes,
+    advance: Callable[[int], None],
 ) -> None:
     layout = CacheLayout(folder)
     adopt(layout)
@@ -210,7 +183,6 @@ def _write_durably(path: Path, buffers: Iterable[Buffer]) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy content and time, durably."""
     shutil.copyfile(source, target)
     shutil.copystat(source, target)
     with target.open("rb") as stream:
@@ -252,63 +224,6 @@ def _shard_files(snapshot: Snapshot, row: ShardRow) -> list[Path]:
     return [*snapshot.files(row.number), sidecar]
 
 
-README_TEXT = """\
-# {samples} of a growcache cache
-
-{schema}
-
-Taken from `{source}`: {samples} in {shards} under `shards/`, in the format {format}. The
-`.json` beside each shard says which object each sample came from, and what range of it.
-`manifest.json` lists the files. The programs below run in this folder.
-
-{reading}
-With growcache it is a complete cache of its own, which nothing fills or empties:
-
-```python
-from growcache.torch import EpochLoader
-
-loader = EpochLoader(".", batch_size=256, fixed=True)
-for batch in loader:
-    print({{name: len(values) for name, values in batch.items()}})
-loader.close()
-```
-"""
-
-TFRECORD_PROGRAM = """\
-```python
-from pathlib import Path
-
-import tensorflow as tf
-
-files = sorted(str(path) for path in Path("shards").glob("*.tfrecord"))
-features = {{
-{features}
-}}
-
-
-def decode(record):
-    found = tf.io.parse_single_example(record, features)
-    return {{
-{fields}
-    }}
-
-
-dataset = tf.data.TFRecordDataset(files).map(decode)
-```
-"""
-
-NPY_PROGRAM = """\
-```python
-from pathlib import Path
-
-import numpy as np
-
-for folder in sorted(Path("shards").glob("*.npy")):
-    arrays = {{path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}}
-```
-
-{ragged}"""
-
 RAGGED_NOTE = """\
 Of an array whose samples differ in size, `NAME.npy` holds all values one after another, and
 sample `i` is `NAME[NAME.offsets[i]:NAME.offsets[i + 1]]` (`NAME.shapes` has the shapes, where
@@ -319,7 +234,7 @@ one dimension does not tell them). Text and bytes are stored as `uint8`.
 def write_notes(
     folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
 ) -> None:
-    """Write ``manifest.json`` and ``README_TEXT.md`` into the folder of an export."""
+    """Write ``manifest.json`` and ``README.md`` into the folder of an export."""
     (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, cache_format))
     (folder / "README.md").write_text(
         _readme(folder, snapshot, rows, cache_format), encoding="utf-8"
@@ -357,7 +272,7 @@ def _readme(
     folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
 ) -> str:
     tfrecord = cache_format == "tfrecord"
-    return README_TEXT.format(
+    return _template("export_readme.md").substitute(
         samples=plural(sum(row.samples for row in rows), "sample"),
         shards=plural(len(rows), "shard"),
         schema="\n".join(f"- `{printable(str(f))}`" for f in snapshot.schema.fields),
@@ -365,6 +280,10 @@ def _readme(
         format=cache_format,
         reading=tfrecord_program(snapshot.schema) if tfrecord else npy_program(snapshot.schema),
     )
+
+
+def _template(name: str) -> string.Template:
+    return string.Template(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 def _source_urls(folder: Path) -> list[Any]:
@@ -390,7 +309,9 @@ def tfrecord_program(schema: Schema) -> str:
         f"        {_quoted(field.name)}: {_decode_expression(field)},"
         for field in schema.fields
     ]
-    return TFRECORD_PROGRAM.format(features="\n".join(features), fields="\n".join(fields))
+    return _template("export_tfrecord.md").substitute(
+        features="\n".join(features), fields="\n".join(fields)
+    )
 
 
 def _quoted(name: str) -> str:
@@ -416,4 +337,6 @@ def _decode_expression(field: Field) -> str:
 
 def npy_program(schema: Schema) -> str:
     """Return the program that reads the shards with NumPy."""
-    return NPY_PROGRAM.format(ragged=RAGGED_NOTE + "\n" if schema.is_ragged else "")
+    return _template("export_npy.md").substitute(
+        ragged=RAGGED_NOTE + "\n" if schema.is_ragged else ""
+    )

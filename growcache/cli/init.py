@@ -97,7 +97,6 @@ def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = No
 
 
 def _yaml_comment(sentences: Sequence[str]) -> str:
-    """Return sentences as comments within a section."""
     comment = textwrap.TextWrapper(
         COMMENT_WIDTH, initial_indent="  # > ", subsequent_indent="  #   "
     )
@@ -115,7 +114,6 @@ def _yaml_scalar(text: str) -> str:
 
 
 def _yaml_value(value: Any) -> str:
-    """Return a value as YAML has it on one line."""
     if isinstance(value, str):
         return _yaml_scalar(value)
     if not isinstance(value, Mapping):
@@ -257,7 +255,6 @@ def apply_answer(given: InitOptions, answer: str) -> InitOptions:
 def _ask_for_changes(
     proposed: ConfigChoices, given: InitOptions, prompt: Prompt
 ) -> ConfigChoices:
-    """Let a person change what was proposed."""
     form, options = proposed.format, proposed.options
     while True:
         if given.format is None:
@@ -323,12 +320,7 @@ def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigCho
 
 
 def propose_bound(free_bytes: int, source_bytes: int | None) -> tuple[int, str]:
-    """Return a bound for the cache, and the reason.
-
-    Args:
-        free_bytes: of the disk.
-        source_bytes: of all objects; None where that is not known.
-    """
+    """Return a bound for the cache, and the reason."""
     steps = [m * 10**e for e in range(6, 18) for m in (1, 2, 5)]  # 1, 2, 5, 10, … MB
     half, free = free_bytes // 2, in_bytes(free_bytes)
     if source_bytes is not None and (needed := source_bytes * 5 // 4 + 64_000_000) < half:

@@ -7,7 +7,6 @@ readable to its end.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -26,7 +25,8 @@ from growcache.cache.formats import open_shard, shard_path
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.sidecar import Sidecar
-from growcache.cli.humanize import in_bytes, plural
+from growcache.cli.humanize import in_bytes, keep_end, plural
+from growcache.cli.terminal import print_json
 from growcache.errors import CacheMissingError, ConfigError, CorruptShardError
 from growcache.formats.image import image_kind
 from growcache.schema import Field, Origin, Sample, Schema, Value
@@ -180,8 +180,7 @@ def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> N
             for p in found
         ],
     }
-    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-    sys.stdout.buffer.flush()
+    print_json(orjson.dumps(value))
 
 
 SHORT_CHARACTERS = 24
@@ -244,7 +243,7 @@ def _sample_table(
     for i, heading in enumerate(headings):
         table.add_column(Text(heading), no_wrap=True, justify="left" if i < 2 else "right")
     for place, where, *values in rows:
-        table.add_row(*map(Text, (place, _keep_end(where, origin), *values)))
+        table.add_row(*map(Text, (place, keep_end(where, origin), *values)))
     return table
 
 
@@ -300,7 +299,6 @@ def _column_heading(field: Field) -> str:
 
 
 def _cell_text(field: Field, value: Value) -> str:
-    """Return what a table tells of a value, below `_column_heading`."""
     if not isinstance(value, np.ndarray):
         return _value_text(value)
     facts = summarize_value(value)
@@ -312,7 +310,6 @@ def _cell_text(field: Field, value: Value) -> str:
 
 
 def _value_text(value: Value) -> str:
-    """Return what a value is, where there is no heading."""
     if isinstance(value, bytes):
         kind = image_kind(value)
         return f"{kind}, {in_bytes(len(value))}" if kind else in_bytes(len(value))
@@ -335,7 +332,3 @@ def _number_text(number: bool | int | float) -> str:
     ('12345', '0.0123', 'True')
     """
     return f"{number:.3g}" if isinstance(number, float) else str(number)
-
-
-def _keep_end(text: str, width: int) -> str:
-    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,12 @@ from typing import Any
 import numpy as np
 import orjson
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.side_files import Identity, describe_differences, read_identity
 from growcache.cache.sidecar import Sidecar
 from growcache.cli.peek import PeekedSample, sample_at
-from growcache.cli.terminal import can_redraw, fold_to_width
+from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import Config
 from growcache.config_text import from_json_value, load_config
 from growcache.errors import (
@@ -68,13 +65,6 @@ TRANSFORM_DIGEST = "the transform's source"
 def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
     """Print whether a sample can be made again as it is; return the exit code.
 
-    Args:
-        root: of the cache.
-        place: "shard:i".
-        config: what the cache is filled by; None: what the cache itself tells of it, which
-            has no credentials and no endpoint, and must name no code.
-        json: print an object instead of a sentence.
-
     Raises:
         CacheMissingError: there is no cache, or no sample in it yet.
         ConfigError: the cache names code that would have to run.
@@ -91,7 +81,7 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
         else refuse_named_code(config_from_identity(identity, root), root)
     )
     try:
-        with _spinner(peeked.origin.key):
+        with spinner(sys.stderr, f"reading {short_key(peeked.origin.key)} …"):
             verdict, why = _compare_with_store(root, peeked, settings, identity)
     except StoreError as error:
         if config is not None:
@@ -101,14 +91,6 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
         ) from None
     _print_verdict(peeked, verdict, why, json=json)
     return 0 if verdict == "equal" else 1
-
-
-def _spinner(key: str) -> AbstractContextManager[object]:
-    """Say at a terminal what is waited for."""
-    if not can_redraw(sys.stderr):
-        return nullcontext()
-    words = f"reading {short_key(key)} …"
-    return Console(stderr=True).status(Text(words, no_wrap=True, overflow="ellipsis"))
 
 
 def config_from_identity(identity: Identity, root: Path) -> Config:
@@ -167,7 +149,6 @@ def named_code(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _configured_fields(values: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the fields of a source as they are configured."""
     return {
         name: {"url": url, "format": form, "options": options}
         for name, url, form, options in values
@@ -325,8 +306,7 @@ def _print_verdict(peeked: PeekedSample, verdict: str, why: str, *, json: bool) 
         return
     value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": why}
     value |= {"key": peeked.origin.key}
-    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-    sys.stdout.buffer.flush()
+    print_json(orjson.dumps(value))
 
 
 GONE_REASON = "{} is not in the store any more"
@@ -334,12 +314,7 @@ CHANGED_REASON = "{} was rewritten since it was sampled"
 
 
 class JoinedObjectError(Exception):
-    """An object of another field is not what it was.
-
-    Args:
-        verdict: in a word.
-        why: in words.
-    """
+    """An object of another field is not what it was."""
 
     def __init__(self, verdict: str, why: str) -> None:
         super().__init__(verdict, why)
@@ -348,11 +323,6 @@ class JoinedObjectError(Exception):
 
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
     """Return the objects of the other fields: a shard tells of the first, the listing of all.
-
-    Args:
-        root: of the cache.
-        reader: of the first field's object.
-        first: the number of its source's first URL among those of all sources.
 
     Raises:
         JoinedObjectError: one is not what it was when it was listed.
@@ -391,12 +361,7 @@ async def _joined_object(store: RemoteStore, then: Entry | None, n: int, below: 
 
 
 def _listed_entries(root: Path, wanted: Set[tuple[int, str]]) -> dict[tuple[int, str], Entry]:
-    """Return what the cache's listing says of objects; an exported cache has none.
-
-    Args:
-        root: of the cache.
-        wanted: numbers of URLs, and keys.
-    """
+    """Return what the cache's listing says of objects; an exported cache has none."""
     found: dict[tuple[int, str], Entry] = {}
     path = CacheLayout(root).catalog
     if not path.exists():

@@ -116,7 +116,6 @@ def _why_complete(status: Status) -> str:
 
 
 def _is_starved(status: Status) -> bool:
-    """Whether samplers read, and have got nothing for some time."""
     return (
         status.uptime_seconds > STARVED_SECONDS
         and not status.bytes_per_second

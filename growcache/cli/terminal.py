@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -67,6 +67,26 @@ def spinner(stream: IO[str], text: str) -> Iterator[None]:
 
     with Console(file=stream).status(Text(text, no_wrap=True, overflow="ellipsis")):
         yield
+
+
+@contextmanager
+def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Yield what advances a bar, or sets it by ``completed=`` and ``total=``.
+
+    It is on the error stream, so that the output stays clean where a program reads it.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not can_redraw(sys.stderr)
+    ) as bar:
+        task = bar.add_task(text, total=total)
+
+        def advance(by: int = 0, **values: int) -> None:
+            bar.update(task, advance=by or None, **values)  # type: ignore[arg-type]
+
+        yield advance
 
 
 def print_json(line: bytes, stream: IO[bytes] | None = None) -> None:

@@ -38,7 +38,6 @@ NOTEBOOK_HTML = (
 
 @contextmanager
 def _without_ctrl_c_echo() -> Iterator[None]:
-    """Keep the terminal from writing ``^C`` into the picture."""
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, OSError, ValueError):  # not a terminal
