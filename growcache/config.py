@@ -442,7 +442,7 @@ class Config(_ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _remember_secrets(cls, values: Any) -> Any:
-        remember_secrets(values)  # in every process that is told a configuration
+        remember_secrets(values)  # in every process that gets a configuration
         return values
 
     @field_validator("source")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -83,7 +83,7 @@ def load_config(
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain_validation_error(error, label, MODELS_BY_PLACE)) from None
+        raise ConfigError(explain_validation_error(error, label)) from None
 
 
 MODELS_BY_PLACE: dict[tuple[int | str, ...], type[BaseModel]] = {
@@ -105,7 +105,7 @@ def refuse_oversized(values: object, label: str) -> None:
     """Refuse what is too much to be looked at: aliases of aliases of YAML, or of themselves.
 
     Raises:
-        ConfigError: so many values, so deep, or a text that is no Unicode.
+        ConfigError: too many values or levels, or a text that is no Unicode.
     """
     left = MAX_VALUES
     levels: list[Iterator[object]] = [iter((values,))]
@@ -180,7 +180,7 @@ def parse_yaml(text: str, label: str) -> Any:
     """Return a value as YAML has it.
 
     Raises:
-        ConfigError: it is none; the text itself is not told, for it may be a secret.
+        ConfigError: it is none; the message leaves the text out, because it may be a secret.
     """
     try:
         return yaml.safe_load(text)
@@ -230,27 +230,16 @@ def _list_index(word: str, among: list[Any], dotted: str) -> int:
     )
 
 
-ModelsByPlace: TypeAlias = Mapping[tuple[int | str, ...], type[BaseModel]]
-
-
-def explain_validation_error(error: ValidationError, label: str, models: ModelsByPlace) -> str:
-    """Return a line per key that is wrong, for two of them.
-
-    Args:
-        error: of pydantic's.
-        label: of the configuration.
-        models: by the place of what they describe.
-    """
+def explain_validation_error(error: ValidationError, label: str) -> str:
+    """Return a line per key that is wrong, at most two; ``label`` names the configuration."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors():
-        found.setdefault(_dotted_place(item["loc"], models) or "config", []).append(item)
-    lines = [
-        f"{label}: {_explain_items(dotted, items, models)}" for dotted, items in found.items()
-    ]
+        found.setdefault(_dotted_place(item["loc"]) or "config", []).append(item)
+    lines = [f"{label}: {_explain_items(dotted, items)}" for dotted, items in found.items()]
     return "\n".join(line[:300] for line in lines[:2])
 
 
-def _dotted_place(loc: tuple[int | str, ...], models: ModelsByPlace) -> str:
+def _dotted_place(loc: tuple[int | str, ...]) -> str:
     """Return the dotted place that a user knows of one that has the branches of unions in it."""
     if loc[:1] == ("source",) and loc[1:2] in ((ONE_SOURCE,), (SEVERAL_SOURCES,)):
         loc = loc[:1] + loc[2:]
@@ -258,7 +247,7 @@ def _dotted_place(loc: tuple[int | str, ...], models: ModelsByPlace) -> str:
     # What follows section, key and place in a list names the branch of a union, but for
     # mappings of keys of their own.
     most = 2
-    if len(place) > 1 and place[:2] in models:
+    if len(place) > 1 and place[:2] in MODELS_BY_PLACE:
         most = 4 if place[:2] == ("source", "fields") else 3
     most += len(loc) - len(place)
     parts = (str(part) for n, part in enumerate(loc) if n < most or type(part) is int)
@@ -271,11 +260,11 @@ def _without_source_number(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     return loc[:1] + loc[2:] if several else loc
 
 
-def _explain_items(dotted: str, items: list[ErrorDetails], models: ModelsByPlace) -> str:
+def _explain_items(dotted: str, items: list[ErrorDetails]) -> str:
     kind = items[0]["type"]
     if kind == "extra_forbidden":
         where = _without_source_number(tuple(dotted.split(".")))
-        return f"unknown key {dotted}{_nearest_key_hint([str(part) for part in where], models)}"
+        return f"unknown key {dotted}{_nearest_key_hint([str(part) for part in where])}"
     if kind == "missing":
         return f"{dotted} is missing"
     if isinstance(items[0]["input"], Mapping):  # what is wrong in it tells more than itself
@@ -314,11 +303,15 @@ def _show_without_secrets(dotted: str, value: object) -> str:
     )
 
 
-def _nearest_key_hint(where: list[str], models: ModelsByPlace) -> str:
+def _nearest_key_hint(where: list[str]) -> str:
     """Return the known key that may be meant: in its section, then in any."""
-    inside = models[()] if len(where) == 1 else models.get((where[0],), models[()])
-    inside = models.get(tuple(where[:2]), inside) if len(where) > 2 else inside
-    sections = {place[0]: model for place, model in models.items() if len(place) == 1}
+    inside = (
+        MODELS_BY_PLACE[()]
+        if len(where) == 1
+        else MODELS_BY_PLACE.get((where[0],), MODELS_BY_PLACE[()])
+    )
+    inside = MODELS_BY_PLACE.get(tuple(where[:2]), inside) if len(where) > 2 else inside
+    sections = {place[0]: model for place, model in MODELS_BY_PLACE.items() if len(place) == 1}
     known = list(inside.model_fields)
     everywhere = {key: name for name, model in sections.items() for key in model.model_fields}
     for choices in (known, list(everywhere)):

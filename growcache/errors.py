@@ -142,7 +142,7 @@ class StoreRefusedError(TransientStoreError):
     """A refusal that is the store's: it says nothing about the object that was asked for.
 
     It ends when what is missing is there, so trying again for a while is of no use and giving up
-    would be wrong: whoever works on waits for that, and asks now and then.
+    would be wrong: the service waits for that, and asks now and then.
 
     Attributes:
         wanted: what is missing, in a word or two.
@@ -152,7 +152,7 @@ class StoreRefusedError(TransientStoreError):
 
 
 class CredentialsError(StoreRefusedError, AccessError):
-    """The store refuses who asks: credentials, permissions of all keys, clock or certificate."""
+    """The store refuses this client: credentials, permissions of all keys, clock or certificate."""
 
     wanted = "credentials"
 
@@ -173,11 +173,11 @@ class SamplingError(GrowcacheError):
 
 TRACEBACK_VARIABLE = "GROWCACHE_TRACEBACK"
 OWN_PACKAGE = __name__.partition(".")[0]
-STANDARD_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib is imported late, for the sake of time
+STANDARD_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib would delay each start
 
 
 def install_excepthook() -> None:
-    """Have errors that nobody caught shown so, by whatever showed them before."""
+    """Show uncaught errors without frames of growcache, by the hook that was there before."""
     before = sys.excepthook
 
     def show(
@@ -185,7 +185,7 @@ def install_excepthook() -> None:
     ) -> Any:
         if isinstance(error, GrowcacheError) and not os.environ.get(TRACEBACK_VARIABLE):
             trace = without_own_frames(trace)
-            # What it was raised from is told in its message.
+            # Its message says what it was raised from.
             error.__cause__, error.__suppress_context__ = None, True
             error.__traceback__ = trace
         return before(kind, error, trace)

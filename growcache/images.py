@@ -27,7 +27,7 @@ CROPS = (None, "center", "random")
 MAX_ASPECT_CHANGE = (
     4 / 3
 )  # a random crop is at most so much wider, or higher, than the images wanted
-RANDOM_BOX_ATTEMPTS = 10  # to find a random crop that lies inside
+RANDOM_BOX_ATTEMPTS = 10  # to find a random crop inside of the image
 
 
 class CropBox(NamedTuple):
@@ -43,7 +43,7 @@ class Decode:
     """Decodes one field of every sample; give it to a loader as ``transform``.
 
     The field becomes uint8 [height, width, 3], or [height, width, 1] of grey images where
-    ``color`` is False; the other fields stay as they are. Images lie as they are stored: what
+    ``color`` is False; the other fields stay as they are. Images are as they are stored: what
     EXIF says about their orientation is not applied. JPEGs are decoded at a half, a quarter
     or an eighth of their size where that is all that is needed.
 

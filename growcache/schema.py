@@ -28,7 +28,7 @@ DTYPE_KINDS = "biufc"  # bool, signed, unsigned, float, complex
 BYTES = "bytes"
 STR = "str"
 
-# What loaders add to a ragged field's name to name the arrays that say where values lie.
+# What loaders add to a ragged field's name to name the arrays that say where values are.
 RAGGED_SUFFIXES = ("_offsets", "_shapes", "_lengths")
 
 

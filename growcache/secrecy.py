@@ -118,7 +118,7 @@ def hash_secrets(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _hash_secret(secret: str) -> str:
-    # Slow, for a password may be one of few.
+    # Slow, because a password may be one of few.
     digest = hashlib.scrypt(secret.encode(), salt=b"growcache", n=1 << 12, r=8, p=1, dklen=8)
     return f"{HIDDEN}-{digest.hex()}"
 

@@ -64,7 +64,7 @@ class RunningCalls:
 
 RUNNING_CALLS = RunningCalls()
 
-# What a user's code may raise, beside every Exception: it must not end the sampler.
+# What a user's code may raise besides any Exception: it must not end the sampler.
 _USER_ERRORS = (Exception, SystemExit)
 
 
@@ -78,7 +78,7 @@ class UserCode:
         digest: of its module's source; a part of the cache's fingerprint.
         home: the file, or the folder of the package, that holds the user's own lines.
         function: what is called, by keyword.
-        parameters: which it takes beside its options, in its own order.
+        parameters: which it takes besides its options, in its own order.
     """
 
     name: str
@@ -144,15 +144,19 @@ class UserCode:
         Raises:
             FormatError: not a non-empty dict of named arrays, bytes and str.
         """
-        who = f"{self.name} on {short_key(key)}"
+        source = f"{self.name} on {short_key(key)}"
         if not isinstance(result, Mapping) or not result:
             found = "an empty one" if isinstance(result, Mapping) else type(result).__name__
-            raise FormatError(f"{who}: expected a dict of arrays, found {found}")
+            raise FormatError(f"{source}: expected a dict of arrays, found {found}")
         for name in result:
             if not isinstance(name, str) or not name:
-                raise FormatError(f"{who}: expected a str as name of an array, found {name!r}")
+                raise FormatError(
+                    f"{source}: expected a str as name of an array, found {name!r}"
+                )
         fresh = set(map(id, given))
-        return {name: _sample_value(value, who, name, fresh) for name, value in result.items()}
+        return {
+            name: _sample_value(value, source, name, fresh) for name, value in result.items()
+        }
 
 
 def load_code(
@@ -319,7 +323,7 @@ def _error_text(error: BaseException) -> str:
     )
 
 
-def _sample_value(value: Any, who: str, name: str, fresh: set[int]) -> Any:
+def _sample_value(value: Any, source: str, name: str, fresh: set[int]) -> Any:
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, bytearray):
@@ -327,7 +331,7 @@ def _sample_value(value: Any, who: str, name: str, fresh: set[int]) -> Any:
     try:
         array = np.asarray(value)
     except _USER_ERRORS as error:
-        raise FormatError(f"{who}: {name!r} is no array: {_error_text(error)}") from None
+        raise FormatError(f"{source}: {name!r} is no array: {_error_text(error)}") from None
     # A function may fill the same array for each of its samples; what cannot be written on
     # cannot change.
     array = array.copy() if id(array) not in fresh and _is_writable(array) else array

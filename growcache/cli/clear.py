@@ -31,7 +31,7 @@ def clear_question(root: Path) -> str:
 def empty_cache(root: Path) -> str:
     """Delete all that a service has put into the folder; return what to tell.
 
-    Only names of a cache's own are touched. Locks stay, for they are never unlinked, and the
+    Only names of a cache's own are touched. Locks stay, because they are never unlinked, and so does the
     marker, so that the next service takes the folder as it is.
 
     Raises:

@@ -365,7 +365,7 @@ def check(
     """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong.
 
     With --repair the index is made anew from the shards, and shards that are
-    damaged are set aside, for the next run to draw them again.
+    damaged are set aside, so that the next run draws them again.
     """
     from growcache.cli.check import show_check
 
@@ -436,7 +436,7 @@ def release(
         str | None, typer.Option(metavar="NAME", help="Only what readers of this job protect.")
     ] = None,
 ) -> None:
-    """Let go of what dead readers still protect, for they will not come back.
+    """Let go of what dead readers still protect, because they will not come back.
 
     A trainer that was killed keeps shards for as long as cache.resume_seconds, if it
     ever gave a state_dict(). Readers that live keep theirs. Exit code 1 where a dead

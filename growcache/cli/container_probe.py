@@ -53,7 +53,7 @@ def array_options(
     Args:
         shape: of the array.
         item_bytes: of one value.
-        many: whether there are so many objects that each can be a sample.
+        many: whether there are enough objects for each to be a sample.
         chunk_rows: rows that are read together, which windows divide; 0: rows are apart.
     """
     nbytes = math.prod(shape) * item_bytes

@@ -253,7 +253,7 @@ def _epoch_row(status: Status, report: Report, training: Training, number: int) 
 
 
 def _watch_untrained(screen: _DemoScreen) -> list[EpochRow]:
-    """Without a trainer: show the cache until it has filled and begun to turn over."""
+    """Show the cache without a trainer, until it has filled and turns over."""
     deadline = time.monotonic() + LAST_EPOCH_STARTS_SECONDS / 2
     while time.monotonic() < deadline:
         screen.refresh()

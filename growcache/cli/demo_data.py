@@ -33,7 +33,7 @@ def label(sample: Sample, origin: Origin) -> Sample:
 
 
 def write_recordings(folder: Path, number: int, seed: int = 0) -> None:
-    """Write so many recordings of each class as ``<class>-<number>.npy``."""
+    """Write ``number`` recordings of each class as ``<class>-<number>.npy``."""
     make_directory(folder)
     for name in CLASSES:
         for i in range(number):

@@ -7,7 +7,7 @@ from torch import nn
 
 from growcache.cli.demo_data import CHANNELS, CLASSES, held_out_windows
 
-HELD_OUT_RECORDINGS = 20  # of each class; none of them lies in the remote store
+HELD_OUT_RECORDINGS = 20  # of each class; none of them is in the remote store
 HELD_OUT_SEED = 1
 
 

@@ -91,7 +91,7 @@ def export_cache(
 
 
 def newest_rows(rows: Sequence[ShardRow], samples: int | None) -> list[ShardRow]:
-    """Return the last shards that together hold so many samples, in their order."""
+    """Return the last shards that together hold ``samples``, in their order."""
     kept: list[ShardRow] = []
     for row in reversed(rows):
         if samples is not None and sum(k.samples for k in kept) >= samples:
@@ -190,7 +190,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _set_modes(folder: Path, *, shared: bool) -> None:
-    """Say who may read the copy: its owner, or also others, as for any new file."""
+    """Let only the owner read the copy, or others as well, as the umask says."""
     mask = os.umask(0o77)
     os.umask(mask)
     for path in [folder, *folder.rglob("*")]:
@@ -207,7 +207,7 @@ def _index_copy(layout: CacheLayout, shards: int) -> None:
         max_bytes=2 * used + COPY_INDEX_BYTES + shards * BLOCK_BYTES,  # type: ignore[arg-type]
         eviction="none",
         min_free=0,
-        allow_network_filesystem=True,  # nobody else knows of it yet
+        allow_network_filesystem=True,  # no other process knows of it yet
     )
     with Cache.open(layout.root, config) as cache:
         found = cache.totals().shards
@@ -315,7 +315,7 @@ def tfrecord_program(schema: Schema) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as the programs have it: text, whatever is in it, that nobody may run."""
+    """Return a name as a text literal of the programs, so that none of it is ever run."""
     return json.dumps(name)
 
 

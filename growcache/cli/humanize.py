@@ -84,7 +84,7 @@ def plural(number: float, one: str, many: str | None = None) -> str:
 
 
 def shorten_name(text: str, length: int) -> str:
-    """Return a text of at most so many characters, which keeps what it says of an object.
+    """Return a text of at most ``length`` characters, which keeps what it says of an object.
 
     Whoever reads it wants the end of the object's name and the reason after it, not the way
     to the object.
@@ -105,7 +105,7 @@ def shorten_name(text: str, length: int) -> str:
 
 
 def keep_end(text: str, length: int) -> str:
-    """Return a text of at most so many characters, which keeps its end.
+    """Return a text of at most ``length`` characters, which keeps its end.
 
     >>> keep_end("/a/long/way/cache", 9)
     '…ay/cache'

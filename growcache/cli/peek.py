@@ -184,7 +184,7 @@ def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> N
 
 
 SHORT_CHARACTERS = 24
-MIN_ORIGIN_WIDTH = 24  # cells of where samples are from, for a table to be worth it
+MIN_ORIGIN_WIDTH = 24  # cells of where samples are from; with less a table is not worth it
 BORDER_WIDTH = 3  # cells between two columns
 
 

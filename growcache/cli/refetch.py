@@ -118,7 +118,7 @@ def config_from_identity(identity: Identity, root: Path) -> Config:
 def refuse_named_code(config: Config, root: Path) -> Config:
     """Return what a cache tells of its configuration, if making a sample by that runs no code.
 
-    A cache is data: it may have come from somebody else, and whoever looks at it has not agreed
+    A cache is data: it may come from another person, and its reader has not agreed
     to run what its files name.
 
     Raises:
@@ -344,7 +344,7 @@ async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tup
 
 
 async def _joined_object(store: RemoteStore, then: Entry | None, n: int, below: str) -> Entry:
-    """Return an object of another field as it was listed; where nobody knows, as it is now."""
+    """Return an object of another field as it was listed; as it is now where that is not known."""
     key = store.key_of_field(n, below)
     try:
         now = await store.find_of_field(n, below)

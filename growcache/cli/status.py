@@ -47,7 +47,7 @@ def show_status(cache: Path, *, json: bool) -> None:
 
 
 def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> None:
-    """Show the status again and again, until Ctrl-C (or for so many seconds)."""
+    """Show the status again and again, until Ctrl-C or for ``seconds``."""
     read_status(cache)  # a missing cache is an error at once, not an empty picture
     end = None if seconds is None else time.monotonic() + seconds
     with (

@@ -1,6 +1,6 @@
 """A status as text: a sentence, lines for a log, JSON for programs. It needs no terminal library.
 
-`StatusHistory` remembers what the cache held, for its growth and the time that is left.
+`StatusHistory` remembers what the cache held, which gives its growth and the time that is left.
 """
 
 from __future__ import annotations

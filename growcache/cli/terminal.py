@@ -97,7 +97,7 @@ def print_json(line: bytes, stream: IO[bytes] | None = None) -> None:
 
 
 def can_ask() -> bool:
-    """Return whether somebody sits there who can answer a question."""
+    """Return whether a person can answer a question."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

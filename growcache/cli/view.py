@@ -106,7 +106,7 @@ class SampleCountCurve:
 
 @dataclass(frozen=True)
 class ShortenedText:
-    """A text of at most so many lines, shortened where it names an object.
+    """A text of at most ``lines`` lines, shortened where it names an object.
 
     With ``fill`` it always takes them, so that nothing below it jumps.
     """
