@@ -85,7 +85,10 @@ def _decided_schema(form: TransformForm | None) -> Schema | None:
 
 
 def _executor(
-    options: LoaderOptions, framework: Framework, arena: SharedSender | None
+    options: LoaderOptions,
+    framework: Framework,
+    stopped: Callable[[], bool],
+    arena: SharedSender | None,
 ) -> tuple[Executor | None, Allocate, Allocate]:
     """Return the process executor, if any, and the allocators of its input and output buffers."""
     count, function = options.num_workers, options.transform
@@ -103,7 +106,7 @@ def _executor(
     writable = functools.partial(shared.allocate, readers=count + (arena is not None))
     if framework.carrier is not None:
         writable = functools.partial(_allocate_locked, writable, framework.carrier)
-    return ProcessExecutor(count, setup, shared), readable, writable
+    return ProcessExecutor(count, setup, shared, stopped), readable, writable
 
 
 def _allocate_locked(
@@ -123,6 +126,7 @@ class BlockAssembler:
         options: LoaderOptions,
         snapshot: Snapshot,
         framework: Framework,
+        stopped: Callable[[], bool],
         form: TransformForm | None = None,
         arena: SharedSender | None = None,
     ) -> None:
@@ -134,7 +138,7 @@ class BlockAssembler:
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.most_rows = batch * most
         self._at_once = framework.at_once
-        crew, readable, writable = _executor(options, framework, arena)
+        crew, readable, writable = _executor(options, framework, stopped, arena)
         self._gatherer = Gatherer(schema, self.most_rows, replace(framework, allocate=readable))
         self._options = options
         self._styler = RaggedStyler(options.ragged, framework)
@@ -151,6 +155,7 @@ class BlockAssembler:
                 allocate=writable,
                 allocate_ragged=framework.allocate,
                 timeout_seconds=options.timeout_seconds,
+                stopped=stopped,
             )
             if options.transform
             else None
@@ -269,11 +274,6 @@ class BlockAssembler:
         self._walked, self._valid = [], []
         self._drawn = []
         self._places, self._origins, self._pieces = [], [], []
-
-    def cancel(self) -> None:
-        """Make `finish` raise StoppedError, from any thread."""
-        if self._transform is not None:
-            self._transform.cancel()
 
     def close(self) -> None:
         self._gatherer.close()

@@ -7,14 +7,23 @@ import os
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from growcache.loading.blocks import Block
 from growcache.loading.child_process import JOIN_SECONDS
-from growcache.loading.position import LazyPickle, PassPlan, PassPosition
+from growcache.loading.options import LoaderOptions
+from growcache.loading.position import (
+    LazyPickle,
+    PassPlan,
+    PassPosition,
+    Position,
+    PositionTracker,
+)
 from growcache.loading.report import PassFacts
+from growcache.loading.resume import MissingShards
 
 HEAD_START_SECONDS = 0.01  # of the consumer, at most
 
@@ -37,7 +46,7 @@ SHORT_STEP_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class PassBegun:
+class PassStarted:
     """A snapshot was taken for the blocks that follow; `lease` is the name of its lease."""
 
     number: int
@@ -66,66 +75,86 @@ class ProcessDied:
     why: str
 
 
-Item: TypeAlias = Block | PassBegun | EpochEnd | Failure | ProcessDied
+Item: TypeAlias = Block | PassStarted | EpochEnd | Failure | ProcessDied
 LAST_ITEMS = Failure | ProcessDied  # nothing follows these
 
 
-class Channel:
-    """What a producer knows about its consumer.
+class Demand:
+    """What a stage knows about its consumer, which is another thread.
 
-    A token True allows one block; False asks to release what was delivered.
+    The consumer calls `begin`, `deliver`, `acknowledge` and `end_pass`, the maker of the blocks all
+    else. A token True allows one block; False asks to release what was delivered.
     """
 
-    def __init__(self, wanted: int, put: Callable[[Item], None]) -> None:
-        self.put = put
+    def __init__(self, epoch: int) -> None:
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = PassPosition(-1, 0)
-        self.by_block = False
-        self.waited = True  # for what comes first
+        self.by_block = False  # whether the position is known once a block only, and then
+        self.lag_rows = 0  # how many rows the consumer may be ahead of it
+        self.waited = True  # whether the consumer waited for the latest block
         self.waits = False
         self.step_seconds = math.inf
         self.stop = threading.Event()
-        self.wake = threading.Event()
-        self.news = threading.Event()
-        self.wanted = wanted
-        self._begun = threading.Condition()
-        self._closing: list[Callable[[], None]] = []
+        self.wake = threading.Event()  # ends waits for samples early
+        self.news = threading.Event()  # a pass is over
+        self.wanted = epoch
+        self._delivered_at = -math.inf
+        self._changed = threading.Condition()
         self.allow(MIN_BLOCKS_AHEAD)
 
-    def allow(self, blocks: int) -> None:
-        for _ in range(blocks):
-            self.tokens.put(True)
+    # The consumer's side
 
-    def more(self, delivered: PassPosition, *, waited: bool) -> None:
-        """Acknowledge a block and record the consumer's position.
+    def begin(self, epoch: int) -> None:
+        """Ask for an epoch; blocks of earlier ones are not wanted any more."""
+        with self._changed:
+            self.wanted = epoch
+            self._changed.notify_all()
 
-        The end of a pass is sent at once, so the two may arrive in either order.
-        """
-        self.delivered, self.waited = max(self.delivered, delivered), waited
+    def deliver(self, position: PassPosition) -> None:
+        """Record that a batch was delivered; once a batch, so without a lock."""
+        before, self._delivered_at = self._delivered_at, time.monotonic()
+        self.step_seconds = self._delivered_at - before
+        self.delivered = position
+
+    def acknowledge(self, *, waited: bool) -> None:
+        """Record that a block was received, so that another may come."""
+        self.waited = waited
         self.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
+        """Release a pass, though no further block is asked for."""
         self.delivered = PassPosition(pass_number + 1, 0)
         self.tokens.put(False)
         self.news.set()
 
-    def begin(self, epoch: int) -> None:
-        with self._begun:
-            self.wanted = epoch
-            self._begun.notify_all()
+    def waiting(self, seconds: float) -> None:
+        """Take out of the step the time that the consumer waited."""
+        self._delivered_at += seconds
+
+    # The maker's side
+
+    def furthest(self) -> PassPosition:
+        """Return the last position where the consumer can be."""
+        at = self.delivered
+        return at._replace(position=at.position + self.lag_rows)
+
+    def allow(self, blocks: int) -> None:
+        """Let more blocks wait for the consumer."""
+        for _ in range(blocks):
+            self.tokens.put(True)
 
     def wants(self, epoch: int) -> bool:
         return epoch >= self.wanted and not self.stop.is_set()
 
     def wait_begun(self, epoch: int) -> None:
-        with self._begun:
-            self._begun.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
+        with self._changed:
+            self._changed.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
         self._give_way()
 
     def pause(self, epoch: int, seconds: float) -> bool:
         """Wait until the epoch is over, or for the given time; return whether to stop."""
-        with self._begun:
-            self._begun.wait_for(
+        with self._changed:
+            self._changed.wait_for(
                 lambda: self.wanted > epoch or self.stop.is_set(), timeout=seconds
             )
         return self.stop.is_set()
@@ -149,26 +178,17 @@ class Channel:
     def head_start(self) -> float:
         return 0.0 if self.by_block else head_start_seconds(self.step_seconds)
 
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Return whether the consumer waits, or will at once."""
         return self.waits or (self.waited and self.step_seconds < SHORT_STEP_SECONDS)
 
-    def when_closed(self, call: Callable[[], None]) -> None:
-        with self._begun:
-            if not self.stop.is_set():
-                self._closing.append(call)
-                return
-        call()
-
     def close(self) -> None:
-        with self._begun:
+        """End the stage; it frees its leases on the way out."""
+        with self._changed:
             self.stop.set()
-            closing, self._closing = self._closing, []
-            self._begun.notify_all()
+            self._changed.notify_all()
         self.wake.set()
         self.tokens.put(True)
-        for call in closing:
-            call()
 
 
 StageKind: TypeAlias = Literal["thread", "process"]
@@ -176,37 +196,48 @@ StageKind: TypeAlias = Literal["thread", "process"]
 EPOCH_IS_OVER = "this epoch is over: the loader was closed, or iterated anew meanwhile"
 
 
-class Stage(Protocol):
-    """A producer as the consumer sees it; used by the consumer's thread, except `close`.
+class Stage(ABC):
+    """Makes the blocks of a loader, epoch after epoch.
 
-    `broken` is True once nothing more comes, or an interrupt may have lost an item.
+    One thread calls it, except `close`. What follows a position is a function of the position, the
+    cache and the options. So a thread, a process, one that replaces a dead one, and the rest of a
+    pass are all the same: `reset(position)` on another stage.
     """
 
     kind: StageKind
-    delivered: PassPosition
-    waited: bool
+    demand: Demand
+    tracker: PositionTracker
+
+    def __init__(self, options: LoaderOptions) -> None:
+        self._options = options
+
+    @abstractmethod
+    def reset(self, position: Position, missing: MissingShards) -> None:
+        """Begin there; called once. `missing` decides about shards that are gone."""
+
+    @abstractmethod
+    def next(self, seconds: float | None = None) -> Item | None:
+        """Return the next item, and acknowledge it; None if it takes longer."""
+
+    def position(self) -> Position:
+        """Return the position behind the batch delivered last."""
+        return self.tracker.state
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, from any thread; it frees its leases on the way out. Twice is harmless."""
 
     @property
-    def broken(self) -> bool: ...
-
-    def begin(self, epoch: int) -> None: ...
-
-    def receive(self, seconds: float | None = None) -> Item | None: ...
-
-    def more(self) -> None: ...
-
-    def done(self) -> None: ...
-
-    def end_pass(self, pass_number: int) -> None: ...
-
-    def close(self) -> None: ...
+    @abstractmethod
+    def taken(self) -> int:
+        """Items that `next` has taken: one more than it returned, where an interrupt lost one."""
 
 
 class AckQueue(queue.SimpleQueue[Item]):
     """A queue that counts its items, so that an item lost to an interrupt is noticed."""
 
     def __init__(self) -> None:
-        self.made = self.done = 0
+        self._made = 0
 
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
         """Count and put an item.
@@ -214,71 +245,59 @@ class AckQueue(queue.SimpleQueue[Item]):
         Incremented before the put, so that a concurrent reader over-counts lost items rather
         than under-counts.
         """
-        self.made += 1
+        self._made += 1
         super().put(item)
 
     @property
-    def misses(self) -> bool:
-        return self.made > self.done + self.qsize()
+    def taken(self) -> int:
+        return self._made - self.qsize()
 
 
-class QueuedStage:
-    def __init__(self, wanted: int) -> None:
+class QueuedStage(Stage):
+    """A stage whose items another thread of this process puts into a queue."""
+
+    def __init__(self, options: LoaderOptions) -> None:
+        super().__init__(options)
         self._items = AckQueue()
-        self._link = Channel(wanted, self._items.put)
         self._thread: threading.Thread | None = None
-        self._delivered_at = -math.inf
         self._pid = os.getpid()
-        self.waited = False
+        self._waited = False
 
     @property
-    def broken(self) -> bool:
-        return self._items.misses
+    def taken(self) -> int:
+        return self._items.taken
 
-    def done(self) -> None:
-        self._items.done += 1
-
-    def _begin_thread(self, run: Callable[[], None]) -> None:
+    def _start_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        if self._pid != os.getpid():  # a forked child has no such thread, and maybe its locks
-            return
-        self._link.close()
-        self._end_thread()
-
-    def _end_thread(self) -> None:
-        self._items.put(Failure(RuntimeError(EPOCH_IS_OVER)))
-        # The collector may run this in the very thread that it is to end, or in one of those
-        # that the thread waits for.
-        ours = threading.current_thread().name.startswith("growcache-")
-        if self._thread is not None and not ours:
-            self._thread.join(JOIN_SECONDS)
-
-    @property
-    def delivered(self) -> PassPosition:
-        return self._link.delivered
-
-    @delivered.setter
-    def delivered(self, mark: PassPosition) -> None:
-        before, self._delivered_at = self._delivered_at, time.monotonic()
-        self._link.step_seconds = self._delivered_at - before
-        self._link.delivered = mark
-
-    def receive(self, seconds: float | None = None) -> Item | None:
-        self._link.waits = self._items.empty()
-        self.waited |= self._link.waits
+    def next(self, seconds: float | None = None) -> Item | None:
+        demand = self.demand
+        demand.waits = self._items.empty()
+        self._waited |= demand.waits
         began = time.monotonic()
         try:
             item = self._items.get(timeout=seconds)
         except queue.Empty:
             return None
         finally:
-            self._link.waits = False
-            self._delivered_at += time.monotonic() - began  # which is no part of the step
+            demand.waits = False
+            demand.waiting(time.monotonic() - began)
+        if isinstance(item, Block):
+            waited, self._waited = self._waited, False
+            demand.acknowledge(waited=waited)
         return item
 
-    def more(self) -> None:
-        self._link.waited, self.waited = self.waited, False
-        self._link.tokens.put(True)
+    def close(self) -> None:
+        if self._pid != os.getpid():  # a forked child has no such thread, and maybe its locks
+            return
+        self.demand.close()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        self._items.put(Failure(RuntimeError(EPOCH_IS_OVER)))  # wakes the consumer
+        # The collector may run this in the very thread that it is to end, or in one of those
+        # that the thread waits for.
+        ours = threading.current_thread().name.startswith("growcache-")
+        if self._thread is not None and not ours:
+            self._thread.join(JOIN_SECONDS)

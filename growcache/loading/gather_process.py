@@ -28,19 +28,20 @@ from growcache.loading.buffers import BufferBytes
 from growcache.loading.channel import (
     EPOCH_IS_OVER,
     LAST_ITEMS,
-    Channel,
+    Demand,
     Failure,
     Item,
     ProcessDied,
     QueuedStage,
+    Stage,
     StageKind,
 )
 from growcache.loading.child_process import ChildProcess, MessageSocket, StopCommand, listen
 from growcache.loading.framework import Bytes, Framework, Integers
 from growcache.loading.options import LoaderOptions
-from growcache.loading.position import PassPosition, Position
+from growcache.loading.position import PassPosition, Position, PositionTracker
 from growcache.loading.producer import Producer
-from growcache.loading.rank_sync import rank_group
+from growcache.loading.rank_sync import next_rank_note, rank_group
 from growcache.loading.resume import MissingShards
 from growcache.loading.shared_memory import SharedReceiver, SharedSender, plain_message
 from growcache.loading.user_function import function_arguments, pickle_function, portable_error
@@ -59,7 +60,6 @@ class GatherSetup:
     start: Position
     missing: MissingShards
     note: RankNote | None
-    wanted: int
     argv: list[str]
     level: int
     failed: str | None
@@ -71,7 +71,7 @@ class BeginEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockReceived:
+class Acknowledge:
     """The acknowledgement of a block.
 
     Buffers `free` may be filled again; `spoiled` ones may not.
@@ -96,7 +96,7 @@ class ServiceChanged:
 
 
 Command: TypeAlias = (
-    GatherSetup | BeginEpoch | BlockReceived | EndPass | StopCommand | ServiceChanged
+    GatherSetup | BeginEpoch | Acknowledge | EndPass | StopCommand | ServiceChanged
 )
 
 
@@ -107,69 +107,95 @@ class LogRecordSent:
     message: str
 
 
-class ProcessStage:
+class SentDemand(Demand):
+    """A demand whose stage is in another process."""
+
+    def __init__(self, epoch: int, child: ChildProcess) -> None:
+        super().__init__(epoch)
+        self._child = child
+
+    def begin(self, epoch: int) -> None:
+        super().begin(epoch)
+        self._child.send(BeginEpoch(epoch))
+
+    def end_pass(self, pass_number: int) -> None:
+        super().end_pass(pass_number)
+        self._child.send(EndPass(pass_number))
+
+
+class ProcessStage(Stage):
     """A producer in a gather process."""
 
     kind: StageKind = "process"
 
     def __init__(
         self,
-        child: ChildProcess,
-        order: GatherSetup,
+        options: LoaderOptions,
         finish: Callable[[Block], Block] | None = None,
         lock: Callable[[BufferBytes], None] | None = None,
     ) -> None:
-        self._child = child
+        super().__init__(options)
         self._finish = finish
-        self._borrowed = SharedReceiver(lock)
-        self._root = order.options.root.resolve()
-        self.delivered = PassPosition(-1, 0)
-        self.waited = False
-        self.broken = False
-        child.send(order)
-        system.service_listeners.add(self)  # the order comes first
-        if (reason := system.service_end_reason(self._root)) != order.failed:
+        self._receiver = SharedReceiver(lock)
+        self._root = options.root.resolve()
+        self._waited = False
+        self._taken = 0
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    def reset(self, position: Position, missing: MissingShards) -> None:
+        setup = GatherSetup(
+            options=portable_options(self._options),
+            start=position,
+            missing=missing,
+            note=next_rank_note(self._options),
+            argv=sys.argv,
+            level=logging.getLogger("growcache").getEffectiveLevel(),
+            failed=system.service_end_reason(self._options.root),
+        )
+        self._child = ChildProcess()
+        self.demand = SentDemand(position.next_epoch, self._child)
+        self.tracker = PositionTracker(self._options, position)
+        self._child.send(setup)
+        system.service_listeners.add(self)  # the setup comes first
+        if (reason := system.service_end_reason(self._root)) != setup.failed:
             self.service_changed(self._root, reason)
 
-    def begin(self, epoch: int) -> None:
-        self._child.send(BeginEpoch(epoch))
-
-    def receive(self, seconds: float | None = None) -> Item | None:
+    def next(self, seconds: float | None = None) -> Item | None:
         while True:
             if not self._child.wire.has_come(0):
-                self.waited = True
+                self._waited = True
                 if not self._child.wire.has_come(seconds):
                     return None
-            self.broken = True  # an interrupt may come with half a message read, or a whole one
-            item = self._received()
+            self._taken += 1  # an interrupt may come with half a message read
+            item = self._receive()
             if isinstance(item, LogRecordSent):
                 logging.getLogger(item.name).log(item.level, "%s", item.message)
-            elif isinstance(item, Block) and self._finish is not None:
-                return self._finish(item)
-            else:
-                return item
-            self.broken = False
+                self._taken -= 1
+                continue
+            if isinstance(item, Block):
+                self._acknowledge()
+                return item if self._finish is None else self._finish(item)
+            return item
 
-    def _received(self) -> Item | LogRecordSent:
+    def _receive(self) -> Item | LogRecordSent:
         try:
-            item: Item | LogRecordSent = self._borrowed.receive(self._child.wire)
+            item: Item | LogRecordSent = self._receiver.receive(self._child.wire)
         except EOFError as end:
             if self._child.closed:
                 return Failure(RuntimeError(EPOCH_IS_OVER))
             return ProcessDied(self._child.why(end))
         return item
 
-    def done(self) -> None:
-        self.broken = False
-
-    def more(self) -> None:
-        waited, self.waited = self.waited, False
-        self._child.send(BlockReceived(self.delivered, waited, *self._borrowed.take_back()))
-
-    def end_pass(self, pass_number: int) -> None:
-        self._child.send(EndPass(pass_number))
+    def _acknowledge(self) -> None:
+        waited, self._waited = self._waited, False
+        buffers = self._receiver.take_back()
+        self._child.send(Acknowledge(self.demand.delivered, waited, *buffers))
 
     def service_changed(self, root: Path, reason: str | None) -> None:
+        """Tell the process what it cannot know; a forked child tells nothing."""
         if root == self._root and not self._child.closed:
             self._child.send(ServiceChanged(reason))
 
@@ -187,49 +213,45 @@ def portable_options(options: LoaderOptions) -> LoaderOptions:
     return replace(options, path=str(options.root), transform=shipped, batch_transform=None)
 
 
-class RelayedStage(QueuedStage):
-    """A producer in a gather process, with a thread that cuts its blocks."""
+class CutStage(QueuedStage):
+    """Cuts the blocks of another stage, in a thread ahead of the consumer."""
 
-    kind: StageKind = "process"
-
-    def __init__(self, source: ProcessStage, wanted: int, cutter: BatchCutter) -> None:
-        super().__init__(wanted)
+    def __init__(self, options: LoaderOptions, source: Stage, cutter: BatchCutter) -> None:
+        super().__init__(options)
+        self.kind = source.kind
         self._source = source
         self._cutter = cutter
-        self._link.when_closed(source.close)
-        self._begin_thread(self._run)
 
-    def begin(self, epoch: int) -> None:
-        self._link.begin(epoch)
-        self._source.begin(epoch)
+    def reset(self, position: Position, missing: MissingShards) -> None:
+        self._source.reset(position, missing)
+        self.demand, self.tracker = self._source.demand, self._source.tracker
+        self._start_thread(self._run)
 
-    def end_pass(self, pass_number: int) -> None:
-        self._source.end_pass(pass_number)
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            self.demand.close()
+            self._source.close()
+            self._end_thread()
 
     def _run(self) -> None:
         try:
-            self._pass_all_on()
+            self._cut_all()
         except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-            self._link.put(Failure(error))
+            self._items.put(Failure(error))
 
-    def _pass_all_on(self) -> None:
-        link, last = self._link, False
-        while not last and not link.stop.is_set():
-            item = self._source.receive()
+    def _cut_all(self) -> None:
+        demand, has_room, last = self.demand, False, False
+        while not last and not demand.stop.is_set():
+            while not has_room:  # before the source is told that a block was received
+                has_room = demand.token()
+            item = self._source.next()
             assert item is not None  # it waits without end
-            last = isinstance(item, LAST_ITEMS)
             if isinstance(item, Block):
-                self._pass_on(item)
-            else:
-                link.put(item)
-
-    def _pass_on(self, block: Block) -> None:
-        link = self._link
-        self._cutter.cut_now(block, functools.partial(link.wants, block.epoch))
-        link.token()
-        link.put(block)
-        self._source.delivered, self._source.waited = link.delivered, link.waited
-        self._source.more()
+                self._cutter.cut_now(item, functools.partial(demand.wants, item.epoch))
+                has_room = False
+            self._items.put(item)
+            last = isinstance(item, LAST_ITEMS)
+            del item  # its memory is wanted again
 
 
 # The thread that gathers takes turns with those that open windows; by default for 5 ms each.
@@ -258,12 +280,14 @@ def _run_producer(wire: MessageSocket, order: GatherSetup) -> None:
     _forward_logs(wire, order.level)
     system.note_service_end(order.options.root, order.failed)
     arena = SharedSender()
-    outlet = _ProcessOutput(wire, arena, order.wanted)
-    listen(wire, functools.partial(_receive_commands, wire, arena, outlet.link, order))
+    demand = Demand(order.start.next_epoch)
+    demand.by_block = True
+    listen(wire, functools.partial(_receive_commands, wire, arena, demand, order))
     ranks = rank_group(order.options, order.note)
     lent = Framework(take_rows_locked, take_slices_locked, allocate=arena.allocate)
-    begin = order.start, order.missing
-    Producer(order.options, outlet.link, lent, *begin, ranks, arena=arena).run()
+    put = functools.partial(_put, wire, arena, demand)
+    begin = order.start, order.missing, ranks
+    Producer(order.options, demand, put, lent, *begin, arena=arena).run()
 
 
 def take_rows_locked(memory: Bytes, starts: Integers, out: Bytes) -> None:
@@ -288,43 +312,38 @@ def take_slices_locked(memory: Bytes, starts: Integers, lengths: Integers, out: 
     np.concatenate(framework.slices(memory, starts, lengths), out=out)
 
 
-class _ProcessOutput:
-    def __init__(self, wire: MessageSocket, arena: SharedSender, wanted: int) -> None:
-        self._wire = wire
-        self._arena = arena
-        self.link = Channel(wanted, self._put)
-        self.link.by_block = True
-
-    def _put(self, item: Item) -> None:
-        if isinstance(item, Failure):
-            item = Failure(portable_error(item.error, "the gather process"))
-        try:
-            self._arena.send(self._wire, item)
-        except OSError:
-            # Told to stop, or to be told in a moment; where the trainer is gone, this ends. It
-            # ends as well where but half of a message went, and the trainer is told.
-            self._wire.shut()
-            self.link.stop.wait()
-            raise StoppedError from None
+def _put(wire: MessageSocket, arena: SharedSender, demand: Demand, item: Item) -> None:
+    if isinstance(item, Failure):
+        item = Failure(portable_error(item.error, "the gather process"))
+    try:
+        arena.send(wire, item)
+    except OSError:
+        # Told to stop, or to be told in a moment; where the trainer is gone, this ends. It ends as
+        # well where but half of a message went, and the trainer is told.
+        wire.shut()
+        demand.stop.wait()
+        raise StoppedError from None
 
 
 def _receive_commands(
-    wire: MessageSocket, arena: SharedSender, link: Channel, order: GatherSetup
+    wire: MessageSocket, arena: SharedSender, demand: Demand, order: GatherSetup
 ) -> None:
     while True:
         match wire.receive().head:
-            case BlockReceived(delivered, waited, free, spoiled):
+            case Acknowledge(delivered, waited, free, spoiled):
                 arena.returned(free, spoiled)
-                link.more(delivered, waited=waited)
+                # That a pass is over is sent at once, so the two come in either order.
+                demand.delivered = max(demand.delivered, delivered)
+                demand.acknowledge(waited=waited)
             case BeginEpoch(epoch):
-                link.begin(epoch)
+                demand.begin(epoch)
             case EndPass(pass_number):
-                link.end_pass(pass_number)
+                demand.end_pass(pass_number)
             case ServiceChanged(reason):
                 system.note_service_end(order.options.root, reason)
-                link.wake.set()
+                demand.wake.set()
             case StopCommand():
-                link.close()
+                demand.close()
                 return
 
 

@@ -163,7 +163,7 @@ class Loader:
             None  # and nothing delivered since
         )
         self._carrier = self._carrier_to(device)
-        self._engine = self._made()
+        self._consumer = self._made()
 
     def _carrier_to(self, device: Any) -> Transfer | None:
         """Return the transfer to a device; overridden by frameworks that have devices."""
@@ -199,9 +199,9 @@ class Loader:
         if carrier is not None:
             carrier.begin()
         elif self._as_tuple is None:
-            yield from self._engine.epoch()
+            yield from self._consumer.epoch()
             return
-        for batch in self._engine.epoch():
+        for batch in self._consumer.epoch():
             chosen = batch if carrier is None else carrier.receive(batch)
             del batch  # or its memory would be held for one step longer
             if self._as_tuple is not None:
@@ -217,9 +217,9 @@ class Loader:
         if not ranks.told:
             return
         saved = None if self._loaded is None else self._loaded[0].to_dict(self._options)
-        self._engine.close()
+        self._consumer.close()
         self._options = replace(self._options, ranks=ranks)
-        self._engine = self._made()
+        self._consumer = self._made()
         if saved is not None and self._loaded is not None:
             self.load_state_dict(saved, self._loaded[1])
 
@@ -264,7 +264,7 @@ class Loader:
     @property
     def step(self) -> int:
         """Batches that were delivered of the epoch in which the loader stands."""
-        return self._engine.step
+        return self._consumer.step
 
     @property
     def options(self) -> LoaderOptions:
@@ -275,7 +275,7 @@ class Loader:
     @property
     def report(self) -> Report:
         """What was delivered: the latest epoch, reuse, coverage, what set the pace."""
-        return self._engine.report
+        return self._consumer.report
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: behind the batch that was delivered last.
@@ -289,8 +289,8 @@ class Loader:
 
         Uses and all that `report` says are not part of it.
         """
-        self._engine.note_state()
-        return self._engine.state.to_dict(self._options)
+        self._consumer.note_state()
+        return self._consumer.position().to_dict(self._options)
 
     def load_state_dict(
         self, state: Mapping[str, Any], missing: MissingShards = "refetch"
@@ -319,12 +319,12 @@ class Loader:
                 f"missing must be one of {', '.join(MISSING_SHARDS)}, found {missing!r}"
             )
         loaded = Position.from_dict(state, self.options)
-        self._engine.load(loaded, missing)
+        self._consumer.reset(loaded, missing)
         self._loaded = loaded, missing
 
     def close(self) -> None:
         """End threads and processes, and free the snapshots; a later iteration starts anew."""
-        self._engine.close()
+        self._consumer.close()
 
     def __repr__(self) -> str:
         size = self._options.batch_size
@@ -346,4 +346,4 @@ class Loader:
         self._options = replace(self._options, ranks=self._ranks())
         self._loaded = None
         self._carrier = self._carrier_to(self._device)
-        self._engine = self._made()
+        self._consumer = self._made()

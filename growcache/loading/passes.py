@@ -7,8 +7,8 @@ as late as is safe, because samples that arrive until then are in it. A walk hol
 
 from __future__ import annotations
 
+import functools
 import math
-import sys
 import threading
 import time
 from collections import deque
@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from growcache.errors import GrowcacheError
+from growcache.loading.channel import Demand
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window
-from growcache.loading.position import PassPlan, PassPosition, RemainingPass
+from growcache.loading.position import PassPlan, RemainingPass
 from growcache.loading.rank_sync import RankGroup
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import WaitControl
@@ -120,22 +121,18 @@ class Passes:
     def __init__(
         self,
         options: LoaderOptions,
+        demand: Demand,
         first_pass: int,
         ranks: RankGroup,
         resume: Callable[[], tuple[Snapshot, RemainingPass] | None] | None,
-        stop: threading.Event,
-        wake: threading.Event,
-        news: threading.Event,
         on_pass: Callable[[OpenPass], None],
     ) -> None:
         self._options = options
-        watch = WaitControl(wake, stop.is_set, self._hold, self._own)
-        self._opener = PassOpener(options, ranks, watch, stop, wake)
+        self._demand = demand
+        watch = WaitControl(demand.wake, demand.stop.is_set, self._hold, self._own)
+        self._opener = PassOpener(options, ranks, watch, demand.stop, demand.wake)
         self._holding = False
         self._turn = False  # the next pass is there, or waits for samples
-        self._news = news
-        self._stop = stop
-        self._wake = wake
         self._on_pass = on_pass
         self._timing = SnapshotTiming()
         self._hurry = True
@@ -151,12 +148,7 @@ class Passes:
         self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
         self._letting_go: Future[None] | None = None
         self.lost = 0
-        self.ready: Callable[[], None] = _no_wait
-        self.pause: Callable[[float], bool] = stop.wait
-        self.passed_over: Callable[[], bool] = _never
-        self.position: Callable[[], PassPosition] = _after_all_passes
-        self.heard: Callable[[], PassPosition] = _before_all_passes
-        self.head_start: Callable[[], float] = float
+        self.epoch: int | None = None  # that the rows are taken for; None before the first
         self._hands = {name: DaemonThread(name) for name in ("window", "let-go", "snapshot")}
         self._next_window: Future[OpenWindow] | None = None
         self._next_pass: Future[OpenPass] | None = None
@@ -181,7 +173,7 @@ class Passes:
         if self._holding:
             self._leave_pass()
             self._close_left()  # what it holds could not leave, and nothing new come
-            self._wake.set()
+            self._demand.wake.set()
         begun = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
         self._next_pass, self._pass, self._hurry = None, begun, False
@@ -192,10 +184,10 @@ class Passes:
     def _wait_for_turn(self) -> None:
         """Wait for the next pass, and release a delivered one meanwhile."""
         while not self._has_turn():
-            self._news.wait()
-            self._news.clear()
+            self._demand.news.wait()
+            self._demand.news.clear()
             # It may be about to begin an epoch, and this thread to be in its way.
-            if not (self._has_turn() or self._news.wait(self.head_start())):
+            if not (self._has_turn() or self._demand.news.wait(self._demand.head_start())):
                 self.let_go()
 
     def take(self, rows: int) -> list[Piece]:
@@ -243,7 +235,7 @@ class Passes:
 
     def _has_rows(self) -> bool:
         while True:
-            if self._stop.is_set():
+            if self._demand.stop.is_set():
                 raise StoppedError
             if self._window is not None:
                 if self._cursor < len(self._window):
@@ -264,7 +256,7 @@ class Passes:
                 window.snapshot.mark_begun(new)
 
     def let_go(self) -> None:
-        mark = self.heard()
+        mark = self._demand.delivered
         while self._undelivered and _window_end(self._undelivered[0][0]) <= mark[:2]:
             window, snapshot = self._undelivered.popleft()
             snapshot.finish(window.numbers)
@@ -353,13 +345,16 @@ class Passes:
                 closed.callback(begun.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
-        ready, left = self.ready, self._left_rows()
+        demand, epoch, left = self._demand, self.epoch, self._left_rows()
         # Where epochs are parts of passes, what becomes of one says nothing of the pass.
-        pause = self.pause if self._options.samples_per_epoch is None else self._stop.wait
+        pause: Callable[[float], bool] = demand.stop.wait
+        if self._options.samples_per_epoch is None and epoch is not None:
+            pause = functools.partial(demand.pause, epoch)
         rows = 0 if self._pass is None else len(self._pass.plan)
 
         def prepare() -> OpenPass:
-            ready()
+            if epoch is not None:  # an earlier snapshot would only be older
+                demand.wait_begun(epoch)
             self._close_left()  # or there were three leases
             self._timing.wait(rows, left, pause, time.monotonic)
             before, began = left(), time.monotonic()
@@ -372,21 +367,24 @@ class Passes:
 
     def _left_rows(self) -> Callable[[], int]:
         """Return a function that counts the rows of the running pass still to be consumed."""
-        running, passed_over = self._pass, _never
+        running, epoch = self._pass, None
         # Ranks wait for one another besides, and a fixed cache has nothing new.
         if running is None or self._options.fixed or self._options.ranks.share:
             return lambda: 0
         number, rows = running.number, len(running.plan)
         if self._options.samples_per_epoch is None:
-            rows, passed_over = self._options.usable(rows), self.passed_over
+            rows, epoch = self._options.usable(rows), self.epoch
 
         def left() -> int:
-            at = self.position()
-            if at.pass_number > number or passed_over() or self._hurry:
+            at = self._demand.furthest()
+            if at.pass_number > number or self._is_left(epoch) or self._hurry:
                 return 0
             return rows if at.pass_number < number else max(0, rows - at.position)
 
         return left
+
+    def _is_left(self, epoch: int | None) -> bool:
+        return epoch is not None and epoch < self._demand.wanted
 
     def _open_ahead(self, open_pass: Callable[[], OpenPass]) -> None:
         self._holding = False
@@ -409,7 +407,7 @@ class Passes:
 
     def _take_turn(self) -> None:
         self._turn = True
-        self._news.set()
+        self._demand.news.set()
 
     def _own(self) -> dict[str, list[int]]:
         """Return the shards of the running pass that will still be used, by lease.
@@ -417,7 +415,7 @@ class Passes:
         The next pass is requested in the last window, before the rows taken last are copied.
         """
         running, taken = self._pass, list(self._taken)
-        if running is None or self._next_window is not None or self.passed_over():
+        if running is None or self._next_window is not None or self._is_left(self.epoch):
             return {}
         return {running.snapshot.lease.name: [n for plan in taken for n in plan.numbers]}
 
@@ -447,18 +445,3 @@ def _end_in(whole: OpenWindow, window: OpenWindow, stop: int) -> int:
 
 def _window_end(window: Window) -> tuple[int, int]:
     return window.pass_number, window.first + len(window)
-
-
-def _no_wait() -> None: ...
-
-
-def _never() -> bool:
-    return False
-
-
-def _after_all_passes() -> PassPosition:
-    return PassPosition(sys.maxsize, 0)
-
-
-def _before_all_passes() -> PassPosition:
-    return PassPosition(-1, 0)

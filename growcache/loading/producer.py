@@ -20,10 +20,11 @@ from growcache.loading.blocks import Block, BlockAssembler
 from growcache.loading.buffers import MIN_IN_FLIGHT, blocks_in_flight
 from growcache.loading.channel import (
     MIN_BLOCKS_AHEAD,
-    Channel,
+    Demand,
     EpochEnd,
     Failure,
-    PassBegun,
+    Item,
+    PassStarted,
 )
 from growcache.loading.framework import Framework, ParallelCopies
 from growcache.loading.options import LoaderOptions
@@ -31,7 +32,6 @@ from growcache.loading.passes import Passes
 from growcache.loading.plan import RankShare
 from growcache.loading.position import (
     LazyPickle,
-    PassPosition,
     Position,
     remaining_pass,
 )
@@ -57,7 +57,8 @@ class Producer:
     def __init__(
         self,
         options: LoaderOptions,
-        link: Channel,
+        demand: Demand,
+        put: Callable[[Item], None],
         framework: Framework,
         start: Position,
         missing: MissingShards,
@@ -66,10 +67,11 @@ class Producer:
         arena: SharedSender | None = None,
     ) -> None:
         self._options = options
-        self._link = link
+        self._demand = demand
+        self._put_item = put
         self._finish = finish
         self._arena = arena
-        self._copies = ParallelCopies(framework, link.hurries)
+        self._copies = ParallelCopies(framework, demand.is_urgent)
         self._framework = self._copies.lent()
         self._start = start
         self._rest = remaining_pass(start, options)
@@ -80,14 +82,13 @@ class Producer:
         self._ahead = 0  # blocks that may wait; known with the first one
 
     def run(self) -> None:
-        link = self._link
         with ExitStack() as opened:  # each is closed, whatever becomes of the others
             try:
                 self._produce(opened)
             except StoppedError:
                 pass
             except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-                link.put(Failure(error))
+                self._put_item(Failure(error))
 
     def _produce(self, opened: ExitStack) -> None:
         opened.callback(self._copies.close)
@@ -95,47 +96,36 @@ class Producer:
         if self._framework.prepare is not None:
             self._framework.prepare()
         walk = opened.enter_context(closing(self._walk()))
-        walk.position, walk.heard = self._position, lambda: self._link.delivered
-        walk.head_start = self._link.head_start
         for epoch in itertools.count(self._start.epoch):
-            walk.ready = functools.partial(self._link.wait_begun, epoch)
-            walk.pause = functools.partial(self._link.pause, epoch)
-            walk.passed_over = functools.partial(self._abandoned, epoch)
+            walk.epoch = epoch
             self._epoch(epoch, walk)
-            self._link.put(EpochEnd(epoch, self._lost_behind(walk)))
+            self._put_item(EpochEnd(epoch, self._lost_behind(walk)))
 
     def _close_assembler(self) -> None:
         if self._assembler is not None:
             self._assembler.close()
 
     def _walk(self) -> Passes:
-        start, options, link = self._start, self._options, self._link
+        start, options, demand = self._start, self._options, self._demand
         resume = None
         if self._rest is not None:
-            stopped = link.stop.is_set
             attempt = ResumeRequest(
-                options, start.fingerprint, self._missing, link.wake, stopped
+                *(options, start.fingerprint, self._missing, demand.wake, demand.stop.is_set)
             )
             resume = functools.partial(resume_pass, attempt, self._rest)
-        watched = (link.stop, link.wake, link.news)
-        return Passes(options, start.next_pass, self._ranks, resume, *watched, self._begin_pass)
-
-    def _position(self) -> PassPosition:
-        """Return the consumer's position, or its upper bound if reported once a block."""
-        at, assembler = self._link.delivered, self._assembler
-        if not self._link.by_block or assembler is None:
-            return at
-        return at._replace(position=at.position + assembler.most_rows)
+        return Passes(options, demand, start.next_pass, self._ranks, resume, self._begin_pass)
 
     def _begin_pass(self, begun: OpenPass) -> None:
         snapshot = begun.snapshot
         if self._assembler is None:
             self._assembler = BlockAssembler(
-                self._options, snapshot, self._framework, self._start.form, self._arena
+                *(self._options, snapshot, self._framework, self._demand.stop.is_set),
+                *(self._start.form, self._arena),
             )
-            self._link.when_closed(self._assembler.cancel)
+            if self._demand.by_block:
+                self._demand.lag_rows = self._assembler.most_rows
         facts, plan = PassFacts.of(snapshot, begun.waited_seconds), LazyPickle(begun.plan)
-        self._link.put(PassBegun(begun.number, plan, facts, snapshot.lease.name))
+        self._put_item(PassStarted(begun.number, plan, facts, snapshot.lease.name))
 
     def _epoch(self, epoch: int, walk: Passes) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
@@ -240,8 +230,8 @@ class Producer:
 
     def _hurry(self) -> None:
         """Make the current block small if the consumer will wait for it."""
-        link = self._link
-        if self._assembler is not None and (link.waited or link.waits):
+        demand = self._demand
+        if self._assembler is not None and (demand.waited or demand.waits):
             self._assembler.begin_small()
 
     def _add(
@@ -266,10 +256,10 @@ class Producer:
             return
         with self._timed():
             block = self._assembler.finish(epoch)
-            finished = self._finish(block, functools.partial(self._link.wants, epoch))
+            finished = self._finish(block, functools.partial(self._demand.wants, epoch))
         block.seconds, block.cpu_seconds = self._seconds, self._cpu_seconds
         self._seconds = self._cpu_seconds = 0.0
-        if self._link.stop.is_set():
+        if self._demand.stop.is_set():
             raise StoppedError
         if not finished:
             return  # the consumer has left the epoch meanwhile
@@ -277,13 +267,13 @@ class Producer:
             nbytes = block.nbytes * self._assembler.most_rows // max(1, block.rows)
             # The rest of those in flight is filled, or the loop has it.
             self._ahead = blocks_in_flight(nbytes) - MIN_IN_FLIGHT + MIN_BLOCKS_AHEAD
-            self._link.allow(self._ahead - MIN_BLOCKS_AHEAD)
+            self._demand.allow(self._ahead - MIN_BLOCKS_AHEAD)
         walk.let_go()
-        while not self._link.token():
+        while not self._demand.token():
             walk.let_go()
-        if self._link.stop.is_set():
+        if self._demand.stop.is_set():
             raise StoppedError
-        self._link.put(block)
+        self._put_item(block)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -296,7 +286,7 @@ class Producer:
         self._cpu_seconds += time.thread_time() - cpu
 
     def _abandoned(self, epoch: int) -> bool:
-        return epoch < self._link.wanted
+        return epoch < self._demand.wanted
 
     def _unreadable(self) -> CacheError:
         return CacheError(

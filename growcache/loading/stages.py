@@ -9,23 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Callable
 
-from growcache.cache import system
-from growcache.cache.lease_views import RankNote
 from growcache.loading.blocks import BatchCutter, Block
-from growcache.loading.channel import Channel, QueuedStage, Stage, StageKind
-from growcache.loading.child_process import ChildProcess
+from growcache.loading.channel import Demand, QueuedStage, Stage, StageKind
 from growcache.loading.framework import Framework
-from growcache.loading.gather_process import (
-    GatherSetup,
-    ProcessStage,
-    RelayedStage,
-    portable_options,
-)
+from growcache.loading.gather_process import CutStage, ProcessStage
 from growcache.loading.options import LoaderOptions
-from growcache.loading.position import Position
+from growcache.loading.position import Position, PositionTracker
 from growcache.loading.producer import Producer
 from growcache.loading.rank_sync import next_rank_note, rank_group
 from growcache.loading.resume import MissingShards
@@ -83,74 +73,45 @@ class GatherChoice:
 
 
 class ThreadStage(QueuedStage):
+    """A producer in a thread of this process."""
+
     kind: StageKind = "thread"
 
-    def __init__(self, wanted: int, make: Callable[[Channel], Producer]) -> None:
-        super().__init__(wanted)
-        self._begin_thread(make(self._link).run)
-
-    def begin(self, epoch: int) -> None:
-        self._link.begin(epoch)
-
-    def end_pass(self, pass_number: int) -> None:
-        self._link.end_pass(pass_number)
-
-
-class StageFactory:
-    """Starts stages for one consumer."""
-
-    def __init__(self, options: LoaderOptions, framework: Framework) -> None:
-        self._options = options
+    def __init__(
+        self, options: LoaderOptions, framework: Framework, cutter: BatchCutter
+    ) -> None:
+        super().__init__(options)
         self._framework = framework
-        self._cutter = BatchCutter(options, framework)
+        self._cutter = cutter
 
-    @property
-    def may_choose(self) -> bool:
-        """Whether a process may replace the thread.
-
-        Other ranks follow the process that they know, a fixed set is pinned by the pass that
-        found it, and a transform runs in threads of the trainer.
-        """
+    def reset(self, position: Position, missing: MissingShards) -> None:
         options = self._options
-        fixed = options.ranks.share or options.fixed or options.transform is not None
-        return options.gather == "auto" and not fixed and len(os.sched_getaffinity(0)) > 1
-
-    def start(
-        self, kind: StageKind, start: Position, missing: MissingShards, wanted: int
-    ) -> Stage:
-        note = next_rank_note(self._options)
-        make = self._process if kind == "process" else self._thread
-        return make(start, missing, wanted, note)
-
-    def _thread(
-        self, start: Position, missing: MissingShards, wanted: int, note: RankNote | None
-    ) -> Stage:
-        options = self._options
-
-        def make(link: Channel) -> Producer:
-            ranks = rank_group(options, note)
-            return Producer(
-                *(options, link, self._framework, start, missing, ranks), self._cutter.cut_now
-            )
-
-        return ThreadStage(wanted, make)
-
-    def _process(
-        self, start: Position, missing: MissingShards, wanted: int, note: RankNote | None
-    ) -> Stage:
-        order = GatherSetup(
-            options=portable_options(self._options),
-            start=start,
-            missing=missing,
-            note=note,
-            wanted=wanted,
-            argv=sys.argv,
-            level=logging.getLogger("growcache").getEffectiveLevel(),
-            failed=system.service_end_reason(self._options.root),
+        self.demand = Demand(position.next_epoch)
+        self.tracker = PositionTracker(options, position)
+        ranks = rank_group(options, next_rank_note(options))
+        producer = Producer(
+            *(options, self.demand, self._items.put, self._framework),
+            *(position, missing, ranks, self._cutter.cut_now),
         )
-        carrier = self._framework.carrier
-        if self._options.batch_transform is None and carrier is None:
-            return ProcessStage(ChildProcess(), order, self._cutter.cut)
-        lock = None if carrier is None else carrier.lock
-        source = ProcessStage(ChildProcess(), order, lock=lock)
-        return RelayedStage(source, wanted, self._cutter)
+        self._start_thread(producer.run)
+
+
+def may_choose(options: LoaderOptions) -> bool:
+    """Return whether a process may replace the thread.
+
+    Other ranks follow the process that they know, a fixed set is pinned by the pass that found it,
+    and a transform runs in threads of the trainer.
+    """
+    pinned = options.ranks.share or options.fixed or options.transform is not None
+    return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
+
+
+def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) -> Stage:
+    cutter = BatchCutter(options, framework)
+    if kind == "thread":
+        return ThreadStage(options, framework, cutter)
+    transfer = framework.carrier
+    if options.batch_transform is None and transfer is None:
+        return ProcessStage(options, cutter.cut)
+    lock = None if transfer is None else transfer.lock
+    return CutStage(options, ProcessStage(options, lock=lock), cutter)

@@ -97,8 +97,12 @@ class TransformCall:
         )
 
 
+def never() -> bool:
+    return False
+
+
 class Executor(Protocol):
-    """Calls the user's function in threads or processes."""
+    """Calls the user's function in threads or processes, until `stopped`: then StoppedError."""
 
     def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
         """Return the result of each row as `TransformCall.plain` does."""
@@ -108,21 +112,18 @@ class Executor(Protocol):
     ) -> None:
         """Store the result of each row in ``out``, if it fits the schema; return the others."""
 
-    def cancel(self) -> None:
-        """Make current and later calls raise StoppedError; from any thread."""
-
     def close(self) -> None: ...
 
 
 class ThreadExecutor:
     """Threads of this process; used by one thread at a time."""
 
-    def __init__(self, call: TransformCall) -> None:
+    def __init__(self, call: TransformCall, stopped: Callable[[], bool] = never) -> None:
         self._call = call
+        self._stopped = stopped
         threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
         # Not an executor's: at its end the interpreter waits for those before it cancels them.
         self._hands = [DaemonThread("transform") for _ in range(threads)]
-        self._cancelled = False
 
     def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
         return self._each(len(rows), lambda i: self._call.plain(rows, i), late)
@@ -131,9 +132,6 @@ class ThreadExecutor:
         self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
     ) -> None:
         self._each(len(rows), lambda i: store_result(schema, self._call(rows, i), out, i), late)
-
-    def cancel(self) -> None:
-        self._cancelled = True
 
     def close(self) -> None:
         for hand in self._hands:
@@ -145,7 +143,7 @@ class ThreadExecutor:
 
         def some() -> None:
             try:
-                while not self._cancelled and (i := _pop_row(left)) is not None:
+                while not self._stopped() and (i := _pop_row(left)) is not None:
                     results[i] = call(i)
             except BaseException:
                 left.clear()  # nobody wants the others any more
@@ -157,7 +155,7 @@ class ThreadExecutor:
             while not done.wait(late.pause_seconds):
                 late.look(dict(self._call.running), time.monotonic())
             done.result()
-        if self._cancelled:
+        if self._stopped():
             raise StoppedError
         return [results[i] for i in range(n)]
 
@@ -245,11 +243,12 @@ class BlockTransform:
         allocate: Allocate = allocate_private,
         allocate_ragged: Allocate = allocate_private,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        stopped: Callable[[], bool] = never,
     ) -> None:
         self._takes = function_arguments(function)
         if crew is None:
             assert not isinstance(function, PickledFunction)  # it goes where processes call it
-            crew = ThreadExecutor(TransformCall(function, seed))
+            crew = ThreadExecutor(TransformCall(function, seed), stopped)
         self._crew = crew
         self._timeout_seconds = timeout_seconds
         self._rows = rows
@@ -288,9 +287,6 @@ class BlockTransform:
             out = self._batch(self.schema, len(rows))
             self._crew.fill(rows, out, self.schema, late)
         return {name: self._column(name, values) for name, values in out.items()}
-
-    def cancel(self) -> None:
-        self._crew.cancel()
 
     def close(self) -> None:
         self._crew.close()

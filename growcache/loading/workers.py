@@ -97,10 +97,16 @@ class _Worker:
 class ProcessExecutor:
     """Worker processes; used by one thread at a time."""
 
-    def __init__(self, count: int, setup: WorkerSetup, arena: SharedSender) -> None:
+    def __init__(
+        self,
+        count: int,
+        setup: WorkerSetup,
+        arena: SharedSender,
+        stopped: Callable[[], bool],
+    ) -> None:
         self._setup = setup
         self._arena = arena
-        self._cancelled = False
+        self._stopped = stopped
         self._workers = [self._started() for _ in range(count)]
 
     def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
@@ -148,6 +154,7 @@ class ProcessExecutor:
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
         left = deque(_Chunk(a, min(a + step, rows)) for a in range(0, rows, step))
         while left or any(worker.chunks for worker in self._workers):
+            self._raise_if_stopped()
             self._hand_out(left, work)
             for worker in _workers_with_answers(self._workers):
                 self._answer(worker, take, left, late)
@@ -179,7 +186,7 @@ class ProcessExecutor:
         try:
             answer = worker.child.wire.receive().head
         except EOFError as end:
-            self._go_on()
+            self._raise_if_stopped()
             left.extendleft(reversed(worker.chunks))
             self._replace(worker, end)
             return
@@ -204,10 +211,9 @@ class ProcessExecutor:
             )
         _log.warning("a process of num_workers %s; another one takes its place", why)
         worker.child = self._started().child
-        self._go_on()  # who cancels meanwhile may have met its predecessor only
 
-    def _go_on(self) -> None:
-        if self._cancelled:
+    def _raise_if_stopped(self) -> None:
+        if self._stopped():
             raise StoppedError
 
     def _started(self) -> _Worker:
@@ -216,13 +222,9 @@ class ProcessExecutor:
         child.send(self._setup)
         return _Worker(child)
 
-    def cancel(self) -> None:
-        self._cancelled = True
-        for worker in self._workers:
-            worker.child.wire.shut()
-
     def close(self) -> None:
-        self.cancel()  # all, before one is waited for
+        for worker in self._workers:  # all, before one is waited for
+            worker.child.wire.shut()
         for worker in self._workers:
             worker.child.close()
 
@@ -232,9 +234,10 @@ def _workers_with_answers(workers: Iterable[_Worker]) -> list[_Worker]:
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
-    return [waiting[descriptor] for descriptor, _ in poll.poll()]
+    return [waiting[descriptor] for descriptor, _ in poll.poll(POLL_MILLISECONDS)]
 
 
+POLL_MILLISECONDS = 100  # between two looks whether to stop
 WORKER_NAME = "a process of num_workers"
 
 

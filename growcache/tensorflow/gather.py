@@ -72,7 +72,7 @@ class ConsumerPool:
             if self._ahead or self._closed:
                 return
             engine = self._idle or self._make()
-            engine.begin()
+            engine.prefetch()
             self._keep(engine)
 
     def take(self) -> Consumer:

@@ -255,10 +255,10 @@ def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) 
     next(old)
     new = loader.epoch()
     next(new)
-    stands = loader.state
+    stands = loader.position()
     with pytest.raises(RuntimeError, match="iterated anew"):
         next(old)
-    assert loader.state == stands
+    assert loader.position() == stands
     assert len(list(new)) == 4
 
 
@@ -270,16 +270,16 @@ def test_an_iterator_ends_with_what_made_its_batches(
     loader = engine(cache)
     epoch = loader.epoch()
     next(epoch)
-    stood = loader.state
+    stood = loader.position()
     next(epoch)
     if end == "close":
         loader.close()
     else:
-        loader.load(stood, "error")
-    stands = loader.state
+        loader.reset(stood, "error")
+    stands = loader.position()
     with pytest.raises(RuntimeError, match="the loader was closed"):
         next(epoch)
-    assert loader.state == stands
+    assert loader.position() == stands
 
 
 def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
@@ -327,7 +327,7 @@ def test_a_pass_that_is_over_keeps_no_lease_where_all_of_the_next_one_is_made(
 
 def items(loader: Consumer) -> Any:
     """What a thread has made, and the loop has not received."""
-    source: Any = loader._source
+    source: Any = loader._stage
     return source._items
 
 
@@ -437,7 +437,7 @@ def test_what_comes_is_the_same_however_large_the_blocks_are(
         for number in range(4):
             # The second one is left early.
             epochs.append(ids(itertools.islice(loader.epoch(), 3 if number == 1 else None)))
-            epochs.append(loader.state)
+            epochs.append(loader.position())
         found.append(epochs)
         loader.close()
     assert found[0] == found[1] == found[2]
@@ -491,7 +491,7 @@ def test_a_framework_may_have_several_batches_in_one_piece(
             loader = Consumer(options, Framework(at_once=at_once))
             with contextlib.closing(loader):
                 epochs.append(list(loader.epoch()))
-                assert loader.state.step == 0
+                assert loader.position().step == 0
                 assert loader.report.samples == 100
     _, pieces = epochs
     assert [len(piece["id"]) for piece in pieces] == [12, 12, 4] * 3 + [12, 4]
@@ -734,12 +734,12 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
 def is_item_of_a_thread(frame: FrameType, event: str, argument: Any) -> bool:
     """When the call returns that what a thread made is taken by."""
     taken = event == "c_return" and argument.__name__ == "get"
-    return taken and frame.f_code is QueuedStage.receive.__code__
+    return taken and frame.f_code is QueuedStage.next.__code__
 
 
 def is_item_of_a_process(frame: FrameType, event: str, argument: Any) -> bool:
     """When what a process sent is returned."""
-    return event == "return" and frame.f_code is ProcessStage.receive.__code__
+    return event == "return" and frame.f_code is ProcessStage.next.__code__
 
 
 def interrupted_epoch(made: Consumer, is_item: IsItem, lost: int) -> int:
@@ -796,7 +796,7 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     for epoch in found:
         for batch in made.epoch():
             epoch += batch["id"].tolist()
-            assert made.state.plan is not None
+            assert made.position().plan is not None
     if length is None:  # a pass of which nothing was delivered begins anew
         assert sorted(found[-1]) == everything(0, 1, 2, 4)
     else:  # what another goes on with is not over before something of it was delivered

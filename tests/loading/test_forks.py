@@ -191,10 +191,10 @@ def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
     taken, over = threading.Event(), threading.Event()
     with EpochLoader(cache.root, batch_size=7, min_samples=1, **options) as loader:
         next(iter(loader))
-        source: Any = loader._engine._source
+        source: Any = loader._consumer._stage
 
         def take() -> None:
-            with source._link._begun:
+            with source.demand._changed:
                 taken.set()
                 over.wait()
 

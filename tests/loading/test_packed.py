@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from growcache.loading.channel import PassBegun
+from growcache.loading.channel import PassStarted
 from growcache.loading.options import LoaderOptions
 from growcache.loading.position import LazyPickle, PassPlan
 from growcache.loading.report import PassFacts
@@ -45,8 +45,8 @@ def test_a_pass_crosses_over_whole(cache: Filled) -> None:
     cache.add(*range(5))
     with Snapshot.take(cache.root) as snapshot:
         plan = plan_snapshot(LoaderOptions(cache.root, 4), snapshot, 3)
-        sent = PassBegun(3, LazyPickle(plan), PassFacts.of(snapshot, 1.5))
-    came: PassBegun = pickle.loads(pickle.dumps(sent, protocol=5))
+        sent = PassStarted(3, LazyPickle(plan), PassFacts.of(snapshot, 1.5))
+    came: PassStarted = pickle.loads(pickle.dumps(sent, protocol=5))
     assert came.plan.get() == plan
     assert isinstance(came.plan.get(), PassPlan)
     for name in ("numbers", "samples", "drawn_at"):

@@ -25,7 +25,7 @@ from growcache.cache import system
 from growcache.cache.lease_views import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import shared_memory
-from growcache.loading.channel import Channel
+from growcache.loading.channel import Demand
 from growcache.loading.child_process import (
     ChildProcess,
     Message,
@@ -33,7 +33,13 @@ from growcache.loading.child_process import (
     StopCommand,
     socket_pair,
 )
-from growcache.loading.gather_process import GatherSetup, ServiceChanged, _receive_commands
+from growcache.loading.gather_process import (
+    Acknowledge,
+    EndPass,
+    GatherSetup,
+    ServiceChanged,
+    _receive_commands,
+)
 from growcache.loading.loader import Loader
 from growcache.loading.position import PassPosition
 from growcache.loading.shared_memory import SharedSender
@@ -419,7 +425,7 @@ def test_the_process_forgets_why_an_earlier_service_failed(tmp_path: Path) -> No
     for reason in ("the store is gone", None):
         for command in (ServiceChanged(reason), StopCommand()):
             ours.send(Message(command))
-        _receive_commands(theirs, SharedSender(), Channel(0, lambda _: None), order)  # type: ignore[arg-type]
+        _receive_commands(theirs, SharedSender(), Demand(0), order)  # type: ignore[arg-type]
         reasons.append(system.service_end_reason(tmp_path))
     ours.close()
     theirs.close()
@@ -469,13 +475,22 @@ def test_a_forked_child_reads_on_its_own(large: Filled) -> None:
             os.close(descriptor)
 
 
-def test_that_a_pass_is_over_stands_whatever_is_told_of_it_later() -> None:
-    link = Channel(0, lambda item: None)
-    link.end_pass(3)
-    link.more(PassPosition(3, 80), waited=False)
-    assert link.delivered == PassPosition(4, 0)
-    link.more(PassPosition(4, 7), waited=True)
-    assert link.delivered == PassPosition(4, 7)
+def test_that_a_pass_is_over_stands_whatever_is_told_of_it_later(tmp_path: Path) -> None:
+    ours, theirs = map(MessageSocket, socket_pair())
+    order: Any = SimpleNamespace(options=SimpleNamespace(root=tmp_path))
+    found = []
+    for commands in (
+        [EndPass(3), Acknowledge(PassPosition(3, 80), False, [], [])],
+        [Acknowledge(PassPosition(4, 7), True, [], [])],
+    ):
+        for command in (*commands, StopCommand()):
+            ours.send(Message(command))
+        demand = Demand(0)
+        _receive_commands(theirs, SharedSender(), demand, order)
+        found.append(demand.delivered)
+    ours.close()
+    theirs.close()
+    assert found == [PassPosition(4, 0), PassPosition(4, 7)]
 
 
 def test_ranks_of_a_job_share_a_snapshot(large: Filled) -> None:

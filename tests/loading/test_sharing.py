@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.loading.channel import Channel
+from growcache.loading.channel import Demand
 from growcache.loading.framework import (
     LONG_ROW_BYTES,
     MIN_PARALLEL_BYTES,
@@ -184,9 +184,9 @@ def test_a_loop_that_waits_has_two_threads_that_copy_and_none_once_closed(
 def test_a_loop_that_computes_is_not_disturbed_because_it_waited_once(
     waits: bool, waited: bool, step_seconds: float, hurries: bool
 ) -> None:
-    link = Channel(0, lambda item: None)
+    link = Demand(0)
     link.waits, link.waited, link.step_seconds = waits, waited, step_seconds
-    assert link.hurries() == hurries
+    assert link.is_urgent() == hurries
 
 
 @two_cores

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.loading.blocks import Block
 from growcache.loading.channel import (
     HEAD_START_SECONDS,
-    AckQueue,
-    Channel,
+    Demand,
     EpochEnd,
     Item,
     QueuedStage,
     head_start_seconds,
 )
+from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import (
     LOOK_SECONDS,
     MARGIN,
@@ -28,7 +30,8 @@ from growcache.loading.passes import (
     SnapshotTiming,
     is_due,
 )
-from growcache.loading.position import PassPosition
+from growcache.loading.position import PassPosition, PassPositions, Position, TransformForm
+from growcache.loading.resume import MissingShards
 
 seconds = st.floats(0.0001, 10)
 paces = st.floats(1, 1e7)
@@ -193,7 +196,7 @@ def test_of_epochs_that_are_over_between_two_looks_only_the_first_ones_are_looke
 
 
 def test_a_pause_ends_where_the_consumer_wants_the_next_epoch() -> None:
-    link = Channel(3, lambda _: None)
+    link = Demand(3)
     assert not link.pause(3, 0.001)
     woken(link, lambda: link.pause(3, 60), lambda: link.begin(4))
     assert not link.pause(3, 60)
@@ -219,7 +222,7 @@ class Waits(threading.Event):
         return False
 
 
-def woken(link: Channel, wait: Callable[[], object], wake: Callable[[], object]) -> None:
+def woken(link: Demand, wait: Callable[[], object], wake: Callable[[], object]) -> None:
     """Have a thread wait for the consumer, which wakes it."""
     thread = threading.Thread(target=wait)
     thread.start()
@@ -228,14 +231,14 @@ def woken(link: Channel, wait: Callable[[], object], wake: Callable[[], object])
 
 
 def test_a_thread_that_the_consumer_wakes_lets_it_go_first() -> None:
-    link = Channel(0, lambda _: None)
+    link = Demand(0)
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.002]
 
 
 def test_a_consumer_in_another_process_needs_no_head_start() -> None:
-    link = Channel(0, lambda _: None)
+    link = Demand(0)
     link.stop, link.by_block = waits, _ = Waits(), True
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.0]
@@ -243,7 +246,7 @@ def test_a_consumer_in_another_process_needs_no_head_start() -> None:
 
 
 def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> None:
-    link = Channel(0, lambda _: None)
+    link = Demand(0)
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
     tokens = [link.token(), link.token()]
     assert (tokens, waits.seconds) == ([True, True], [])
@@ -272,44 +275,64 @@ def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> 
 def test_the_step_is_from_one_delivery_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    queued = QueuedStage(0)
-    assert queued._link.step_seconds == math.inf
-    queued.delivered = PassPosition(0, 1)
-    assert queued._link.step_seconds == math.inf
+    demand = Demand(0)
+    assert demand.step_seconds == math.inf
+    demand.deliver(PassPosition(0, 1))
+    assert demand.step_seconds == math.inf
     for seconds in (0.5, 0.25):
         now[0] += seconds
-        queued.delivered = PassPosition(0, 2)
-        assert queued._link.step_seconds == seconds
+        demand.deliver(PassPosition(0, 2))
+        assert demand.step_seconds == seconds
 
 
 def test_who_waits_for_a_block_is_in_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
-
-    class Slow(AckQueue):
-        def get(self, block: bool = True, timeout: float | None = None) -> Item:
-            now[0] += 7.0
-            return super().get(timeout=0)
-
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    queued = QueuedStage(0)
-    queued._items = Slow()
-    queued.delivered = PassPosition(0, 1)
-    now[0] += 0.5
-    assert queued.receive(0) is None
-    queued._items.put(EpochEnd(0))
-    assert queued.receive() == EpochEnd(0)
-    queued.delivered = PassPosition(0, 2)
-    assert queued._link.step_seconds == 0.5
+    demand = Demand(0)
+    demand.deliver(PassPosition(0, 1))
+    now[0] += 7.5
+    demand.waiting(7.0)
+    demand.deliver(PassPosition(0, 2))
+    assert demand.step_seconds == 0.5
 
 
-def test_whether_a_block_was_waited_for_is_told_with_it() -> None:
-    queued = QueuedStage(0)
-    told = []
+class Items(QueuedStage):
+    """A stage whose thread ends at once: the test puts its items."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(LoaderOptions(tmp_path, batch_size=1))
+        self.demand = Demand(0)
+
+    def reset(self, position: Position, missing: MissingShards) -> None:
+        raise NotImplementedError
+
+    def put(self, item: Item) -> None:
+        self._items.put(item)
+
+
+def a_block() -> Block:
+    marks = PassPositions.of([PassPosition(0, 1)])
+    return Block(0, 1, [], [], {}, 0, marks, [0], TransformForm())
+
+
+def test_whether_a_block_was_waited_for_is_told_with_it(tmp_path: Path) -> None:
+    stage, told = Items(tmp_path), []
     for there in (True, False, True):
         if not there:
-            assert queued.receive(0) is None  # the loop goes on to ask
-        queued._items.put(EpochEnd(0))  # as good as a block
-        queued.receive()
-        queued.more()
-        told.append(queued._link.waited)
+            assert stage.next(0) is None  # the loop goes on to ask
+        stage.put(a_block())
+        stage.next()
+        told.append(stage.demand.waited)
     assert told == [False, True, False]
+
+
+def test_an_item_that_was_taken_and_not_returned_is_noticed(tmp_path: Path) -> None:
+    stage = Items(tmp_path)
+    for n in range(3):
+        assert stage.taken == n
+        stage.put(EpochEnd(n))
+        assert stage.taken == n
+        assert stage.next() == EpochEnd(n)
+    stage.put(EpochEnd(3))
+    stage._items.get()  # an interrupt came here
+    assert stage.taken == 4

@@ -127,7 +127,6 @@ def test_threads_begin_no_row_once_they_are_cancelled() -> None:
 
     def cancel(sample: Any) -> Any:
         called.append(sample["id"])
-        crew.cancel()
         cancelled.set()
         return sample
 
@@ -137,7 +136,8 @@ def test_threads_begin_no_row_once_they_are_cancelled() -> None:
         return sample
 
     crew = ThreadExecutor(
-        TransformCall(lambda sample: (wait if sample["id"] else cancel)(sample), 0)
+        TransformCall(lambda sample: (wait if sample["id"] else cancel)(sample), 0),
+        cancelled.is_set,
     )
     try:
         rows = TransformRows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None)
