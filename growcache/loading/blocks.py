@@ -135,6 +135,8 @@ class BlockAssembler:
         batch, transformed = options.batch_size, options.transform is not None
         most = batches_per_block(nbytes, batch, transformed=transformed)
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
+        if framework.at_once > 1 and not transformed:  # small blocks would be more buffers
+            few = most
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.most_rows = batch * most
         self._at_once = framework.at_once
