@@ -150,7 +150,7 @@ class ProcessStage(Stage):
             options=portable_options(self._options),
             start=position,
             missing=missing,
-            note=next_rank_note(self._options),
+            note=next_rank_note(self._options) if self._options.ranks.share else None,
             argv=sys.argv,
             level=logging.getLogger("growcache").getEffectiveLevel(),
             failed=system.service_end_reason(self._options.root),
@@ -283,7 +283,7 @@ def _run_producer(wire: MessageSocket, order: GatherSetup) -> None:
     demand = Demand(order.start.next_epoch)
     demand.by_block = True
     listen(wire, functools.partial(_receive_commands, wire, arena, demand, order))
-    ranks = rank_group(order.options, order.note)
+    ranks = None if order.note is None else rank_group(order.options, order.note)
     lent = Framework(take_rows_locked, take_slices_locked, allocate=arena.allocate)
     put = functools.partial(_put, wire, arena, demand)
     begin = order.start, order.missing, ranks

@@ -123,7 +123,7 @@ class Passes:
         options: LoaderOptions,
         demand: Demand,
         first_pass: int,
-        ranks: RankGroup,
+        ranks: RankGroup | None,
         resume: Callable[[], tuple[Snapshot, RemainingPass] | None] | None,
         on_pass: Callable[[OpenPass], None],
     ) -> None:

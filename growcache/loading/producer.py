@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from growcache.errors import CacheError
-from growcache.loading.blocks import Block, BlockAssembler
+from growcache.loading.blocks import BatchCutter, Block, BlockAssembler
 from growcache.loading.buffers import MIN_IN_FLIGHT, blocks_in_flight
 from growcache.loading.channel import (
     MIN_BLOCKS_AHEAD,
@@ -25,6 +25,9 @@ from growcache.loading.channel import (
     Failure,
     Item,
     PassStarted,
+    QueuedStage,
+    Stage,
+    StageKind,
 )
 from growcache.loading.framework import Framework, ParallelCopies
 from growcache.loading.options import LoaderOptions
@@ -33,9 +36,10 @@ from growcache.loading.plan import RankShare
 from growcache.loading.position import (
     LazyPickle,
     Position,
+    PositionTracker,
     remaining_pass,
 )
-from growcache.loading.rank_sync import RankGroup
+from growcache.loading.rank_sync import RankGroup, next_rank_note, rank_group
 from growcache.loading.report import PassFacts
 from growcache.loading.resume import MissingShards, ResumeRequest, resume_pass
 from growcache.loading.shared_memory import SharedSender
@@ -62,7 +66,7 @@ class Producer:
         framework: Framework,
         start: Position,
         missing: MissingShards,
-        ranks: RankGroup,
+        ranks: RankGroup | None,
         finish: Finish = finish_nothing,
         arena: SharedSender | None = None,
     ) -> None:
@@ -323,3 +327,41 @@ def _padding_pieces(piece: Piece, deal: RankShare) -> list[Piece]:
         return []
     last = np.full(deal.padding, piece.stop - 1)
     return [Piece(piece.window.chosen(last, padding=True), 0, deal.padding)]
+
+
+class ThreadStage(QueuedStage):
+    """A producer in a thread of this process."""
+
+    kind: StageKind = "thread"
+
+    def __init__(
+        self, options: LoaderOptions, framework: Framework, cutter: BatchCutter
+    ) -> None:
+        super().__init__(options)
+        self._framework = framework
+        self._cutter = cutter
+
+    def reset(self, position: Position, missing: MissingShards) -> None:
+        options = self._options
+        self.demand = Demand(position.next_epoch)
+        self.tracker = PositionTracker(options, position)
+        ranks = rank_group(options, next_rank_note(options)) if options.ranks.share else None
+        producer = Producer(
+            *(options, self.demand, self._items.put, self._framework),
+            *(position, missing, ranks, self._cutter.cut_now),
+        )
+        self._start_thread(producer.run)
+
+
+def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) -> Stage:
+    """Return a stage of a kind; a loader with a thread imports nothing of processes."""
+    cutter = BatchCutter(options, framework)
+    if kind == "thread":
+        return ThreadStage(options, framework, cutter)
+    from growcache.loading.gather_process import CutStage, ProcessStage
+
+    transfer = framework.carrier
+    if options.batch_transform is None and transfer is None:
+        return ProcessStage(options, cutter.cut)
+    lock = None if transfer is None else transfer.lock
+    return CutStage(options, ProcessStage(options, lock=lock), cutter)

@@ -30,8 +30,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     Backoff,
     WaitControl,
-    choose_shards,
-    take_snapshot,
+    take_new_snapshot,
     wait_for_room,
     waking_on_change,
 )
@@ -58,13 +57,11 @@ class RankGroup(Protocol):
         """Return when the pass may be entered, because its snapshot is final."""
 
 
-def next_rank_note(options: LoaderOptions) -> RankNote | None:
-    """Return what this rank announces to the others; None where it is alone.
+def next_rank_note(options: LoaderOptions) -> RankNote:
+    """Return what this rank announces to the others.
 
     Called in the thread that iterates, so that all ranks count alike.
     """
-    if not options.ranks.share:
-        return None
     return RankNote(
         run=launch_id(os.environ, os.getppid()),
         walk=next(_walks[str(options.root), options.job, options.ranks.local_rank]),
@@ -75,9 +72,7 @@ def next_rank_note(options: LoaderOptions) -> RankNote | None:
     )
 
 
-def rank_group(options: LoaderOptions, note: RankNote | None) -> RankGroup:
-    if note is None:
-        return _Alone(options)
+def rank_group(options: LoaderOptions, note: RankNote) -> RankGroup:
     return (_Leader if options.ranks.leads else _Follower)(options, note)
 
 
@@ -90,20 +85,6 @@ def resume_note(options: LoaderOptions, pass_number: int) -> RankNote | None:
     if ranks.leads:
         return None
     return RankNote("", -1, pass_number, ranks.local_rank, ranks.local_world_size)
-
-
-class _Alone:
-    def __init__(self, options: LoaderOptions) -> None:
-        self._options = options
-
-    def offers(self, pass_number: int) -> bool:
-        return False
-
-    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
-        return _take_snapshot(self._options, watch, view)
-
-    def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
-        pass
 
 
 class _Leader:
@@ -130,7 +111,7 @@ class _Leader:
             watch.hold()
 
         try:
-            snapshot = _take_snapshot(self._options, replace(watch, hold=hold), view, note)
+            snapshot = take_new_snapshot(self._options, replace(watch, hold=hold), view, note)
         except BaseException:
             self._leave()
             raise
@@ -320,12 +301,6 @@ class _Follower:
             f"rank 0 of job {self._options.job} (pid {pid} on {host}) ended, or closed its "
             "loader, while other ranks go on; start all ranks of the job again"
         )
-
-
-def _take_snapshot(
-    options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
-) -> Snapshot | None:
-    return take_snapshot(options, watch, choose_shards(options, watch, view), note)
 
 
 def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) -> Lease | None:

@@ -381,6 +381,13 @@ def take_snapshot(
     return wait_for_room(attempt, watch.wake, watch.stopped)
 
 
+def take_new_snapshot(
+    options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
+) -> Snapshot | None:
+    """Return a snapshot of what this job has not used up; None if stopped."""
+    return take_snapshot(options, watch, choose_shards(options, watch, view), note)
+
+
 def _warn_of_reuse(options: LoaderOptions, limit: ReuseLimit) -> None:
     key = (options.root, options.job)
     if key not in _warned_of_reuse:

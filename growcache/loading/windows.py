@@ -32,7 +32,12 @@ from growcache.loading.plan import (
 from growcache.loading.position import PassPlan, PassPosition, PlannedShard, RemainingPass
 from growcache.loading.rank_sync import RankGroup
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import WaitControl, wait_for_samples, warn_if_service_stopped
+from growcache.loading.waiting import (
+    WaitControl,
+    take_new_snapshot,
+    wait_for_samples,
+    warn_if_service_stopped,
+)
 from growcache.threads import StoppedError
 
 
@@ -343,7 +348,7 @@ class PassOpener:
     def __init__(
         self,
         options: LoaderOptions,
-        ranks: RankGroup,
+        ranks: RankGroup | None,
         watch: WaitControl,
         stop: threading.Event,
         wake: threading.Event,
@@ -372,7 +377,8 @@ class PassOpener:
 
     def _settle(self, snapshot: Snapshot) -> None:
         try:
-            self._ranks.settle(snapshot, self._watch)
+            if self._ranks is not None:
+                self._ranks.settle(snapshot, self._watch)
         except BaseException:
             snapshot.close()
             raise
@@ -404,25 +410,32 @@ class PassOpener:
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
         options, ranks = self._options, self._ranks
+
+        def offered() -> bool:
+            return ranks is not None and ranks.offers(number)
+
         began = time.monotonic()
         view = wait_for_samples(
             options.root,
             max(min_samples, options.least_samples),
             complete=options.fixed,
             wake=self._wake,
-            stopped=lambda: self._stop.is_set() or ranks.offers(number),
+            stopped=lambda: self._stop.is_set() or offered(),
             known=self._known,
         )
         self.waited = time.monotonic() - began
         if self._stop.is_set():
             raise StoppedError
         warn_if_service_stopped(options.root, view)
-        if view.totals.samples < options.least_samples and not ranks.offers(number):
+        if view.totals.samples < options.least_samples and not offered():
             raise ConfigError(
                 f"all {view.totals.samples} samples of {options.root} are less than one batch "
                 f"of {options.least_samples}; use a smaller batch_size or drop_last=False"
             )
-        snapshot = ranks.take(number, self._watch, view)
+        if ranks is None:
+            snapshot = take_new_snapshot(options, self._watch, view)
+        else:
+            snapshot = ranks.take(number, self._watch, view)
         if snapshot is None:
             raise StoppedError
         self._known = True

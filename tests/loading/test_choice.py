@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading import gather, stages
+from growcache.loading import epochs, gather
+from growcache.loading.epochs import GatherChoice
 from growcache.loading.options import Gather
-from growcache.loading.stages import GatherChoice
 from growcache.numpy import EpochLoader
 from tests.conftest import loading_threads
 from tests.filled import Filled
@@ -26,7 +26,7 @@ from tests.forked import fork
 from tests.loading.loaders import as_bytes
 from tests.loading.test_process import gatherers
 
-WINDOW = stages.WINDOW_SECONDS
+WINDOW = epochs.WINDOW_SECONDS
 
 
 def block(seconds: float, stalled: float, batches: int = 8) -> Any:
@@ -51,11 +51,11 @@ def test_a_process_is_wanted_where_the_thread_stalls(making: float, stalled: flo
     found = block(making * WINDOW, stalled)
     share, of_the_loop = stalled, making * stalled
     near = min(
-        abs(share - stages.MIN_STALLED_SHARE), abs(of_the_loop - stages.MIN_STALLED_TIME)
+        abs(share - epochs.MIN_STALLED_SHARE), abs(of_the_loop - epochs.MIN_STALLED_TIME)
     )
     if near > 1e-9:
-        wanted = share > stages.MIN_STALLED_SHARE and of_the_loop > stages.MIN_STALLED_TIME
-        assert decisions(*[found] * stages.VOTES)[-1] == wanted
+        wanted = share > epochs.MIN_STALLED_SHARE and of_the_loop > epochs.MIN_STALLED_TIME
+        assert decisions(*[found] * epochs.VOTES)[-1] == wanted
 
 
 def test_as_many_windows_in_a_row_must_agree() -> None:
@@ -84,10 +84,10 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """It changes to the process after a few blocks."""
-    monkeypatch.setattr(stages, "WINDOW_SECONDS", 0.0)
-    monkeypatch.setattr(stages, "MIN_BATCHES", 1)
-    monkeypatch.setattr(stages, "MIN_STALLED_SHARE", -1.0)
-    monkeypatch.setattr(stages, "MIN_STALLED_TIME", -1.0)
+    monkeypatch.setattr(epochs, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(epochs, "MIN_BATCHES", 1)
+    monkeypatch.setattr(epochs, "MIN_STALLED_SHARE", -1.0)
+    monkeypatch.setattr(epochs, "MIN_STALLED_TIME", -1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     return monkeypatch
 
