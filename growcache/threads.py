@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 
@@ -99,3 +100,41 @@ def _run_calls(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
             return
         call()
         del call  # it holds the result, which may be a snapshot
+
+
+class ConcurrentCalls(Generic[T]):
+    """Calls made at once, by at most ``most`` threads; the first error stops those not yet made."""
+
+    def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
+        self._todo = deque(enumerate(calls))
+        self._results: dict[int, T] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._threads = [
+            threading.Thread(target=self._work, name="growcache-call", daemon=True)
+            for _ in range(min(most, len(calls)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        while self._todo and not self._errors:
+            try:
+                number, call = self._todo.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                self._results[number] = call()
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                self._errors[number] = error
+
+    def results(self) -> list[T]:
+        """Wait, and return what each call returned.
+
+        Raises:
+            BaseException: what the first of those that failed raised.
+        """
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[min(self._errors)]
+        return [self._results[number] for number in sorted(self._results)]

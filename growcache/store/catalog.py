@@ -176,7 +176,6 @@ class Catalog:
 
     @property
     def path(self) -> Path:
-        """Of its file."""
         return self._path
 
     @classmethod
@@ -206,7 +205,7 @@ class Catalog:
         return catalog
 
     def refresh(self) -> int:
-        """Take in what another process has appended since; return the number of entries."""
+        """Read the entries that another process has appended since; return the number of entries."""
         with self._lock:
             self._scan()
             return len(self)
@@ -250,7 +249,7 @@ class Catalog:
             self._sync()
 
     def close(self) -> None:
-        """Release the file; what was not flushed is lost."""
+        """Release the file; entries that were not flushed are lost."""
         with self._lock:
             if self._descriptor >= 0:
                 if (
@@ -376,15 +375,13 @@ class Catalog:
 
     @property
     def torn_bytes(self) -> int:
-        """What the file has at its end that is no whole frame."""
+        """Bytes at the end of the file that are no complete frame."""
         return os.fstat(self._descriptor).st_size - self._end
 
     @property
     def allocated_bytes(self) -> int:
-        """What the file takes on the disk, in whole blocks."""
+        """Bytes on the disk, in whole blocks."""
         return os.fstat(self._descriptor).st_blocks * 512
-
-    # -- blocks -------------------------------------------------------------------------
 
     def _write_pending(self, *, at_least: int) -> None:
         """Write blocks while at least ``at_least`` entries are buffered; a failure keeps the rest buffered."""
@@ -518,8 +515,6 @@ class Catalog:
             self._sizes = grown
         self._sizes[first:stop] = sizes
 
-    # -- keys ---------------------------------------------------------------------------
-
     def _known(self) -> KeySet:
         if self._key_set is None:
             # Without the lock, because a million keys take seconds; blocks never change.
@@ -550,8 +545,6 @@ class Catalog:
 
     def _identities_of(self, ordinals: Sequence[int]) -> list[str]:
         return [_store_and_key(entry.store, entry.key) for entry in self.entries(ordinals)]
-
-    # -- opening ------------------------------------------------------------------------
 
     def _recover(self) -> None:
         head = os.pread(self._descriptor, len(_MAGIC), 0)

@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, takewhile
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import StoreError, TransientStoreError
 from growcache.store.contract import in_pages
 from growcache.store.store_errors import is_client_error, read_fsspec_error
 from growcache.store.urls import WILDCARD, component_regex, is_unsupported_key
+from growcache.threads import ConcurrentCalls
 from growcache.usercode import short_key
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def is_utf8(text: str) -> bool:
         return False
 
 
-LEAST_PAGES = 2.0  # left in a range, by estimate, for a split of it to be worth a request
+LEAST_PAGES = 2.0  # left in a range, by estimate, before a split of it is worth a request
 _UNKNOWN_PAGES = 1e9  # pages: a range without a known end is split first
 _CODE_SPACE = 1 << 256
 
@@ -309,10 +309,8 @@ _KEYS_LEARNED_PER_PAGE = 8  # keys of a page whose characters are learned
 # Rounds that are yielded together, mixed, because the first objects decide the schema. They have at most 1,
 # 2, 4, 8 and 16 pages: more rounds would delay the first sample, fewer would see one end of the keys.
 _SURVEY_ROUNDS = 5
-_SURVEY_SINGLES, _SURVEY_RUN = (
-    64,
-    16,
-)  # objects of the survey that are told one by one; then so many in a row
+_SURVEY_SINGLES = 64  # objects of the survey that are yielded one by one
+_SURVEY_RUN = 16  # objects in a row, after those
 
 
 class UnsortedError(Exception):
@@ -384,7 +382,7 @@ class UrlListing:
         return _ListedRange(len(fixed), "", after, None, self)
 
     def pages(self, retries: RetryPolicy) -> Iterator[list[Entry]]:
-        """Yield the matching entries page after page, for a store that does not list in order."""
+        """Yield the matching entries page after page, as a store without order needs it."""
         part = _ListedRange(0, "", "", None, self)
         while (page := part.next_page(retries)) is not None:
             if page:
@@ -542,44 +540,6 @@ def _bit_reversed(count: int) -> list[int]:
     """
     bits = max(1, (count - 1).bit_length())
     return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
-
-
-class ConcurrentCalls(Generic[T]):
-    """Calls made at once, by threads that keep no process from its end."""
-
-    def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
-        self._todo = deque(enumerate(calls))
-        self._results: dict[int, T] = {}
-        self._errors: dict[int, BaseException] = {}
-        self._threads = [
-            threading.Thread(target=self._work, name="listing-page", daemon=True)
-            for _ in range(min(most, len(calls)))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _work(self) -> None:
-        while self._todo and not self._errors:
-            try:
-                number, call = self._todo.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            try:
-                self._results[number] = call()
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                self._errors[number] = error
-
-    def results(self) -> list[T]:
-        """Wait, and return what each call returned.
-
-        Raises:
-            BaseException: what the first of those that failed raised.
-        """
-        for thread in self._threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[min(self._errors)]
-        return [self._results[number] for number in sorted(self._results)]
 
 
 def walk_folders(

@@ -22,14 +22,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page
-from growcache.store.listing import (
-    WIDTH,
-    ConcurrentCalls,
-    Rounds,
-    UnsortedError,
-    UrlListing,
-    is_utf8,
-)
+from growcache.store.listing import WIDTH, Rounds, UnsortedError, UrlListing, is_utf8
 from growcache.store.response_check import (
     BrokenReadError,
     check_length,
@@ -47,6 +40,7 @@ from growcache.store.retries import (
 )
 from growcache.store.store_errors import UnsupportedKeyError
 from growcache.store.urls import BUCKET_SCHEMES, SSH_SCHEMES, WEB_SCHEMES, Location, parse_url
+from growcache.threads import ConcurrentCalls
 from growcache.usercode import short_key
 
 if TYPE_CHECKING:
@@ -131,14 +125,13 @@ class RemoteStore:
         self._probes: dict[int, StoreProbe] = {}
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
-        """See `Store.read`."""
         if stop is None or stop > entry.size:
             stop = entry.size
         if start < 0:
             raise ValueError(f"start must not be negative, found {start}")
         if start >= stop:
             return b""
-        # Where a version is known by its time alone, that has to be unambiguous first.
+        # A version that is known by its time alone has to be unambiguous first.
         if entry.etag is None and (wait := settling_seconds(entry.mtime, time.time())):
             await asyncio.sleep(wait)
         client = self._backends[entry.store]
@@ -208,7 +201,6 @@ class RemoteStore:
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
     ) -> bool:
-        """See `Store.fails_alone`."""
         client = self._backends[entry.store]
         if not client.recent_reads.has_other_since(entry.key, since):
             near = [one for one in others if self._backends[one.store] is client]
@@ -233,15 +225,12 @@ class RemoteStore:
         return False
 
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
-        """See `Store.given_up`."""
         return self._backends[entry.store].given_up.contains(entry.key, since)
 
     async def renewed(self, entry: Entry) -> Entry:
-        """See `Store.renewed`."""
         return await self._head_with_retries(entry.store, entry.key)
 
     async def find(self, key: str) -> Entry:
-        """See `Store.find`."""
         location = self._locations[0]
         if location.pattern.startswith("/") and not key.startswith("/"):
             key = location.prefix + key
@@ -371,7 +360,6 @@ class RemoteStore:
             yield from (replace(one, store=number) for one in islice(found, 0, None, step))
 
     def pages(self) -> Iterator[list[Entry]]:
-        """See `Store.pages`."""
         for client in self._backends:
             self._retries.run(client.current)
         sections = [
@@ -385,7 +373,8 @@ class RemoteStore:
             sections, lambda one: (one.location.is_key, id(one.backend))
         ):
             run = list(grouped)
-            listings.append(self._list_named_objects(run) if is_key else self._list(run))
+            pages = self._list_named_objects(run) if is_key else self._list(run)
+            listings.append(filter(None, map(storable_entries, pages)))
         yield from self._in_order(listings)
 
     def set_options(self, options: Mapping[str, object]) -> None:
@@ -402,16 +391,10 @@ class RemoteStore:
             client.renew(client.generation, at_once=True)
 
     async def close(self) -> None:
-        """See `Store.close`."""
         for backend in dict.fromkeys(self._backends):
             await backend.close()
 
     def _list(self, sections: list[UrlListing]) -> Iterator[list[Entry]]:
-        for page in self._list_by_rounds(sections):
-            if found := storable_entries(page):
-                yield found
-
-    def _list_by_rounds(self, sections: list[UrlListing]) -> Iterator[list[Entry]]:
         if all(section.backend.sorted for section in sections):
             most = min(WIDTH, self._concurrency)
             try:
@@ -451,9 +434,8 @@ class RemoteStore:
         ]
         for at in range(0, len(fresh), PAGE_ENTRIES):
             try:
-                yield storable_entries(
-                    ConcurrentCalls(fresh[at : at + PAGE_ENTRIES], _CONCURRENT_HEADS).results()
-                )
+                heads = fresh[at : at + PAGE_ENTRIES]
+                yield ConcurrentCalls(heads, _CONCURRENT_HEADS).results()
             except ObjectMissingError as error:
                 error.exit_code = 2  # the URL itself is wrong, not one object of many
                 raise

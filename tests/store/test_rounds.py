@@ -23,6 +23,7 @@ from growcache.store.listing import WIDTH, spread_survey
 from growcache.store.retries import RetryPolicy
 from growcache.store.store import RemoteStore
 from growcache.store.urls import Location, parse_url
+from growcache.threads import ConcurrentCalls
 
 SOURCE = SourceConfig(url=("s3://b/",), storage_options={"anon": True})
 
@@ -115,7 +116,7 @@ def names(count: int) -> dict[str, list[str]]:
 def test_pages_come_by_the_dozen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    class Counted(store_listing.ConcurrentCalls[Any]):
+    class Counted(ConcurrentCalls[Any]):
         def __init__(self, calls: Sequence[Any], most: int) -> None:
             asked.append(len(calls))
             super().__init__(calls, most)
