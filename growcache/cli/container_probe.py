@@ -117,13 +117,13 @@ async def probe_npz(reader: ObjectReader, *, many: bool) -> list[FormatProposal]
 
 async def probe_hdf5(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
     require_library("hdf5", "h5py")
-    file = HDF5Files().of(reader.entry)
+    file = HDF5Files().get(reader.entry)
     found, unreadable = await file.ask(reader, lambda file: _layouts(file, reader.entry.key))
     shown = [f"{one.path} {_dtype_name(one)}{list(one.shape)}" for one in found]
     listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
     listed += f" {plural(len(unreadable), 'other')}: {unreadable[0]}." if unreadable else ""
     arrays = [one for one in found if one.shape]
-    numbers = [one for one in arrays if not one.strings] or arrays
+    numbers = [one for one in arrays if not one.string_storage] or arrays
     if not numbers:
         raise FormatError(f"{listed} None is an array")
     main = max(numbers, key=_nbytes)
@@ -131,7 +131,7 @@ async def probe_hdf5(reader: ObjectReader, *, many: bool) -> list[FormatProposal
     # What has scalars next to it is one sample, as a rule: an image with its label.
     many = many or not all(one.shape for one in siblings)
     options, sentence = array_options(main.shape, main.dtype.itemsize, many=many)
-    if main.strings:
+    if main.string_storage:
         options, sentence = {"axis": 0}, "Each of its texts is a sample."
     together = [one.path for one in siblings if _goes_along(one, main, options)]
     together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
@@ -155,7 +155,7 @@ def _nbytes(layout: DatasetLayout) -> int:
 
 
 def _dtype_name(layout: DatasetLayout) -> str:
-    return "str" if layout.strings else layout.dtype.name
+    return "str" if layout.string_storage else layout.dtype.name
 
 
 def _folder(path: str) -> str:
@@ -165,9 +165,9 @@ def _folder(path: str) -> str:
 def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
     """Whether a dataset can be a field of the same samples as the main one."""
     if not options:  # the object is one sample, of which arrays of text are no values
-        return not (one.strings and one.shape)
+        return not (one.string_storage and one.shape)
     is_row_of_text = "window" not in options and len(one.shape) == 1
-    return one.shape[:1] == main.shape[:1] and (not one.strings or is_row_of_text)
+    return one.shape[:1] == main.shape[:1] and (not one.string_storage or is_row_of_text)
 
 
 async def probe_parquet(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:

@@ -267,7 +267,7 @@ class GrowingSlice:
     def stop(self) -> int:
         return self.start + len(self._data)
 
-    async def reach(self, stop: int) -> None:
+    async def extend_to(self, stop: int) -> None:
         """Read on to a position, at most to the end of the object."""
         entry = self._reader.entry
         stop = min(stop, entry.size)
@@ -282,7 +282,7 @@ class GrowingSlice:
         self._data = self._data + more if self._data else bytearray(more)
         self.view = memoryview(self._data)
 
-    async def reach_back(self, start: int) -> None:
+    async def extend_back_to(self, start: int) -> None:
         """Read the bytes between a position and the slice."""
         if start < self.start:
             before = memoryview(await self._reader.read(start, self.start))

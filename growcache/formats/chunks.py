@@ -34,15 +34,15 @@ ChunkOf = Callable[[int], range]
 """The ordinals of the samples that share a unit with the sample of this ordinal."""
 
 
-def choose_ordinals(samples: int, visit: Visit, key: str, unit_of: ChunkOf) -> Sequence[int]:
-    """Return the ordinals of a visit's samples, ascending; ``unit_of`` gives the chunk of one."""
+def choose_ordinals(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
+    """Return the ordinals of a visit's samples, ascending; ``chunk_of`` gives the chunk of one."""
     if (given := visit.given(samples)) is not None:
         return given
-    mine = ordinals_of_chunked_part(samples, visit, unit_of)
-    return mine if visit.take is None else _take_ordinals(mine, visit, key, unit_of)
+    mine = ordinals_of_chunked_part(samples, visit, chunk_of)
+    return mine if visit.take is None else _take_ordinals(mine, visit, key, chunk_of)
 
 
-def ordinals_of_chunked_part(samples: int, visit: Visit, unit_of: ChunkOf) -> range:
+def ordinals_of_chunked_part(samples: int, visit: Visit, chunk_of: ChunkOf) -> range:
     """Return the ordinals of the samples in the visit's part: contiguous, possibly none.
 
     As `ordinals_of_part`, but a border within half a part of a chunk's border is moved there:
@@ -54,21 +54,21 @@ def ordinals_of_chunked_part(samples: int, visit: Visit, unit_of: ChunkOf) -> ra
     [range(0, 10), range(10, 20), range(20, 32)]
     """
     return range(
-        _part_border(samples, visit.part, visit.parts, unit_of),
-        _part_border(samples, visit.part + 1, visit.parts, unit_of),
+        _part_border(samples, visit.part, visit.parts, chunk_of),
+        _part_border(samples, visit.part + 1, visit.parts, chunk_of),
     )
 
 
-def _part_border(samples: int, part: int, parts: int, unit_of: ChunkOf) -> int:
+def _part_border(samples: int, part: int, parts: int, chunk_of: ChunkOf) -> int:
     at = part * samples // parts
     if part in (0, parts) or at >= samples:
         return at
-    unit = unit_of(at)
+    unit = chunk_of(at)
     near = unit.start if at - unit.start <= unit.stop - at else unit.stop
     return near if 2 * parts * abs(near - at) <= samples else at
 
 
-def _take_ordinals(mine: range, visit: Visit, key: str, unit_of: ChunkOf) -> Sequence[int]:
+def _take_ordinals(mine: range, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
     """Return ``count`` random ordinals from as few chunks as hold them.
 
     The first chunk is that of a random sample, so a chunk is as likely as it has samples, and
@@ -83,7 +83,7 @@ def _take_ordinals(mine: range, visit: Visit, key: str, unit_of: ChunkOf) -> Seq
     found: list[int] = []
     seen: set[int] = set()
     while missing > 0:
-        unit = unit_of(mine[int(rng.integers(len(mine)))])
+        unit = chunk_of(mine[int(rng.integers(len(mine)))])
         if unit.start in seen:
             continue
         seen.add(unit.start)
@@ -333,13 +333,13 @@ def _chunk_rows(series: Sequence[FieldArray]) -> int:
 
 
 def _chunk_of_start(starts: range, rows: int) -> ChunkOf:
-    def unit_of(ordinal: int) -> range:
+    def chunk_of(ordinal: int) -> range:
         border = starts[ordinal] // rows * rows
         first = -(-(border - starts.start) // starts.step)
         stop = -(-(border + rows - starts.start) // starts.step)
         return range(max(0, first), min(len(starts), stop))
 
-    return unit_of
+    return chunk_of
 
 
 def _row_runs(starts: list[int], grid: SampleGrid, count: int) -> list[tuple[range, list[int]]]:

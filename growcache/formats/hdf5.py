@@ -74,7 +74,7 @@ class _DatasetField:
 
     @property
     def row_bytes(self) -> int:
-        item = _STRING_BYTES if self.layout.strings else self.layout.dtype.itemsize
+        item = _STRING_BYTES if self.layout.string_storage else self.layout.dtype.itemsize
         return math.prod(self._shape[1:]) * item
 
     @property
@@ -82,14 +82,16 @@ class _DatasetField:
         return self.layout.chunks[0] if self.layout.chunks else 1
 
     async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
-        if self.layout.inline is not None:
-            values = np.frombuffer(self.layout.inline, self.layout.dtype).reshape(self._shape)
+        if self.layout.inline_values is not None:
+            values = np.frombuffer(self.layout.inline_values, self.layout.dtype).reshape(
+                self._shape
+            )
             found = [values[run.start : run.stop] for run in runs]
         elif self.layout.chunks is not None:
             found = await self._of_chunks(runs)
         else:
             found = await self._contiguous(runs)
-        if self.layout.strings is None:
+        if self.layout.string_storage is None:
             return [_normal_bools(values) for values in found]
         reader = self._file.around(self._reader)
         return [await read_strings(reader, self.layout, values) for values in found]
@@ -110,7 +112,7 @@ class _DatasetField:
 
     async def _of_chunks(self, runs: Sequence[range]) -> list[Array]:
         places = self._chunking.places(runs, self._reader.entry)
-        written = await self._located(places) if self.layout.written else []
+        written = await self._located(places) if self.layout.has_chunks else []
         self._check(at for _, at in written)
         ranges = [(at, at + size) for _, (at, size, _) in written]
         data = await fetch_ranges(self._file.around(self._reader), ranges)
@@ -163,9 +165,9 @@ class _DatasetFields:
         self._files = HDF5Files()
         self._known: OrderedDict[Entry, tuple[tuple[str, DatasetLayout], ...]] = OrderedDict()
 
-    async def of(self, reader: ObjectReader) -> list[_DatasetField]:
+    async def get(self, reader: ObjectReader) -> list[_DatasetField]:
         entry = reader.entry
-        file = self._files.of(entry)
+        file = self._files.get(entry)
         found = self._known.get(entry)
         if found is None:
             found = await file.ask(reader, lambda opened: self._described(opened, entry))
@@ -198,11 +200,11 @@ class HDF5WholeFormat(ObjectFormat):
         self._datasets = _DatasetFields(named)
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        await self._datasets.of(reader)
+        await self._datasets.get(reader)
         return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        found = await self._datasets.of(reader)
+        found = await self._datasets.get(reader)
         refuse_large_visit(reader.entry, sum(one.length * one.row_bytes for one in found))
         read = await asyncio.gather(*(one.rows([range(one.length)]) for one in found))
         sample: Sample = {}
@@ -232,7 +234,7 @@ class HDF5RowsFormat(ChunkedFormat):
         return window_ordinals(await self._series(reader), self._grid, visit, reader.entry.key)
 
     async def _series(self, reader: ObjectReader) -> Sequence[FieldArray]:
-        found = await self._datasets.of(reader)
+        found = await self._datasets.get(reader)
         for one in found:
             self._check(one.layout, reader.entry.key)
         return found
@@ -242,7 +244,7 @@ class HDF5RowsFormat(ChunkedFormat):
             raise FormatError(
                 f"{key}: dataset {layout.path} is a single value, without an axis 0"
             )
-        if layout.strings and (self._grid.window is not None or len(layout.shape) > 1):
+        if layout.string_storage and (self._grid.window is not None or len(layout.shape) > 1):
             raise FormatError(
                 f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
                 "only; use axis: 0"

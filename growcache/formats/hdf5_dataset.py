@@ -87,14 +87,16 @@ class DatasetLayout:
     dtype: np.dtype[Any]  # of a stored value; `HEAP_ID` for strings of any length
     chunks: tuple[int, ...] | None  # shape of a chunk; None: contiguous values
     offset: int | None  # of contiguous values; None: never written
-    written: bool  # whether any chunk was written
-    inline: bytes | None  # the values, if the header holds them
+    has_chunks: bool  # whether any chunk was written
+    inline_values: bytes | None  # the values, if the header holds them
     fill: Array  # value of what was never written
     filters: tuple[Filter, ...]  # in the order of writing
-    strings: str | None  # heap, spaces or zeros; None: numbers
-    base: int  # what addresses in the file count from
-    few_bits: bytes | None = None  # HDF5's encoding of a type that NumPy cannot read; else None
-    no_fill: bool = False  # whether the file has no fill value
+    string_storage: str | None  # heap, spaces or zeros; None: numbers
+    address_base: int  # what addresses in the file count from
+    encoded_type: bytes | None = (
+        None  # HDF5's encoding of a type that NumPy cannot read; else None
+    )
+    lacks_fill: bool = False  # whether the file has no fill value
 
 
 def names_at_root(file: Any, key: str) -> list[str]:
@@ -216,14 +218,14 @@ def _dataset_layout(file: Any, dataset: Any, path: str) -> DatasetLayout:
         dtype=dtype,
         chunks=tuple(dataset.chunks) if chunked else None,
         offset=offset,
-        written=chunked and bool(dataset.id.chunk_iter(lambda _: True)),
-        inline=inline,
+        has_chunks=chunked and bool(dataset.id.chunk_iter(lambda _: True)),
+        inline_values=inline,
         fill=np.zeros((), dtype) if strings else _fill_value(plist, dtype),
         filters=_dataset_filters(plist),
-        strings=strings,
-        base=file.id.get_create_plist().get_userblock(),
-        few_bits=None if strings else _encoded_type(dataset, dtype),
-        no_fill=plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED,
+        string_storage=strings,
+        address_base=file.id.get_create_plist().get_userblock(),
+        encoded_type=None if strings else _encoded_type(dataset, dtype),
+        lacks_fill=plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED,
     )
 
 
@@ -322,7 +324,7 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
                 f"{key}: dataset {layout.path} uses filter {code} ({name}), which is not read; "
                 "gzip, lzf, blosc, zstd, shuffle, fletcher32, scale-offset, n-bit and szip are"
             )
-        if code == SCALE_OFFSET and layout.no_fill:
+        if code == SCALE_OFFSET and layout.lacks_fill:
             raise FormatError(
                 f"{key}: dataset {layout.path} goes through the scale-offset filter and has no "
                 "fill value, of which the values cannot be told; write it again with one"
@@ -332,7 +334,7 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
 def decode_chunk(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    if layout.few_bits is not None or any(
+    if layout.encoded_type is not None or any(
         code in LIBRARY_FILTERS for code, _, _ in layout.filters
     ):
         return _decode_by_library(data, mask, layout, chunking)
@@ -373,8 +375,8 @@ def _decode_in_memory_file(
 
     found = np.empty(chunking.chunks, chunking.dtype)
     type_ = h5py.h5t.py_create(chunking.dtype, logical=True)
-    if layout.few_bits is not None:
-        type_ = h5py.h5t.decode(layout.few_bits)
+    if layout.encoded_type is not None:
+        type_ = h5py.h5t.decode(layout.encoded_type)
     # HDF5 takes files of one name for one file, which cannot be made twice at a time.
     name = f"growcache chunk {next(_FILE_NUMBERS)}"
     with h5py.File(name, "w", driver="core", backing_store=False) as file:
@@ -409,12 +411,12 @@ _HEAP_ITEM = struct.Struct("<HH4xQ")
 
 async def read_strings(reader: ObjectReader, layout: DatasetLayout, values: Array) -> list[str]:
     flat = values.reshape(-1)
-    if layout.strings == "heap":
+    if layout.string_storage == "heap":
         found = await _strings_from_heaps(reader, layout, flat)
     else:
-        blank = b" " if layout.strings == "spaces" else b"\0"
+        blank = b" " if layout.string_storage == "spaces" else b"\0"
         found = [bytes(value).rstrip(blank) for value in flat]
-        if layout.strings == "zeros":
+        if layout.string_storage == "zeros":
             found = [value.partition(b"\0")[0] for value in found]
     try:
         return [value.decode() for value in found]
@@ -430,7 +432,7 @@ async def _strings_from_heaps(
     key = reader.entry.key
     wanted = values["length"] > 0
     addresses = np.unique(values["heap"][wanted])
-    places = [layout.base + int(address) for address in addresses]
+    places = [layout.address_base + int(address) for address in addresses]
     heaps = dict(zip(addresses.tolist(), await _read_heaps(reader, places), strict=True))
     found = []
     for length, heap, index in values.tolist():

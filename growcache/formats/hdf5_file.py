@@ -74,7 +74,7 @@ class MetadataImage(SeekableFile):
             return len(into)
         if len(into) > MOST_READ_BYTES:
             raise OSError(f"{len(into)} bytes of metadata")
-        if self.absent(start, stop):
+        if self.missing_blocks(start, stop):
             self.missing.append((start, stop))
             raise _MissingBytesError(f"bytes {start} to {stop}")
         for number in _block_numbers(start, stop):
@@ -94,18 +94,18 @@ class MetadataImage(SeekableFile):
         found: tuple[int, int] | None = self._located  # by what `work` read
         return result, found or (0, 0)
 
-    def absent(self, start: int, stop: int) -> list[int]:
+    def missing_blocks(self, start: int, stop: int) -> list[int]:
         return [number for number in _block_numbers(start, stop) if number not in self._blocks]
 
-    def held(self, start: int, stop: int) -> bytes | None:
+    def read_kept(self, start: int, stop: int) -> bytes | None:
         """Return the bytes [start, stop) if all were fetched; else None."""
-        if stop > self.size or self.absent(start, stop):
+        if stop > self.size or self.missing_blocks(start, stop):
             return None
         blocks = b"".join(self._blocks[number] for number in _block_numbers(start, stop))
         first = start // METADATA_BLOCK_BYTES * METADATA_BLOCK_BYTES
         return blocks[start - first : stop - first]
 
-    def put(self, number: int, data: memoryview) -> None:
+    def keep_blocks(self, number: int, data: memoryview) -> None:
         """Keep bytes that begin at the start of a block."""
         before = self.nbytes
         for at in range(0, len(data), METADATA_BLOCK_BYTES):
@@ -114,7 +114,7 @@ class MetadataImage(SeekableFile):
             ]
         self._total.nbytes += self.nbytes - before
 
-    def leave_total(self) -> None:
+    def stop_counting(self) -> None:
         """Stop counting for ``total``; the image stays usable."""
         self._total.nbytes -= self.nbytes + METADATA_BLOCK_BYTES
         self._total = MetadataBytes()
@@ -154,7 +154,7 @@ class _ImageFirstReader:
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
         end = self.entry.size if stop is None else stop
-        here = self._image.held(start, end)
+        here = self._image.read_kept(start, end)
         return await self._remote.read(start, stop) if here is None else here
 
 
@@ -228,7 +228,9 @@ class HDF5File:
             self._coming, self._loop = {}, loop
         waited: set[asyncio.Task[None]] = set()
         for start, stop in ranges:
-            absent = self.image.absent(start, min(self.image.size, max(stop, start + ahead)))
+            absent = self.image.missing_blocks(
+                start, min(self.image.size, max(stop, start + ahead))
+            )
             waited |= {self._coming[n] for n in absent if n in self._coming}
             for run in _consecutive(n for n in absent if n not in self._coming):
                 task = loop.create_task(self._get(reader, run))
@@ -243,7 +245,7 @@ class HDF5File:
             data = memoryview(await reader.read(run.start * METADATA_BLOCK_BYTES, stop)).cast(
                 "B"
             )
-            self.image.put(run.start, data)
+            self.image.keep_blocks(run.start, data)
         finally:
             for number in run:
                 self._coming.pop(number, None)
@@ -282,7 +284,7 @@ class HDF5Files:
         # HDF5 closes what is open when the process ends, which is too late for files in Python.
         weakref.finalize(self, _close_all, self._files)
 
-    def of(self, entry: Entry) -> HDF5File:
+    def get(self, entry: Entry) -> HDF5File:
         file = self._files.get(entry)
         if file is None:
             file = self._files[entry] = HDF5File(entry, self._thread, self._total)
@@ -299,7 +301,7 @@ class HDF5Files:
         """Drop the fetched bytes of the least recently used files, beyond the bound."""
         while len(self._files) > 1 and self._total.nbytes > MOST_METADATA_BYTES:
             entry, oldest = self._files.popitem(last=False)
-            oldest.image.leave_total()
+            oldest.image.stop_counting()
             self._open.pop(entry, None)
             self._thread.submit(oldest.close)
 

@@ -121,7 +121,7 @@ def decode_image(data: Buffer, key: str) -> Array:
 
     The orientation that EXIF names is not applied.
     """
-    with _opened(data, key) as image, _DECODE_SEMAPHORE.of(image.size[0] * image.size[1]):
+    with _opened(data, key) as image, _DECODE_SEMAPHORE.hold(image.size[0] * image.size[1]):
         return _rgb(image)
 
 

@@ -90,13 +90,13 @@ class LineReader:
         return await items_of_part(
             reader,
             visit,
-            partial(self.between, reader),
+            partial(self.lines_in, reader),
             range_bytes=RANDOM_RANGE_BYTES,
             most_ranges=MOST_RANDOM_RANGES,
             least_bytes=-1,
         )
 
-    async def between(self, reader: ObjectReader, start: int, stop: int) -> list[TextLine]:
+    async def lines_in(self, reader: ObjectReader, start: int, stop: int) -> list[TextLine]:
         if start >= stop:
             return []
         first = max(0, start - 1)  # whether a line starts at ``start``, the byte before says
@@ -138,10 +138,10 @@ class LineReader:
             lines = split_lines(bytes(memoryview(await read_whole(reader))), 0)
             return len(lines), size / max(1, len(lines))
         spots = [i * (size - _SPOT_BYTES) // (_SPOTS - 1) for i in range(_SPOTS)]
-        looked = [await self.between(reader, at, at + _SPOT_BYTES) for at in spots]
+        looked = [await self.lines_in(reader, at, at + _SPOT_BYTES) for at in spots]
         found = [line for lines in looked for line in lines]
         if not found:  # the spots lie within lines
-            found = await self.between(reader, 0, 1)
+            found = await self.lines_in(reader, 0, 1)
         # Where they lie close, so many start in so many bytes; where they do not, each is long.
         stride = max(_SPOTS * _SPOT_BYTES / max(1, len(found)), _mean_bytes(found))
         return max(1, int(size / stride)), stride
@@ -166,7 +166,7 @@ class FieldSpec:
     dtype: str | None  # one of `DTYPES`; None: as found
     default: Any = _MISSING  # for a missing value or null; `_MISSING`: none
 
-    def of(self, record: Mapping[str, Any]) -> Value:
+    def value_in(self, record: Mapping[str, Any]) -> Value:
         found: Any = record
         for key in self.path:
             found = found.get(key, _MISSING) if isinstance(found, dict) else _MISSING
@@ -233,7 +233,7 @@ def _checked_spec(wanted: FieldSpec, where: str) -> FieldSpec:
         raise ConfigError(f"{where}.dtype: unknown dtype {wanted.dtype!r}; {hint}")
     if wanted.default is not _MISSING:
         try:
-            wanted.of({})
+            wanted.value_in({})
         except FormatError as error:
             raise ConfigError(f"{where}.default: {error}") from None
     return wanted
@@ -318,7 +318,7 @@ class JsonlFormat(ObjectFormat):
             )
         if self._wanted is None:
             return sample_of_record(record)
-        return {wanted.name: wanted.of(record) for wanted in self._wanted}
+        return {wanted.name: wanted.value_in(record) for wanted in self._wanted}
 
 
 def open_jsonl(options: Mapping[str, Any]) -> JsonlFormat:

@@ -36,7 +36,7 @@ class _DecodingVisit:
     def __exit__(self, *_: object) -> None:
         assert self.before is not None
         _current_visit.reset(self.before)
-        self.gate.leave(self)
+        self.gate.release(self)
 
 
 _current_visit: ContextVar[_DecodingVisit | None] = ContextVar(
@@ -56,7 +56,7 @@ class DecodeGate:
         """Return a context that counts what a visit decodes; ``largest`` bounds one sample."""
         return _DecodingVisit(self, largest)
 
-    async def enter(self, one: _DecodingVisit, nbytes: int) -> None:
+    async def reserve(self, one: _DecodingVisit, nbytes: int) -> None:
         """Return once a visit may decode ``nbytes`` more."""
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((one, nbytes, came))
@@ -68,7 +68,7 @@ class DecodeGate:
                 self._queue = deque(entry for entry in self._queue if entry[2] is not came)
                 self._let_in()
 
-    def keep(self, one: _DecodingVisit, nbytes: int) -> None:
+    def correct(self, one: _DecodingVisit, nbytes: int) -> None:
         """Note that a visit holds ``nbytes`` now."""
         if one.ended:
             return
@@ -76,7 +76,7 @@ class DecodeGate:
         one.held = nbytes
         self._let_in()
 
-    def leave(self, one: _DecodingVisit) -> None:
+    def release(self, one: _DecodingVisit) -> None:
         """Note that a visit has ended and holds nothing any more."""
         self._held -= one.held
         one.held, one.ended = 0, True
@@ -105,13 +105,13 @@ class DecodeGate:
 async def reserve_decoded(nbytes: int) -> None:
     """Return once this visit may decode ``nbytes``; at once where no visit is counted."""
     if (one := _current_visit.get()) is not None:
-        await one.gate.enter(one, nbytes)
+        await one.gate.reserve(one, nbytes)
 
 
 def correct_decoded(nbytes: int, before: int) -> None:
     """Note that the decoded bytes are ``nbytes``, and not the ``before`` that were reserved."""
     if (one := _current_visit.get()) is not None:
-        one.gate.keep(one, max(0, one.held + nbytes - before))
+        one.gate.correct(one, max(0, one.held + nbytes - before))
 
 
 def refuse_large_sample(nbytes: int, key: str) -> None:
@@ -133,7 +133,7 @@ class ByteSemaphore:
         self._changed = threading.Condition()
 
     @contextmanager
-    def of(self, count: int) -> Iterator[None]:
+    def hold(self, count: int) -> Iterator[None]:
         """Hold ``count`` of the semaphore, at most all of it."""
         with self._changed:
             self._changed.wait_for(lambda: self._free >= count)
@@ -185,17 +185,17 @@ class SingleFlightCache(Generic[K, V]):
         self._kept: LruCache[K, V] = LruCache(most)
         self._asking: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
 
-    def known(self, key: K) -> V | None:
+    def peek(self, key: K) -> V | None:
         return self._kept.get(key)
 
-    async def get(self, key: K, ask: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """Return the value of a key; ``ask`` fetches it and says about how many bytes it takes."""
+    async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
+        """Return the value of a key; ``load`` fetches it and says about how many bytes it takes."""
         if (known := self._kept.get(key)) is not None:
             return known
         lock = self._asking.setdefault(key, asyncio.Lock())
         async with lock:
             if (known := self._kept.get(key)) is not None:
                 return known
-            found, nbytes = await ask()
+            found, nbytes = await load()
             self._kept.put(key, found, nbytes)
             return found

@@ -165,14 +165,16 @@ class ParquetFormat(ChunkedFormat):
         self._drop_nulls = drop_nulls
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        footer = await self._footers.of(reader)
+        footer = await self._footers.get(reader)
         rows, groups = footer.starts[-1], len(footer.starts) - 1
         stride = reader.entry.size / max(1, rows)
         return Measure(stride, 0, rows, max(1, -(-rows // max(1, groups))))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        footer = await self._footers.of(reader)
-        wanted = choose_ordinals(footer.starts[-1], visit, reader.entry.key, footer.unit_of)
+        footer = await self._footers.get(reader)
+        wanted = choose_ordinals(
+            footer.starts[-1], visit, reader.entry.key, footer.rows_of_group
+        )
         if len(wanted) > MOST_VISIT_SAMPLES:
             raise FormatError(
                 f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
@@ -188,8 +190,8 @@ class ParquetFormat(ChunkedFormat):
         return found
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        footer = await self._footers.of(reader)
-        return choose_ordinals(footer.starts[-1], visit, reader.entry.key, footer.unit_of)
+        footer = await self._footers.get(reader)
+        return choose_ordinals(footer.starts[-1], visit, reader.entry.key, footer.rows_of_group)
 
     async def _read_group(
         self, reader: ObjectReader, footer: ParquetFooter, group: int, rows: Sequence[int]
@@ -281,7 +283,7 @@ def _decode_batches(image: FetchedRanges, footer: ParquetFooter, group: int) -> 
         pa.PythonFile(image, mode="r"),
         metadata=footer.metadata,
         pre_buffer=False,
-        read_dictionary=footer.shared(group),
+        read_dictionary=footer.dictionary_columns(group),
     ) as file:
         yield from file.iter_batches(
             footer.batch_rows(group), [group], columns=list(footer.columns), use_threads=False

@@ -34,14 +34,14 @@ class ParquetFooter:
     metadata: Any  # of pyarrow
     starts: list[int]  # first row of each row group, and the number of all rows
     columns: tuple[str, ...]  # the wanted ones
-    leaves: tuple[int, ...]  # the numbers of their stored columns
+    column_numbers: tuple[int, ...]  # the numbers of their stored columns
     variable: bool  # whether a value can have any length
-    sound: set[int] = field(default_factory=set)  # row groups that were checked
+    checked_groups: set[int] = field(default_factory=set)  # row groups that were checked
 
     def group_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
 
-    def unit_of(self, row: int) -> range:
+    def rows_of_group(self, row: int) -> range:
         group = self.group_of(row)
         return range(self.starts[group], self.starts[group + 1])
 
@@ -54,7 +54,7 @@ class ParquetFooter:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if group in self.sound:
+        if group in self.checked_groups:
             return
         with parquet_errors(entry):
             nothing = pa.PythonFile(FetchedRanges(entry.size, {}), mode="r")
@@ -62,7 +62,7 @@ class ParquetFooter:
                 for name in self.columns:
                     with suppress(NotFetchedError, StopIteration):
                         next(file.iter_batches(1, [group], columns=[name], use_threads=False))
-        self.sound.add(group)
+        self.checked_groups.add(group)
 
     def decoded_bytes(self, group: int, entry: Entry) -> int:
         """Return the decoded size of the columns of a row group that was checked.
@@ -70,7 +70,9 @@ class ParquetFooter:
         A dictionary's value counts once, however many rows have it.
         """
         metadata = self.metadata.row_group(group)
-        nbytes = sum(metadata.column(leaf).total_uncompressed_size for leaf in self.leaves)
+        nbytes = sum(
+            metadata.column(leaf).total_uncompressed_size for leaf in self.column_numbers
+        )
         if nbytes > (most := most_decoded_bytes(entry)):
             raise FormatError(
                 f"{entry.key}: one visit may yield {most:,} bytes, and row group {group} has "
@@ -78,14 +80,14 @@ class ParquetFooter:
             )
         return max(0, int(nbytes))
 
-    def shared(self, group: int) -> list[str]:
+    def dictionary_columns(self, group: int) -> list[str]:
         """Return the columns of text and bytes to be read as a dictionary and indices.
 
         Many rows may share one long value, which would otherwise be copied for each. In columns of many
         bytes Arrow would have to look for equal values, which takes long.
         """
         metadata = self.metadata.row_group(group)
-        columns = [metadata.column(leaf) for leaf in self.leaves]
+        columns = [metadata.column(leaf) for leaf in self.column_numbers]
         return [
             column.path_in_schema
             for column in columns
@@ -101,7 +103,7 @@ class ParquetFooter:
             return _BATCH_ROWS
         metadata = self.metadata.row_group(group)
         largest = max(
-            (metadata.column(n).total_uncompressed_size for n in self.leaves), default=0
+            (metadata.column(n).total_uncompressed_size for n in self.column_numbers), default=0
         )
         return max(
             _LEAST_BATCH_ROWS, min(_VARIABLE_BATCH_ROWS, _BATCH_BYTES // max(1, largest))
@@ -118,7 +120,7 @@ class ParquetFooter:
             _OLD_WRITER_BYTES if str(self.metadata.created_by).startswith("parquet-mr") else 0
         )
         found = []
-        for leaf in self.leaves:
+        for leaf in self.column_numbers:
             column = metadata.column(leaf)
             start = column.data_page_offset
             if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < start:
@@ -144,7 +146,7 @@ class FooterCache:
         self._known: SingleFlightCache[Entry, ParquetFooter] = SingleFlightCache(_KNOWN_BYTES)
         self._tail = _TAIL_BYTES  # what the footers before needed, and some more
 
-    async def of(self, reader: ObjectReader) -> ParquetFooter:
+    async def get(self, reader: ObjectReader) -> ParquetFooter:
         async def ask() -> tuple[ParquetFooter, int]:
             data = await self.footer_bytes(reader)
             footer = await asyncio.to_thread(_parse_footer, data, self._columns, reader.entry)

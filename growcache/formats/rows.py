@@ -126,7 +126,7 @@ class RowsFormat(ObjectFormat):
         return self._grid.measure(rows, reader.entry.size)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        if self._layouts.known(reader.entry) is None and is_fetched_whole(reader.entry, visit):
+        if self._layouts.peek(reader.entry) is None and is_fetched_whole(reader.entry, visit):
             reader = FetchedObject(reader, await reader.read())
         located = await self._located(reader)
         starts = wanted_starts(reader, _summed_layout(located), self._grid, visit)

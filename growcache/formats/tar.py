@@ -139,7 +139,7 @@ class TarFormat(ObjectFormat):
         refuse_empty_object(reader)
         size = reader.entry.size
         if isinstance(self._samples, SampleOffsets) and self.ranged:
-            count = len(await self._samples.of(reader))
+            count = len(await self._samples.offsets(reader))
             return Measure(size / max(1, count), 0, count)
         if not self.ranged or size <= READ_WHOLE_BYTES:
             found = await self._between(reader, 0, size)
@@ -175,7 +175,7 @@ class TarFormat(ObjectFormat):
 
         async def samples_in(start: int, stop: int) -> list[TarSample]:
             found = await self._between(reader, start, stop)
-            errors.extend([found.wrong] if found.wrong else [])
+            errors.extend([found.error] if found.error else [])
             return found.samples
 
         samples = await items_of_part(
@@ -200,7 +200,7 @@ class TarFormat(ObjectFormat):
             return await all_samples(
                 UnpackedObject(reader, await read_unpacked(reader, self._packed))
             )
-        return await self._samples.between(reader, start, stop)
+        return await self._samples.samples_in(reader, start, stop)
 
     def _sample(self, reader: ObjectReader, packed: TarSample) -> Sample | None:
         contents = _member_contents(packed, self._fields)
@@ -231,8 +231,8 @@ def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[
     for member, content in zip(packed.members, packed.contents, strict=True):
         if fields is not None and member.ext not in fields:
             continue
-        if member.wrong:
-            raise FormatError(f"{member.ext}: {member.wrong}")
+        if member.error:
+            raise FormatError(f"{member.ext}: {member.error}")
         if member.ext in found:
             raise FormatError(f"it has two members {member.ext}")
         if len(content) < member.size:
@@ -248,8 +248,8 @@ def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[
 
 
 def _samples_or_raise(found: Unread) -> list[TarSample]:
-    if found.wrong is not None and not found.samples:
-        raise found.wrong
+    if found.error is not None and not found.samples:
+        raise found.error
     return found.samples
 
 

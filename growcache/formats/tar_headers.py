@@ -32,7 +32,7 @@ class TarHeader:
     kind: bytes  # one byte
     name: bytes
     size: int  # of the content, bytes
-    more: bool  # whether further blocks of a sparse file's map follow
+    map_continues: bool  # whether further blocks of a sparse file's map follow
 
 
 def padded(size: int) -> int:
@@ -148,7 +148,7 @@ class TarMember:
     stop: int  # one past the content, padding included
     key: str | None  # of its sample; None: of no sample
     ext: str  # its extension
-    wrong: str  # why it cannot be read, or empty
+    error: str  # why it cannot be read, or empty
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class _Extensions:
     name: bytes | None = None
     size: int | None = None
     sparse: bool = False
-    wrong: list[str] = field(default_factory=list)
+    error: list[str] = field(default_factory=list)
 
 
 async def member_at(
@@ -227,20 +227,20 @@ def _apply_extension(notes: _Extensions, header: TarHeader, content: bytes) -> N
         return
     records = pax_records(content)
     if records is None:
-        notes.wrong.append("its PAX header is none")
+        notes.error.append("its PAX header is none")
         return
     notes.sparse |= any(name.startswith(b"GNU.sparse.") for name in records)
     notes.name = records.get(b"GNU.sparse.name", records.get(b"path", notes.name))
     if b"size" in records:
         notes.size = pax_size(records[b"size"])
         if notes.size is None:
-            notes.wrong.append("its PAX header has a size that is no number")
+            notes.error.append("its PAX header has a size that is no number")
 
 
 async def _past_map(fetch: ReadBytes, header: TarHeader, at: int) -> int:
     """Return where the content begins: a sparse file's map may take several blocks."""
     at += TAR_BLOCK
-    more = header.more
+    more = header.map_continues
     for _ in range(_MOST_MAP_BLOCKS if more else 0):  # the chain breaks behind a longer one
         block = await fetch(at, at + TAR_BLOCK)
         at += TAR_BLOCK
@@ -259,13 +259,13 @@ def _described_member(
     )
     split = sample_key_and_extension(name) if regular else None
     if notes.sparse or header.kind == b"S":
-        notes.wrong.append("it is a sparse file")
+        notes.error.append("it is a sparse file")
     if data + size > entry.size:
         left = max(0, entry.size - data)
-        notes.wrong.append(f"expected {size:,} bytes, found {left:,}: the archive is cut off")
+        notes.error.append(f"expected {size:,} bytes, found {left:,}: the archive is cut off")
     stop = min(entry.size, data + padded(size))
     key, ext = split or (None, "")
-    return TarMember(start, data, size, stop, key, ext, "; ".join(notes.wrong))
+    return TarMember(start, data, size, stop, key, ext, "; ".join(notes.error))
 
 
 def no_member_error(entry: Entry, at: int, found: bytes) -> NoMemberError:

@@ -49,7 +49,7 @@ class SliceReader:
     async def __call__(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop), fewer at the end of the object."""
         if stop > self._window.stop:
-            await self._window.reach(stop + self._more)
+            await self._window.extend_to(stop + self._more)
         begin = self._window.start
         return bytes(self._window.view[start - begin : stop - begin])
 
@@ -94,7 +94,7 @@ async def _extension_before(window: GrowingSlice, at: int, least: int) -> int | 
     """Return where an extension header of the one here is, not before ``least``."""
     found = _nearest_header(window, at)
     if found is None and least < window.start and _may_have_extension(window, at):
-        await window.reach_back(least)
+        await window.extend_back_to(least)
         found = _nearest_header(window, at)
     if found is None:
         return None
@@ -154,7 +154,7 @@ class TarSamples:
     """The samples of a block, and the error that ended the search, if any."""
 
     samples: list[TarSample]
-    wrong: NoMemberError | None = None
+    error: NoMemberError | None = None
 
 
 class SampleScan:
@@ -163,7 +163,7 @@ class SampleScan:
     def __init__(self) -> None:
         self._ahead = 1 << 15  # behind a block; no result depends on it
 
-    async def between(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
+    async def samples_in(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
         """Return the samples behind a member that begins in [start, stop)."""
         if start >= stop:
             return TarSamples([])
@@ -171,7 +171,7 @@ class SampleScan:
         window = GrowingSlice(
             reader, 0 if small else block_start_before(start, LOOK_BEHIND_BYTES)
         )
-        await window.reach(reader.entry.size if small else stop + self._ahead)
+        await window.extend_to(reader.entry.size if small else stop + self._ahead)
         first: int | None = 0
         certain = small or not start
         try:
@@ -220,7 +220,7 @@ class SampleScan:
         except NoMemberError as error:
             # What the damage follows may not be all of its sample.
             return list(_without_last_run(members)), error
-        await window.reach(max((m.stop for m in members if not m.wrong), default=0))
+        await window.extend_to(max((m.stop for m in members if not m.error), default=0))
         return members, None
 
 
@@ -276,7 +276,7 @@ class SampleOffsets:
             _KEPT_BYTES
         )
 
-    async def of(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
+    async def offsets(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
         """Return the [start, stop) of each sample."""
 
         async def ask() -> tuple[npt.NDArray[np.int64], int]:
@@ -300,15 +300,15 @@ class SampleOffsets:
             key = member.key
         return found
 
-    async def between(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
+    async def samples_in(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
         """Return the samples that begin in [start, stop)."""
-        known = await self.of(reader)
+        known = await self.offsets(reader)
         first, last = np.searchsorted(known[:, 0], [start, stop]).tolist()
         if first == last:
             return TarSamples([])
         begin, end = int(known[first, 0]), int(known[last - 1, 1])
         window = GrowingSlice(reader, begin)
-        await window.reach(end)
+        await window.extend_to(end)
         members = await _members_between(window, reader.entry, begin, end)
         return TarSamples([sample_of_members(window, run) for run in _member_runs(members)])
 
@@ -339,13 +339,13 @@ class _HeaderReader:
             near = start - window.stop < _WALK_BYTES
             self._step = min(_MOST_WALK_BYTES, 2 * self._step) if near else _WALK_BYTES
             self._window = window = GrowingSlice(self._reader, start)
-            await window.reach(max(stop, start + self._step))
+            await window.extend_to(max(stop, start + self._step))
         return bytes(window.view[start - window.start : stop - window.start])
 
 
 async def all_samples(reader: ObjectReader) -> TarSamples:
     window = GrowingSlice(reader, 0)
-    await window.reach(reader.entry.size)
+    await window.extend_to(reader.entry.size)
     members: list[TarMember] = []
     fetch, at = SliceReader(window, 0), 0
     try:

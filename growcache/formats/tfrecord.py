@@ -163,7 +163,7 @@ class FeatureSpec:
     dtype: str | None = None  # of NumPy, ``bytes`` or ``str``; None: as found
     shape: tuple[int | None, ...] | None = None  # with at most one None; None: as found
 
-    def of(self, features: Mapping[str, Feature]) -> Value:
+    def value_in(self, features: Mapping[str, Feature]) -> Value:
         if self.name not in features:
             known = ", ".join(sorted(features)[:10])
             raise FormatError(f"expected a feature {self.name!r}, found {known}")
@@ -217,7 +217,7 @@ def sample_of_features(
 ) -> Sample:
     if wishes is None:
         wishes = [FeatureSpec(name) for name in features]
-    return {wish.name: wish.of(features) for wish in wishes}
+    return {wish.name: wish.value_in(features) for wish in wishes}
 
 
 def features_option(value: object) -> tuple[FeatureSpec, ...] | None:
@@ -282,10 +282,10 @@ class TFRecordFormat(ObjectFormat):
             count = len(await self._all(reader))
             return Measure(size / max(1, count), 0, count)
         if isinstance(self._records, RecordOffsets):
-            count = len(await self._records.of(reader)) - 1
+            count = len(await self._records.offsets(reader)) - 1
             return Measure(size / max(1, count), 0, count)
         if size <= READ_WHOLE_BYTES:
-            count = len(await self._records.between(reader, 0, size))
+            count = len(await self._records.records_in(reader, 0, size))
             stride = size / max(1, count)
         else:
             stride = await self._stride(self._records, reader)
@@ -299,8 +299,10 @@ class TFRecordFormat(ObjectFormat):
 
     async def _stride(self, records: RecordScan, reader: ObjectReader) -> float:
         half = reader.entry.size // 2
-        found = await records.between(reader, 0, min(half, _SPOT_BYTES))
-        found += await records.between(reader, half, min(reader.entry.size, half + _SPOT_BYTES))
+        found = await records.records_in(reader, 0, min(half, _SPOT_BYTES))
+        found += await records.records_in(
+            reader, half, min(reader.entry.size, half + _SPOT_BYTES)
+        )
         return sum(record.stop - record.start for record in found) / len(found)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
@@ -311,7 +313,7 @@ class TFRecordFormat(ObjectFormat):
             records = await items_of_part(
                 reader,
                 visit,
-                partial(self._records.between, reader),
+                partial(self._records.records_in, reader),
                 range_bytes=RANDOM_RANGE_BYTES,
                 most_ranges=_MOST_RANDOM_RANGES,
                 least_bytes=4 * RANDOM_RANGE_BYTES,
@@ -324,7 +326,7 @@ class TFRecordFormat(ObjectFormat):
     async def _all(self, reader: ObjectReader) -> list[Record]:
         data = await read_unpacked(reader, self._packed)
         unpacked = UnpackedObject(reader, data)
-        return await RecordScan().between(unpacked, 0, unpacked.entry.size)
+        return await RecordScan().records_in(unpacked, 0, unpacked.entry.size)
 
     def _sample(self, key: str, record: Record) -> Sample | None:
         if record.data is None:

@@ -115,18 +115,18 @@ class RecordScan:
     def __init__(self) -> None:
         self._ahead = ReadAhead(1 << 14, RECORD_HEAD_BYTES, _MOST_READ_AHEAD)
 
-    async def between(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
+    async def records_in(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
         """Return the records whose heads are in [start, stop) of an object."""
         if start >= stop:
             return []
         if reader.entry.size <= READ_WHOLE_BYTES or not start:
             window = GrowingSlice(reader, 0)
             whole = reader.entry.size <= READ_WHOLE_BYTES
-            await window.reach(reader.entry.size if whole else stop + self._ahead.nbytes)
+            await window.extend_to(reader.entry.size if whole else stop + self._ahead.nbytes)
             records = await self._certain(reader, window, reader.entry.size if whole else stop)
             return [record for record in records if start <= record.start < stop]
         window = GrowingSlice(reader, start)
-        await window.reach(stop + self._ahead.nbytes)
+        await window.extend_to(stop + self._ahead.nbytes)
         return await self._found(reader, window, stop)
 
     async def _certain(
@@ -204,7 +204,7 @@ async def read_chain(
     at = first
     while at < stop:
         end = await _record_end(window, entry, at)
-        await window.reach(end + RECORD_HEAD_BYTES)
+        await window.extend_to(end + RECORD_HEAD_BYTES)
         begin = at - window.start
         records.append(_record_at(window, begin, end - at))
         at = end
@@ -214,7 +214,7 @@ async def read_chain(
 
 
 async def _record_end(window: GrowingSlice, entry: Entry, at: int) -> int:
-    await window.reach(at + RECORD_HEAD_BYTES)
+    await window.extend_to(at + RECORD_HEAD_BYTES)
     length = record_length_at(window.view, at - window.start)
     if length is None or at + RECORD_HEAD_BYTES + length + RECORD_TAIL_BYTES > entry.size:
         raise BrokenChainError(at)
@@ -266,7 +266,7 @@ class RecordOffsets:
             _KEPT_BYTES
         )
 
-    async def of(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
+    async def offsets(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
         """Return the start of each record, and the end of the last."""
 
         async def ask() -> tuple[npt.NDArray[np.int64], int]:
@@ -283,7 +283,7 @@ class RecordOffsets:
                 near = at - window.stop < _WALK_BYTES  # small records: read through all of them
                 step = min(_MOST_WALK_BYTES, 2 * step) if near else _WALK_BYTES
                 window = GrowingSlice(reader, at)
-                await window.reach(at + (step if near else RECORD_HEAD_BYTES))
+                await window.extend_to(at + (step if near else RECORD_HEAD_BYTES))
             yield at
             try:
                 at = await _record_end(window, entry, at)
@@ -291,14 +291,14 @@ class RecordOffsets:
                 raise no_record_error(entry, at, window) from None
         yield entry.size
 
-    async def between(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
+    async def records_in(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
         """Return the records whose heads are in [start, stop) of an object."""
-        heads = await self.of(reader)
+        heads = await self.offsets(reader)
         first, last = np.searchsorted(heads[:-1], [start, stop]).tolist()
         if first == last:
             return []
         window = GrowingSlice(reader, int(heads[first]))
-        await window.reach(int(heads[last]))
+        await window.extend_to(int(heads[last]))
         pairs = zip(
             heads[first:last].tolist(), heads[first + 1 : last + 1].tolist(), strict=True
         )

@@ -23,9 +23,9 @@ def test_a_new_file_costs_the_same_however_many_are_known(monkeypatch) -> None: 
     files, each = HDF5Files(), 5 * METADATA_BLOCK_BYTES
     known = MOST_METADATA_BYTES // (each + METADATA_BLOCK_BYTES)
     for number in range(2 * known):
-        image = files.of(Entry(f"{number}.h5", 1 << 20, "v", None)).image
-        image.put(0, memoryview(bytes(each)))
-        image.put(0, memoryview(bytes(each)))  # once more, which takes no more memory
+        image = files.get(Entry(f"{number}.h5", 1 << 20, "v", None)).image
+        image.keep_blocks(0, memoryview(bytes(each)))
+        image.keep_blocks(0, memoryview(bytes(each)))  # once more, which takes no more memory
     kept = [n for n in range(2 * known) if Entry(f"{n}.h5", 1 << 20, "v", None) in files._files]
     assert known - 2 <= len(kept) <= known + 1
     assert kept == list(range(kept[0], 2 * known))  # the latest
@@ -35,5 +35,5 @@ def test_a_new_file_costs_the_same_however_many_are_known(monkeypatch) -> None: 
 def test_files_of_which_nothing_came_are_forgotten_too() -> None:
     files = HDF5Files()
     for number in range(2 * MOST_METADATA_BYTES // METADATA_BLOCK_BYTES):
-        files.of(Entry(f"{number}.h5", 1 << 20, "v", None))
+        files.get(Entry(f"{number}.h5", 1 << 20, "v", None))
     assert len(files._files) <= MOST_METADATA_BYTES // METADATA_BLOCK_BYTES + 1

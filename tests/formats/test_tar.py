@@ -120,7 +120,7 @@ def test_a_border_at_every_block_of_long_names() -> None:
         data = archive(files, dialect)
         form = open_format("tar", {})
         for at in range(0, 8192, 512):
-            found = [asyncio.run(form._samples.between(Held(data), *ends)).samples  # type: ignore[attr-defined]
+            found = [asyncio.run(form._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
                      for ends in ((0, at), (at, len(data)))]  # fmt: skip
             assert [one.key for some in found for one in some] == [n[:-2] for n, _ in files]
 
@@ -342,7 +342,7 @@ def test_a_border_within_names_longer_than_what_is_read_before_it(
     data = archive([("big.x", bytes(300_000)), *files], dialect)
     form = open_format("tar", RAW)
     for at in range(300_000, len(data), 1536):
-        found = [asyncio.run(form._samples.between(Held(data), *ends)).samples  # type: ignore[attr-defined]
+        found = [asyncio.run(form._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
                  for ends in ((0, at), (at, len(data)))]  # fmt: skip
         keys = [one.key for some in found for one in some]
         assert keys == ["big", *(name[:-2] for name, _ in files)]
