@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import termios
 import threading
@@ -38,18 +39,31 @@ NOTEBOOK_HTML = (
 
 @contextmanager
 def _without_ctrl_c_echo() -> Iterator[None]:
+    """Keep the terminal from writing ``^C`` into the picture, if it is ours to change."""
     try:
+        is_ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, OSError, ValueError):  # not a terminal
+        is_ours = False
+    if not is_ours:
         yield
         return
     changed = [*before]
     changed[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, changed)
+    _set_terminal(changed)
     try:
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        _set_terminal(before)
+
+
+def _set_terminal(attributes: list[Any]) -> None:
+    # A process that is in the background by now would be stopped by this signal.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, attributes)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class LiveRegion:

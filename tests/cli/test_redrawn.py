@@ -99,3 +99,14 @@ def test_nothing_is_left_over_on_a_real_terminal(tmux: Tmux, tmp_path: Path) -> 
     end = tmux.wait_for("╯\nover\n")
     assert end.count(TITLE) == 1
     assert "^C" not in end
+
+
+def test_a_service_in_the_background_is_not_stopped_by_its_picture(
+    tmux: Tmux, tmp_path: Path
+) -> None:
+    with Filled(tmp_path / "cache") as made:
+        made.add(0, 1, 2)
+    tmux.type(f"set -m; clear; {shlex.join(COMMAND)} status {tmp_path / 'cache'} --watch &")
+    tmux.wait_for(TITLE)
+    tmux.type("kill -TERM %1; wait %1; echo code $?")
+    tmux.wait_for("code 0")

@@ -114,6 +114,8 @@ class SamplerProcess:
         rest = b""
         while chunk := await self._process.stderr.read(STDERR_BYTES):
             lines, end, rest = (rest + chunk).rpartition(b"\n")
+            if len(rest) > STDERR_BYTES:  # a line without end, such as a progress bar
+                lines, end, rest = lines + end + rest, b"\n", b""
             if end:
                 on_stderr(lines + end)
         if rest:
