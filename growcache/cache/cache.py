@@ -300,6 +300,10 @@ class Cache:
         """Return the bytes that may still be reserved: `room` without `listing_ahead`."""
         return self._room.left_for_shards()
 
+    def measure_space(self) -> None:
+        """Count what readers and others wrote, before a decision by `room` to write."""
+        self._room.measure()
+
     def free_disk_ok(self) -> bool:
         """Whether the disk has its ``min_free``, regardless of the bound."""
         free, total = free_disk_bytes(self.layout)

@@ -167,7 +167,7 @@ def foreign_paths(layout: CacheLayout) -> list[Path]:
 
 
 def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
-    """Return their allocated bytes, without the places that `Space.other_bytes` counts."""
+    """Return their allocated bytes, without the places that `Space.measure` counts."""
     return sum(
         allocated_tree(path)
         for path in found

@@ -244,7 +244,7 @@ def remove_temporary(layout: CacheLayout) -> None:
 
 
 def warn_of_foreign_files(layout: CacheLayout) -> int:
-    """Log foreign files; return the bytes of those that `Space.other_bytes` does not count."""
+    """Log foreign files; return the bytes of those that `Space.measure` does not count."""
     found = foreign_paths(layout)
     if found:
         names = [repr(str(path.relative_to(layout.root))) for path in found[:SHOWN_FOREIGN]]

@@ -124,9 +124,13 @@ class Space:
     A lowered bound is in force only once everything fits below it. Until then the old one is
     (G1), and nothing new is reserved.
 
+    Shards are counted as they come and go. Everything else is measured before each decision that
+    lets bytes be written, and at each poll of the leases, because readers and others write too.
+    In between the last measurement holds.
+
     Attributes:
         catalog_bytes: allocated by the catalog; its owner keeps it current.
-        foreign_bytes: allocated by foreign files, as far as `other_bytes` does not count them.
+        foreign_bytes: allocated by foreign files, as far as `measure` does not count them.
         listing_ahead: bytes that shards leave free for the rest of the listing.
     """
 
@@ -138,6 +142,7 @@ class Space:
         self.foreign_bytes = 0
         self.listing_ahead = 0
         self._reserved: dict[str, int] = {}
+        self._other_bytes = 0
 
     @property
     def max_bytes(self) -> int:
@@ -156,6 +161,7 @@ class Space:
 
     def settle(self) -> None:
         """Put a lowered bound in force if everything fits below it by now."""
+        self.measure()
         if self.left() >= 0:
             self._in_force = self._max_bytes
         else:
@@ -163,23 +169,26 @@ class Space:
 
     def admit(self) -> None:
         """Accept what is on disk at a start, which a larger bound may have let in."""
+        self.measure()
         self._in_force = max(self._in_force, self.used())
 
     @property
     def index_overflows(self) -> bool:
         """Whether index, log, leases and other files exceed the fixed part of the bound."""
-        return self.other_bytes() > self.budget.total
+        self.measure()
+        return self._other_bytes > self.budget.total
 
     def slack(self) -> int:
         """Return the bytes that may be written temporarily, below the bound in force."""
+        self.measure()
         return self._in_force - self.used() - self.reserved
 
     @property
     def budget(self) -> SpaceBudget:
         return fixed_budget(self.max_bytes)
 
-    def other_bytes(self) -> int:
-        """Return the allocated bytes of everything but shards and catalog."""
+    def measure(self) -> None:
+        """Scan for the allocated bytes of everything but shards and catalog."""
         layout = self._layout
         total = sum(map(allocated, (layout.root, layout.shards, layout.incoming)))
         total += allocated_tree(layout.leases)
@@ -187,13 +196,13 @@ class Space:
             for entry in entries:
                 if entry.name != layout.catalog.name and not entry.is_dir():
                     total += allocated(layout.root / entry.name)
-        return total
+        self._other_bytes = total
 
     def used(self) -> int:
         """Return the bytes that count against the bound, with the whole fixed part."""
         shards = self._stock.bytes + self.foreign_bytes
         catalog = max(self.catalog_bytes, allocated(self._layout.catalog))
-        return shards + max(self.budget.total, self.other_bytes()) + catalog
+        return shards + max(self.budget.total, self._other_bytes) + catalog
 
     @property
     def reserved(self) -> int:
@@ -209,6 +218,7 @@ class Space:
 
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Reserve bytes for a permit, replacing its earlier reservation."""
+        self.measure()
         before = self._reserved.pop(permit, 0)
         if nbytes <= self.left_for_shards():
             self._reserved[permit] = nbytes

@@ -307,6 +307,7 @@ class ListingIngest:
         """
         needed = _catalog_bytes(page)
         self._page_needs = max(self._page_needs, needed)
+        self._cache.measure_space()
         if self._cache.room() >= needed:
             return True
         new = self._catalog.unknown(page)

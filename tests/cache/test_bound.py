@@ -131,6 +131,19 @@ def _reached(cache: Cache, least: int) -> None:
     assert allocated_tree(cache.layout.root) <= least
 
 
+def test_what_others_write_counts_at_once_where_bytes_are_reserved(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as cache:
+        room = cache.room()
+        (tmp_path / "cache" / "foreign").write_bytes(bytes(cache.budget_bytes + 100_000))
+        assert cache.room() == room, "nothing was scanned since"
+        assert not cache.reserve("p", room)
+        assert cache.room() <= room - 100_000
+        (tmp_path / "cache" / "foreign").unlink()
+        cache.poll_leases(time.monotonic())
+        assert cache.room() == room
+        assert cache.reserve("p", room)
+
+
 def test_what_was_deleted_on_a_full_disk_is_noted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
