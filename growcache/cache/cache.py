@@ -40,10 +40,17 @@ from growcache.cache.meta import CacheMeta
 from growcache.cache.reader_status import JobSums
 from growcache.cache.recovery import reconcile_rows, recover, warn_of_foreign_files
 from growcache.cache.refetch import redrawn_differently_reason
-from growcache.cache.shard_table import KnownHole, ShardTable, known_holes
 from growcache.cache.side_files import Edition, Identity
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.space import LEASE_BYTES, Space, free_disk_bytes, min_free_bytes
+from growcache.cache.space import (
+    LEASE_BYTES,
+    KnownHole,
+    ShardTable,
+    Space,
+    free_disk_bytes,
+    known_holes,
+    min_free_bytes,
+)
 from growcache.config import CacheConfig
 from growcache.schema import Schema
 

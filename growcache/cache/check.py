@@ -112,33 +112,26 @@ def _identity_finding(layout: CacheLayout, what: str, known: Identity | None) ->
     return Finding("error", None, f"{layout.identity} {what}{way}", mendable=known is not None)
 
 
-def editions_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    # It may have one more than the index, which is told of it afterwards.
-    found, known = read_editions(layout), contents.editions
-    if found is None:
-        yield Finding("error", None, f"{layout.editions} is damaged", mendable=True)
-    elif found[: len(known)] != known:
+def side_file_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
+    """Yield side files that are damaged or behind the index; each may be one change ahead."""
+    editions, known = read_editions(layout), contents.editions
+    deferrals, noted = read_deferrals(layout), deferrals_in_index(contents.meta)
+    issued, least = read_issued(layout), max((row.group for row in contents.rows), default=-1)
+    found = [
+        (layout.editions, editions),
+        (layout.deferrals, deferrals),
+        (layout.issued, issued),
+    ]
+    texts = [f"{path} is damaged" for path, value in found if value is None]
+    if editions is not None and editions[: len(known)] != known:
         text = f"{layout.editions}: expected {len(known)} editions as in the index"
-        yield Finding("error", None, f"{text}, found {len(found)} others", mendable=True)
-
-
-def deferrals_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    # The file may be one change ahead of the index, which is told of it afterwards.
-    found, known = read_deferrals(layout), deferrals_in_index(contents.meta)
-    if found is None:
-        yield Finding("error", None, f"{layout.deferrals} is damaged", mendable=True)
-    elif found.serial < known.serial or (found.serial == known.serial and found != known):
-        text = f"{layout.deferrals}: expected {known.size} visits set aside, as in the index"
-        yield Finding("error", None, f"{text}, found {found.size} others", mendable=True)
-
-
-def issued_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    found = read_issued(layout)
-    least = max((row.group for row in contents.rows), default=-1)
-    if found is None:
-        yield Finding("error", None, f"{layout.issued} is damaged", mendable=True)
-    elif found < least:
-        text = f"{layout.issued}: expected group {least} or more, found {found}"
+        texts.append(f"{text}, found {len(editions)} others")
+    if deferrals is not None and deferrals != noted and deferrals.serial <= noted.serial:
+        text = f"{layout.deferrals}: expected {noted.size} visits set aside, as in the index"
+        texts.append(f"{text}, found {deferrals.size} others")
+    if issued is not None and issued < least:
+        texts.append(f"{layout.issued}: expected group {least} or more, found {issued}")
+    for text in texts:
         yield Finding("error", None, text, mendable=True)
 
 
@@ -226,9 +219,7 @@ def survey_cache(
         if found.problems and (n in rows or not contents.is_complete)
     }
     findings += _shard_findings(problems if stopped else _still_live(layout, rows, problems))
-    findings += editions_findings(layout, contents)
-    findings += deferrals_findings(layout, contents)
-    findings += issued_findings(layout, contents)
+    findings += side_file_findings(layout, contents)
     findings += lease_findings(layout)
     findings += marker_findings(layout)
     if stopped:

@@ -34,8 +34,7 @@ from growcache.cache.refetch import (
     refused_meta,
     still_refused,
 )
-from growcache.cache.shard_table import ShardTable
-from growcache.cache.space import Space
+from growcache.cache.space import ShardTable, Space
 from growcache.errors import CacheFullError
 
 UsesByJob = dict[str, dict[int, int]]  # job → shard → how often

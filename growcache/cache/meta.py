@@ -43,65 +43,6 @@ from growcache.errors import CorruptShardError, FingerprintError
 OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
 
 
-def claim_cache(
-    layout: CacheLayout,
-    index: IndexDatabase,
-    identity: Identity | None,
-    parts: dict[str, Any],
-    drawn: int,
-) -> bool:
-    """Claim the cache for parts of a configuration; True if it was emptied for that. May raise FingerprintError."""
-    noted = index.meta("claim")
-    if identity is not None:
-        told = identity.parts.items()
-        noted = {
-            key: value for key, value in told if key in parts or key.startswith(OPTIONAL_PARTS)
-        }
-    if noted == parts:
-        return False
-    if noted is not None and drawn:
-        raise FingerprintError(
-            _other_configuration_message(layout, describe_differences(noted, parts))
-        )
-    # What nobody has said yet whose it is (`Identity` lost) is not of who asked last.
-    emptied = noted is not None and is_initialised(index)
-    if noted is not None:
-        # The listing goes before the claim on it is cleared: a crash in between must not
-        # let the next source go on with it.
-        layout.catalog.unlink(missing_ok=True)
-        fsync_directory(layout.root)
-    if emptied:
-        forget_cache(layout, index)
-    with index.transaction():
-        index.set_meta("claim", parts)
-    return emptied
-
-
-def settle_identity(
-    layout: CacheLayout,
-    index: IndexDatabase,
-    current: Identity | None,
-    wanted: Identity,
-    drawn: int,
-) -> Identity:
-    """Return the identity that holds from now on, on disk or wanted. FingerprintError: other samples are cached."""
-    if not is_initialised(index):
-        _refuse_other_fingerprints(layout, wanted)
-    held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
-    if held != wanted.fingerprint and drawn:
-        differing = wanted.differing(current) if current else []
-        raise FingerprintError(_other_configuration_message(layout, differing))
-    if current is not None and held == wanted.fingerprint:
-        return current
-    if current is not None or held != wanted.fingerprint:
-        forget_cache(layout, index)
-    write_identity(layout.root, wanted)
-    with index.transaction():
-        for key, value in identity_notes(wanted).items():
-            index.set_meta(key, value)
-    return wanted
-
-
 def _refuse_other_fingerprints(layout: CacheLayout, wanted: Identity) -> None:
     """Refuse the shards of another fingerprint where only the shards themselves tell it."""
     for number in numbers_on_disk(layout):
@@ -171,22 +112,47 @@ class CacheMeta:
         self._population = (index.meta("population"), index.meta("population_samples"))
 
     def claim(self, parts: dict[str, Any], drawn: int) -> bool:
-        """Claim the cache; True if a cache without samples was emptied for it."""
-        index = self._ledger.index
-        emptied = claim_cache(self._layout, index, self.identity, parts, drawn)
+        """Claim the cache for parts of a configuration; True if it was emptied for that.
+
+        FingerprintError: it holds samples, and they differ in one of these parts.
+        """
+        layout, index = self._layout, self._ledger.index
+        noted = index.meta("claim")
+        if self.identity is not None:
+            noted = {
+                key: value
+                for key, value in self.identity.parts.items()
+                if key in parts or key.startswith(OPTIONAL_PARTS)
+            }
+        if noted == parts:
+            return False
+        if noted is not None and drawn:
+            differences = describe_differences(noted, parts)
+            raise FingerprintError(_other_configuration_message(layout, differences))
+        # Shards of an unknown configuration (its identity is lost) do not belong to this one.
+        emptied = noted is not None and is_initialised(index)
+        if noted is not None:
+            # The listing goes before the claim on it is cleared: a crash in between must not
+            # let the next source continue it.
+            layout.catalog.unlink(missing_ok=True)
+            fsync_directory(layout.root)
         if emptied:
-            self._forget()
+            forget_cache(layout, index)
+        with index.transaction():
+            index.set_meta("claim", parts)
+        if emptied:
+            self._reset()
         return emptied
 
     def set_identity(self, identity: Identity, drawn: int) -> bool:
         """Set the identity; True if the cache holds something else since.
 
-        That is so if a cache without samples was emptied for it, or if one that had lost its index and
-        identity was rebuilt.
+        That is so if a cache without samples was emptied for it, or if one that had lost its
+        index and identity was rebuilt. FingerprintError: samples of another one are cached.
         """
         index, ledger = self._ledger.index, self._ledger
         with naming_full_disk(str(self._layout.identity)):
-            settled = settle_identity(self._layout, index, self.identity, identity, drawn)
+            settled = self._settle_identity(identity, drawn)
         anew = not is_initialised(index)
         if anew:
             rebuild_index(self._layout, index, ledger.write, settled)
@@ -194,7 +160,26 @@ class CacheMeta:
         self.identity = settled
         return anew
 
-    def _forget(self) -> None:
+    def _settle_identity(self, wanted: Identity, drawn: int) -> Identity:
+        """Return the identity that holds from now on: the one on disk, or the wanted one."""
+        layout, index, current = self._layout, self._ledger.index, self.identity
+        if not is_initialised(index):
+            _refuse_other_fingerprints(layout, wanted)
+        held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
+        if held != wanted.fingerprint and drawn:
+            differing = wanted.differing(current) if current else []
+            raise FingerprintError(_other_configuration_message(layout, differing))
+        if current is not None and held == wanted.fingerprint:
+            return current
+        if current is not None or held != wanted.fingerprint:
+            forget_cache(layout, index)
+        write_identity(layout.root, wanted)
+        with index.transaction():
+            for key, value in identity_notes(wanted).items():
+                index.set_meta(key, value)
+        return wanted
+
+    def _reset(self) -> None:
         """Start over after the cache was emptied on disk."""
         for path in (self._layout.editions, self._layout.deferrals):
             path.unlink(missing_ok=True)

@@ -8,10 +8,11 @@ The supervisor writes each before what it counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from growcache.cache.deferrals import Deferrals
 from growcache.cache.files import CacheLayout, checksummed_json, verified_json, write_atomic
@@ -120,6 +121,19 @@ def write_identity(root: str | os.PathLike[str], identity: Identity) -> None:
 
 
 EDITIONS, ISSUED, DEFERRALS = "editions", "issued", "deferrals"
+_Value = TypeVar("_Value")
+
+
+def _read(
+    path: Path, key: str, parse: Callable[[Any], _Value], missing: _Value
+) -> _Value | None:
+    """Return a value of a side file; ``missing`` without the file, None if it is damaged."""
+    try:
+        return parse(verified_json(path.read_bytes())[key])
+    except FileNotFoundError:
+        return missing
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
 
 
 def write_editions(layout: CacheLayout, editions: Iterable[Edition]) -> None:
@@ -128,13 +142,7 @@ def write_editions(layout: CacheLayout, editions: Iterable[Edition]) -> None:
 
 
 def read_editions(layout: CacheLayout) -> list[Edition] | None:
-    try:
-        rows = verified_json(layout.editions.read_bytes())[EDITIONS]
-        return [Edition(*row) for row in rows]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError, KeyError):
-        return None
+    return _read(layout.editions, EDITIONS, lambda rows: [Edition(*row) for row in rows], [])
 
 
 def write_issued(layout: CacheLayout, group: int) -> None:
@@ -143,12 +151,7 @@ def write_issued(layout: CacheLayout, group: int) -> None:
 
 def read_issued(layout: CacheLayout) -> int | None:
     """Return the highest group a permit was granted for; -1 if none, None if damaged."""
-    try:
-        return int(verified_json(layout.issued.read_bytes())[ISSUED])
-    except FileNotFoundError:
-        return -1
-    except (ValueError, TypeError, KeyError, OverflowError):
-        return None
+    return _read(layout.issued, ISSUED, int, -1)
 
 
 def write_deferrals(layout: CacheLayout, deferrals: Deferrals) -> None:
@@ -156,12 +159,7 @@ def write_deferrals(layout: CacheLayout, deferrals: Deferrals) -> None:
 
 
 def read_deferrals(layout: CacheLayout) -> Deferrals | None:
-    try:
-        return Deferrals.from_values(verified_json(layout.deferrals.read_bytes())[DEFERRALS])
-    except FileNotFoundError:
-        return Deferrals()
-    except (ValueError, TypeError, KeyError):
-        return None
+    return _read(layout.deferrals, DEFERRALS, Deferrals.from_values, Deferrals())
 
 
 def deferrals_in_index(meta: Mapping[str, Any]) -> Deferrals:

@@ -1,17 +1,20 @@
-"""The space account: the bound in allocated blocks, what is used, reserved and free.
+"""The space account: the shards with their sums, and the bound: bytes used, reserved and free.
 
-Everything under the cache directory counts. A fixed part of the bound is set aside for the index,
-its log, leases and the ballast. Shards, the catalog and what samplers are writing share the rest.
+Everything under the cache directory counts, in allocated blocks. A fixed part of the bound is set aside
+for the index, its log, leases and the ballast. Shards, the catalog and what samplers write share the rest.
 
-The ballast is a file that is deleted when the disk is full: an eviction commits before it unlinks, and
-without that room the commit is what fails, so nothing could ever be freed.
+The ballast is a file that is deleted when the disk is full, because an eviction commits before it unlinks.
+Without that space the commit would fail, so nothing could ever be freed.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from growcache.cache.files import (
     FILE_MODE,
@@ -20,7 +23,99 @@ from growcache.cache.files import (
     allocated_tree,
     is_full_disk,
 )
-from growcache.cache.shard_table import ShardTable
+from growcache.cache.index.schema import ShardState, ShardTableRow
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CorruptShardError
+
+
+class ShardTable:
+    """The shards on disk: ``live`` by number, oldest first, ``retired``, and their sums."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.live: dict[int, ShardTableRow] = {}
+        self.retired: dict[int, ShardTableRow] = {}
+        self.live_samples = self.live_bytes = self.retired_bytes = 0
+
+    def __contains__(self, number: object) -> bool:
+        return number in self.live or number in self.retired
+
+    @property
+    def bytes(self) -> int:
+        return self.live_bytes + self.retired_bytes
+
+    def add(self, rows: Iterable[ShardTableRow]) -> None:
+        """Add shards, each younger than those before it."""
+        for row in rows:
+            if row.state == ShardState.RETIRED:
+                self.retired[row.number] = row
+                self.retired_bytes += row.allocated
+            else:
+                self.live[row.number] = row
+                self.live_samples += row.samples
+                self.live_bytes += row.allocated
+
+    def retire(self, rows: Iterable[ShardTableRow]) -> None:
+        for row in rows:
+            del self.live[row.number]
+            self.live_samples -= row.samples
+            self.live_bytes -= row.allocated
+            self.add([row._replace(state=ShardState.RETIRED)])
+
+    def revive(self, rows: Iterable[ShardTableRow]) -> None:
+        for row in rows:
+            self.remove([row.number])
+            self.add([row._replace(state=ShardState.LIVE)])
+        self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Forget retired shards whose files are gone."""
+        for number in numbers:
+            self.retired_bytes -= self.retired.pop(number).allocated
+
+    def use(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            for rows in (self.live, self.retired):
+                if row := rows.get(number):
+                    rows[number] = row._replace(uses=row.uses + 1)
+
+
+class KnownHole(NamedTuple):
+    """A visit that yielded nothing. ``version`` is the object's, if it is not the listed one."""
+
+    shard: int
+    key: str
+    part: int
+    version: str = ""
+
+
+def known_holes(
+    layout: CacheLayout, rows: Iterable[ShardTableRow], others: Iterable[tuple[int, str, int]]
+) -> list[KnownHole]:
+    """Return the known holes, without those of visits that yielded samples too.
+
+    ``rows`` are the shards on disk; ``others`` are (shard, key, part) of holes in the index.
+    """
+    rows = list(rows)
+    here = {row.number for row in rows}
+    with_holes = {row.group for row in rows if row.holes}
+    found = [KnownHole(*other) for other in others if other[0] not in here]
+    brought: set[tuple[int, str, int]] = set()
+    groups: dict[int, int] = {}
+    for row in rows:
+        groups[row.number] = row.group
+        if row.group not in with_holes:
+            continue
+        with suppress(CorruptShardError, OSError):  # `check` names those
+            sidecar = Sidecar.from_bytes(layout.sidecar(row.number).read_bytes())
+            found += [KnownHole(row.number, h.key, h.part, h.version) for h in sidecar.holes]
+            o = sidecar.origins
+            parts = zip(o.object, o.part, strict=True)
+            brought.update((row.group, o.keys[at], part) for at, part in parts)
+    return [h for h in found if (groups.get(h.shard, -1), h.key, h.part) not in brought]
+
 
 LEAST_BUDGET_BYTES = 600_000
 MOST_BUDGET_BYTES = 20_000_000

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import MOST_MAKEUPS, Place
 from growcache.cache.index.schema import CacheTotals
-from growcache.cache.shard_table import KnownHole
 from growcache.cache.sidecar import Sidecar, version_of
+from growcache.cache.space import KnownHole
 from growcache.cache.status import SetAsideStatus
 from growcache.errors import SamplingError
 from growcache.sampling.draw_sequence import DrawSequence
