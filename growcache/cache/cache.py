@@ -69,7 +69,7 @@ class Cache:
             self._load()
             self._anchors = OpenDirectory(layout)
         except BaseException:
-            self._ledger.close()
+            self._ledger.index.close()
             raise
 
     @classmethod
@@ -126,9 +126,9 @@ class Cache:
         """
         try:
             if self._anchors.in_place:
-                self._ledger.close()
+                self._ledger.index.close()
             else:
-                self._ledger.abandon()
+                self._ledger.index.abandon()
             self._anchors.close()
         finally:
             self._lock.close()
@@ -372,22 +372,22 @@ class Cache:
 
     @property
     def leases(self) -> list[LeaseView]:
-        return self._evictor.leases
+        return self._evictor.readers.leases
 
     @property
     def kept(self) -> frozenset[int]:
         """Shards held for dead readers; none goes before ``resume_seconds`` are over."""
-        return self._evictor.kept
+        return self._evictor.readers.kept
 
     @property
     def kept_for(self) -> list[DeadReader]:
         """Which shards are held for which dead reader, and for how long."""
-        return self._evictor.kept_for
+        return self._evictor.readers.kept_for()
 
     @property
     def foreign_leases(self) -> list[ForeignLease]:
         """Unreadable files among the leases; each may protect every shard."""
-        return self._evictor.foreign
+        return self._evictor.readers.foreign
 
     @property
     def job_sums(self) -> dict[str, JobSums]:
@@ -396,7 +396,7 @@ class Cache:
     @property
     def clearing_bytes(self) -> int:
         """Bytes of retired shards that go as readers finish their snapshots."""
-        kept = self._evictor.kept
+        kept = self._evictor.readers.kept
         return sum(
             row.allocated for row in self._stock.retired.values() if row.number not in kept
         )

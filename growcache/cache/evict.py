@@ -338,7 +338,13 @@ LEASES_PER_TRANSACTION = 16
 
 
 class ShardRemover:
-    """Counts what readers used, and retires and deletes shards."""
+    """Counts what readers used, and retires and deletes shards.
+
+    Attributes:
+        readers: the leases, as of the last poll or eviction.
+        jobs: what each job received under finished leases.
+        wishlist: the shards to refetch.
+    """
 
     def __init__(
         self,
@@ -351,37 +357,17 @@ class ShardRemover:
         self._layout = layout
         self._ledger = ledger
         self._stock = stock
-        self._readers = LeaseTable(layout, resume_seconds, ledger.index.uses(), stock, room)
+        self.readers = LeaseTable(layout, resume_seconds, ledger.index.uses(), stock, room)
         self._finished = ledger.index.finished_leases()
-        self._jobs = jobs_in_index(ledger.index.meta(JOBS_META))
+        self.jobs = jobs_in_index(ledger.index.meta(JOBS_META))
         self.wishlist = RefetchQueue(ledger, stock)
         self._candidates: dict[int, Candidate] = {}
         self._deleted: list[int] = []  # whose rows do not say so yet
         self._as_of = -1  # the readers' version that the candidates were made from
 
-    @property
-    def leases(self) -> list[LeaseView]:
-        return self._readers.leases
-
-    @property
-    def kept(self) -> frozenset[int]:
-        return self._readers.kept
-
-    @property
-    def kept_for(self) -> list[DeadReader]:
-        return self._readers.kept_for()
-
-    @property
-    def foreign(self) -> list[ForeignLease]:
-        return self._readers.foreign
-
-    @property
-    def jobs(self) -> dict[str, JobSums]:
-        return self._jobs
-
     def poll(self, now: float) -> None:
         """Count the uses of finished leases and delete retired shards that no lease holds."""
-        finished = self._readers.refresh(now)
+        finished = self.readers.refresh(now)
         try:
             # A log that cannot be cut must grow slowly: then many leases make one transaction.
             if finished and (
@@ -396,7 +382,7 @@ class ShardRemover:
 
     def _follow_wishes(self) -> None:
         retired = len(self._stock.retired)
-        self.wishlist.follow(self._readers.leases)
+        self.wishlist.follow(self.readers.leases)
         if len(self._stock.retired) != retired:
             self._as_of = -1  # some of them live again
 
@@ -418,11 +404,11 @@ class ShardRemover:
                 FinishedLease(lease.name, lease.job, lease.used(), lease.delivered)
                 for lease in new
             ]
-            jobs = add_finished_leases(self._jobs, new, self._stock)
+            jobs = add_finished_leases(self.jobs, new, self._stock)
             self._ledger.write(note)
-            self._jobs = jobs
+            self.jobs = jobs
             self._finished = (self._finished - gone) | names
-            self._stock.use(self._readers.count(new, self._stock))
+            self._stock.use(self.readers.count(new, self._stock))
         for name in names:
             with suppress(
                 PermissionError
@@ -430,20 +416,20 @@ class ShardRemover:
                 lease_path(self._layout, name).unlink(missing_ok=True)
 
     def candidates(self) -> list[Candidate]:
-        if self._as_of != self._readers.version:
+        if self._as_of != self.readers.version:
             self._candidates = {}
-            self._as_of = self._readers.version
+            self._as_of = self.readers.version
             self.admit(self._stock.live.values())
         return list(self._candidates.values())
 
     def admit(self, rows: Iterable[ShardTableRow]) -> None:
         """Add shards that are live now."""
-        if self._as_of == self._readers.version:
-            self._candidates.update((c.number, c) for c in self._readers.candidates(rows))
+        if self._as_of == self.readers.version:
+            self._candidates.update((c.number, c) for c in self.readers.candidates(rows))
 
     def start_afresh(self) -> None:
-        self._readers.uses.clear()
-        self._jobs = {}
+        self.readers.uses.clear()
+        self.jobs = {}
         self._deleted.clear()
         self.wishlist.start_afresh()
         self._as_of = -1
@@ -469,18 +455,18 @@ class ShardRemover:
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Retire live shards; return the retired shards that could be deleted."""
         self.retire(numbers)
-        self._readers.refresh()  # the next poll counts those that are found finished here
+        self.readers.refresh()  # the next poll counts those that are found finished here
         return self._delete_unheld()
 
     def _delete_unheld(self) -> tuple[int, ...]:
         """Delete retired shards, by leases that were read after the shards were retired."""
-        held = self._readers.held
+        held = self.readers.held
         free = tuple(number for number in self._stock.retired if number not in held)
         for number in free:
             remove_shard(self._layout, number)
             self._stock.remove([number])
             self._deleted.append(number)
-        self._readers.forget(free)
+        self.readers.forget(free)
         if self._deleted:
             # On a full disk this may fail, although there is room now: others take it, too.
             index, gone = self._ledger.index, tuple(self._deleted)

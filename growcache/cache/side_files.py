@@ -142,7 +142,11 @@ def write_editions(layout: CacheLayout, editions: Iterable[Edition]) -> None:
 
 
 def read_editions(layout: CacheLayout) -> list[Edition] | None:
-    return _read(layout.editions, EDITIONS, lambda rows: [Edition(*row) for row in rows], [])
+    return _read(layout.editions, EDITIONS, _parse_editions, list[Edition]())
+
+
+def _parse_editions(rows: Any) -> list[Edition]:
+    return [Edition(*row) for row in rows]
 
 
 def write_issued(layout: CacheLayout, group: int) -> None:

@@ -259,8 +259,8 @@ def test_a_lease_being_made_is_not_litter(root: Path) -> None:
 @pytest.mark.mutant(
     14,
     "growcache.cache.evict:ShardRemover.evict",
-    "self.retire(numbers)\nself._readers.refresh()",
-    "self._readers.refresh()\nself.retire(numbers)",
+    "self.retire(numbers)\nself.readers.refresh()",
+    "self.readers.refresh()\nself.retire(numbers)",
 )
 def test_leases_are_read_after_the_retirement_is_committed(
     root: Path, monkeypatch: pytest.MonkeyPatch

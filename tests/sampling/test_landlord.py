@@ -289,7 +289,7 @@ def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
             lease.mark_read(number, mapped=False)
         assert cache.evict(range(SHARDS - 1)) == tuple(range(SHARDS - 1))
     cache.poll_leases(0.0)
-    assert cache._evictor._readers.uses == {"train": {SHARDS - 1: 1}}
+    assert cache._evictor.readers.uses == {"train": {SHARDS - 1: 1}}
 
 
 def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) -> None:
@@ -312,10 +312,10 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
             with Lease.create(made.layout.root, f"job {number}", [0]) as lease:
                 lease.mark_read(0, mapped=False)
             made.poll_leases(float(number))
-        left = made._evictor._readers.uses
+        left = made._evictor.readers.uses
         assert list(left) == [f"job {number}" for number in range(3, KEPT_JOBS + 3)]
     with opened(tmp_path / "cache") as made:
-        assert made._evictor._readers.uses == left
+        assert made._evictor.readers.uses == left
 
 
 @pytest.mark.mutant(

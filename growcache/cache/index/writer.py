@@ -540,12 +540,6 @@ class IndexWriter:
                 raise
             return IndexDatabase.open(layout)
 
-    def close(self) -> None:
-        self.index.close()
-
-    def abandon(self) -> None:
-        self.index.abandon()
-
     def write(self, change: Callable[[], None]) -> None:
         """Run one transaction, in the ballast's space if needed. CacheFullError: nothing was changed."""
         self._cut_log()
