@@ -1,1 +1,1 @@
-"""Accidents of real life, each through the commands and front doors only."""
+"""Accidents of real life, each exercised only through the commands and the public API."""

@@ -1,4 +1,4 @@
-"""growcache as its users meet it: a config file, commands as processes, files on disk."""
+"""growcache as its users see it: a config file, commands as processes, files on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Values = Mapping[str, Any]
 
 
 def write_objects(folder: Path, count: int = 60, rows: int = 16, columns: int = 64) -> str:
-    """Write npy objects whose rows tell object and row; return the URL of all of them."""
+    """Write npy objects whose rows start with object and row; return their URL pattern."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         values = np.random.default_rng(number).random((rows, columns)).astype(np.float32)
@@ -34,13 +34,13 @@ def write_objects(folder: Path, count: int = 60, rows: int = 16, columns: int = 
 
 
 def rows_of(url: str, **options: Any) -> dict[str, Any]:
-    """Return the source of every row of npy objects; its storage options are the arguments."""
+    """Return a source that takes every row of npy objects; the arguments are storage options."""
     source = {"url": url, "format": "npy", "options": {"axis": 0}}
     return {**source, "storage_options": options} if options else source
 
 
 def write_config(path: Path, source: Values, **sections: Values) -> Path:
-    """Write a config with small defaults; the cache lies beside it, named as the config is."""
+    """Write a config with small defaults; the cache is next to it, under the config's name."""
     values: dict[str, dict[str, Any]] = {
         "source": dict(source),
         "sampling": {"workers": 1, "shard_samples": 16, "timeout_seconds": 10},
@@ -53,7 +53,7 @@ def write_config(path: Path, source: Values, **sections: Values) -> Path:
 
 
 def edit_config(path: Path, **settings: Any) -> None:
-    """Change settings of a config file, named as ``section__key``, the way an editor does."""
+    """Change settings, named as ``section__key``, by replacing the file as an editor does."""
     values = yaml.safe_load(path.read_text())
     for name, value in settings.items():
         section, _, key = name.partition("__")
@@ -62,21 +62,21 @@ def edit_config(path: Path, **settings: Any) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put a new file in the place of another."""
+    """Replace a file atomically."""
     other = path.with_name(path.name + ".new")
     other.write_text(text)
     other.rename(path)
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """Return the words that start a command of growcache."""
+    """Return the command line of a growcache command."""
     return [sys.executable, "-m", "growcache", *map(str, arguments)]
 
 
 def growcache(
     *arguments: str | Path, seconds: float = 60, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command until it exits."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,
@@ -88,59 +88,61 @@ def growcache(
 
 
 class Running:
-    """``growcache run`` in the background, with what it wrote so far.
+    """``growcache run`` in the background, with its output up to now.
 
     Attributes:
-        process: of the service.
+        process: The service's process.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], said: Path, told: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stderr_file: Path, stdout_file: Path
+    ) -> None:
         self.process = process
-        self._said = said
-        self._told = told
+        self._stderr_file = stderr_file
+        self._stdout_file = stdout_file
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error so far."""
-        return self._said.read_text(errors="replace")
+        """Standard error up to now."""
+        return self._stderr_file.read_text(errors="replace")
 
     @property
     def last(self) -> dict[str, Any]:
-        """The last status that it wrote to standard output; empty before the first one."""
-        lines = [line for line in self._told.read_bytes().split(b"\n")[:-1] if line]
+        """The last status on standard output; empty before the first one."""
+        lines = [line for line in self._stdout_file.read_bytes().split(b"\n")[:-1] if line]
         found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
         return found
 
     def wait_for(
-        self, holds: Callable[[dict[str, Any]], object], seconds: float = 60
+        self, condition: Callable[[dict[str, Any]], object], seconds: float = 60
     ) -> dict[str, Any]:
-        """Return the first status it wrote for which something holds; fail where none does in time.
+        """Return the first printed status that meets the condition; fail at the deadline.
 
-        This costs no process, as `wait_for_status` does for every look.
+        This starts no command, unlike `wait_for_status`.
         """
         deadline = time.monotonic() + seconds
-        while not (found := self.last) or not holds(found):
+        while not (found := self.last) or not condition(found):
             late = time.monotonic() > deadline
-            assert not late, f"what was awaited did not come; the last: {found}; {self.errors}"
+            assert not late, f"condition not met in time; last status: {found}; {self.errors}"
             assert self.alive, f"the service ended: {self.errors}"
             time.sleep(0.02)
         return found
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
 
 @contextlib.contextmanager
 def running(config: Path, *arguments: str, **options: Any) -> Iterator[Running]:
-    """Run the service of a config; it does not outlive the block."""
-    said = config.with_name(config.name + f".{time.monotonic_ns()}.stderr")
-    told = said.with_suffix(".stdout")
-    with said.open("wb") as errors, told.open("wb") as output:
+    """Run the service of a config, and kill it at the end of the block."""
+    stderr_file = config.with_name(config.name + f".{time.monotonic_ns()}.stderr")
+    stdout_file = stderr_file.with_suffix(".stdout")
+    with stderr_file.open("wb") as errors, stdout_file.open("wb") as output:
         process = _spawn(config, arguments, output, errors, options)
     try:
-        yield Running(process, said, told)
+        yield Running(process, stderr_file, stdout_file)
     finally:
         if process.poll() is None:
             process.kill()
@@ -164,29 +166,29 @@ def _spawn(
 
 
 def status(cache: Path) -> dict[str, Any]:
-    """Return ``growcache status --json``; an empty dict while there is no cache.
+    """Return ``growcache status --json``, or an empty dict if there is no cache.
 
-    The command runs in this process: tests look again and again, and a process that only looks
-    costs more than the service that it looks at.
+    The command runs in this process, because tests poll it, and a new process for each call
+    would cost more than the service itself.
     """
-    told = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()):
+    stdout_file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(stdout_file), contextlib.redirect_stderr(io.StringIO()):
         main(["status", str(cache), "--json"])
-    told.seek(0)
-    found: dict[str, Any] = json.loads(told.read() or "{}")
+    stdout_file.seek(0)
+    found: dict[str, Any] = json.loads(stdout_file.read() or "{}")
     return found
 
 
 def wait_for_status(
-    cache: Path, holds: Callable[[dict[str, Any]], object], seconds: float = 60
+    cache: Path, condition: Callable[[dict[str, Any]], object], seconds: float = 60
 ) -> dict[str, Any]:
-    """Return the first status for which something holds; fail where it does not in time."""
+    """Return the first status that meets the condition; fail at the deadline."""
     deadline = time.monotonic() + seconds
     while True:
         found = status(cache)
-        if found and holds(found):
+        if found and condition(found):
             return found
-        assert time.monotonic() < deadline, f"what was awaited did not come; the last: {found}"
+        assert time.monotonic() < deadline, f"condition not met in time; last status: {found}"
         time.sleep(0.05)
 
 
@@ -200,7 +202,7 @@ def is_gone(pid: int) -> bool:
 
 
 def samples(cache: Path) -> Counter[tuple[int, int]]:
-    """What an epoch delivers of `write_objects`: object and row of every sample."""
+    """Count the samples of one epoch by object and row, as `write_objects` numbered them."""
     found: Counter[tuple[int, int]] = Counter()
     with EpochLoader(cache, batch_size=16, min_samples=1, drop_last=False) as loader:
         for batch in loader:
@@ -210,7 +212,7 @@ def samples(cache: Path) -> Counter[tuple[int, int]]:
 
 
 def digests(cache: Path) -> dict[str, str]:
-    """Every file of every shard, with its hash."""
+    """Return the hash of every file in the shard directory."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((cache / "shards").iterdir())
@@ -225,9 +227,9 @@ def damage(paths: Iterable[Path]) -> None:
         path.write_bytes(data)
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
-    """Return once something holds; fail where it does not in time."""
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Return once the condition is met; fail at the deadline."""
     deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "what was awaited did not happen"
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
         time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""A trainer on a cache whose shards are cut short under it, one after the other.
+"""A trainer that reads a cache while its shards are truncated one after the other.
 
-Prints one JSON line: what was delivered and skipped, and how many samples were not those that were stored.
+It prints one JSON line: the counts of delivered, skipped and wrong samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Train until most shards are cut short."""
+    """Train until most shards are truncated."""
     parser = argparse.ArgumentParser()
     parser.add_argument("cache", type=Path)
     parser.add_argument("--framework", default="numpy")
@@ -31,7 +31,7 @@ def main() -> None:
     cutter = threading.Thread(target=cut_short, args=(shards, args.seed, args.keep, stopped))
     options = json.loads(args.options)
     if options.pop("transformed", False):
-        options["transform"] = changed
+        options["transform"] = unchanged
     print(json.dumps(trained(args.cache, args.framework, options, cutter, stopped)))
 
 
@@ -45,13 +45,13 @@ def shards_of(cache: Path) -> list[list[Path]]:
     return list(found.values())
 
 
-def changed(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the sample as it is: what transforms in other processes is tried as well."""
+def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the sample unchanged, so that the transform's own processes run too."""
     return sample
 
 
 def cut_short(shards: list[list[Path]], seed: int, keep: int, stopped: threading.Event) -> None:
-    """Cut files short at random places and moments, until only the largest shards are left."""
+    """Truncate all but the `keep` largest shards, at random offsets and times."""
     chance = random.Random(seed)
     shards.sort(key=lambda files: sum(file.stat().st_size for file in files))
     doomed = shards[: len(shards) - keep]
@@ -71,7 +71,7 @@ def trained(
     cutter: threading.Thread,
     stopped: threading.Event,
 ) -> dict[str, Any]:
-    """Run epochs until nothing is cut short any more, and one more; check each sample."""
+    """Run epochs until truncation has ended, then one more; check every sample."""
     found = {"samples": 0, "wrong": 0, "epochs": 0, "skipped": 0}
     loader_type = importlib.import_module(f"growcache.{framework}").EpochLoader
     with loader_type(cache, batch_size=8, min_samples=1, **options) as loader:
@@ -90,7 +90,7 @@ def trained(
 
 
 def checked(batch: dict[str, Any]) -> tuple[int, int]:
-    """Return how many samples a batch has, and how many are not what they say they are."""
+    """Return the number of samples in a batch and the number with wrong values."""
     if "data" in batch:
         ends = batch["data_offsets"].tolist()
         values = [batch["data"][a:b] for a, b in itertools.pairwise(ends)]

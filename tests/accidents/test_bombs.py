@@ -1,4 +1,4 @@
-"""Small objects that claim to be huge, or never to end, are holes; good ones beside them come."""
+"""Small objects that decode to huge ones become holes, and the good objects are still delivered."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.accidents.commands import running, status, write_config
 from tests.formats import lmdb_built as lmdb
 
 GOOD = 6
-MOST_MEMORY = 900 << 20  # of any process; a visit may decode some hundred MB
-SECONDS = 200  # five times what all objects of a format take on a slow machine
+MOST_MEMORY = 900 << 20  # per process; one visit may decode a few hundred MB
+SECONDS = 200  # five times the duration of one format on a slow machine
 Objects = dict[str, bytes]
 PAGE = 512
-BEYOND = 700  # MB, more than any object may be unpacked to
+BEYOND = 700  # MB, above the limit on one decompressed object
 
 
 def framed(record: bytes, length: int | None = None) -> bytes:
-    """A TFRecord, whose head may claim another length with a checksum that is right."""
+    """Return a TFRecord; its header may claim another length, with a valid checksum."""
     head = struct.pack("<Q", len(record) if length is None else length)
     return head + checksum(head) + record + checksum(record)
 
@@ -73,7 +73,7 @@ def zeros(head: bytes, megabytes: int) -> bytes:
 
 
 def packed(block: bytes, times: int, head: bytes = b"") -> bytes:
-    """Compress a block, many times over."""
+    """Compress a header and then a block `times` times."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     pieces = [packer.compress(head), *(packer.compress(block) for _ in range(times))]
     return b"".join([*pieces, packer.flush()])
@@ -109,7 +109,7 @@ def loop(number: int, to: int) -> bytes:
 
 
 def fan(number: int) -> bytes:
-    """A page whose every child is itself: 20 at each of twelve levels."""
+    """A page with 20 children that are all the page itself."""
     return lmdb.branch(number, PAGE, [(b"%c" % (97 + n), number) for n in range(20)])
 
 
@@ -160,7 +160,7 @@ def zipped(head: bytes, megabytes: int) -> bytes:
 
 
 def lying(data: bytes) -> bytes:
-    """Let the directory say that the member has 1000 bytes."""
+    """Make the directory claim 1000 bytes for the member."""
     at = data.rindex(b"PK\1\2")
     return data[: at + 24] + struct.pack("<I", 1000) + data[at + 28 :]
 
@@ -240,7 +240,7 @@ def hdf5s() -> tuple[str, dict[str, Any], Objects, Objects]:
         return file.getvalue()
 
     def cut(filters: dict[str, Any]) -> bytes:
-        """Store a chunk that is far too short for what its filter promises."""
+        """Store a chunk that is far shorter than its filter promises."""
         file = io.BytesIO()
         with h5py.File(file, "w") as opened:
             made = opened.create_dataset("x", (64, 4), "<f4", chunks=(64, 4), **filters)
@@ -260,7 +260,7 @@ def hdf5s() -> tuple[str, dict[str, Any], Objects, Objects]:
 
 
 def zeros_in_a_chunk(shape: tuple[int, int]) -> bytes:
-    """Return a file whose only chunk is a few bytes that decode to very many."""
+    """Return a file whose only chunk is tiny and decodes to a huge array."""
     h5py = pytest.importorskip("h5py")
     packer = zlib.compressobj(9)
     pieces = [packer.compress(b"\0" * (4 * shape[1])) for _ in range(shape[0])]
@@ -312,7 +312,7 @@ SLOW = [name for name in MAKERS if name not in ("tfrecord",)]
 
 @contextmanager
 def watched(pid: int) -> Iterator[list[int]]:
-    """Note the most memory that a process and its children took so far."""
+    """Record the peak memory of any one process in a process tree."""
     peaks, ended = [0], threading.Event()
 
     def look(one: int) -> None:
@@ -327,7 +327,7 @@ def watched(pid: int) -> Iterator[list[int]]:
         while not ended.wait(0.02):
             try:
                 look(pid)
-            except OSError:  # one has just ended
+            except OSError:  # a process has just ended
                 continue
 
     thread = threading.Thread(target=watch)
@@ -373,9 +373,7 @@ def test_bombs_are_holes_and_good_objects_come(tmp_path: Path, name: str) -> Non
     assert {key for key in kept if key not in bad} == {
         f"{n:02d} {k}" for n, k in enumerate(good)
     }
-    for key in (
-        bad - kept
-    ):  # what of it can be read is a sample, and the rest a hole that says why
+    for key in bad - kept:  # an unreadable bomb is a hole with a reason
         assert len(holes.get(key, "")) > 20, (key, holes)
 
 
@@ -385,7 +383,7 @@ def sidecars(cache: Path) -> Iterator[dict[str, Any]]:
 
 
 def reasons(cache: Path) -> dict[str, str]:
-    """Return why objects are holes, by their names, as the shards' descriptions say."""
+    """Return the reason of every hole by object name, from the sidecars."""
     said = (one for outer in sidecars(cache) for one in (outer, *outer.values()))
     inner = [one for one in said if isinstance(one, dict) and "holes" in one]
     assert inner

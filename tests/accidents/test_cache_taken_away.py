@@ -1,4 +1,4 @@
-"""The disk under a cache is not what it was, or lacks what a cache needs: one line each."""
+"""A service ends with a one-line error if its cache is damaged or its disk is unsuitable."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def folder(tmp_path: Path) -> None:
 
 
 def started(service: Running, cache: Path) -> None:
-    """Return once the service draws."""
+    """Wait until the service draws."""
     wait_for_status(cache, lambda found: found["drawn"] and found["pid"] == service.process.pid)
 
 
 def ends_with_one_line(service: Running) -> str:
-    """Wait for the end of a service that says in one line why; return the line."""
+    """Wait until the service fails with a one-line error; return the line."""
     assert service.process.wait(30) == 1, service.errors
     said = service.errors.strip()
     assert said.count("\n") == 0, said
@@ -60,11 +60,11 @@ def ends_with_one_line(service: Running) -> str:
     return said
 
 
-# What is done to a cache, and what the service says of it.
+# Each function damages a cache; CASES maps it to the expected message.
 
 
 def removed(cache: Path) -> None:
-    shutil.rmtree(cache, ignore_errors=True)  # what comes meanwhile may stay
+    shutil.rmtree(cache, ignore_errors=True)  # files written meanwhile may stay
     if cache.exists():
         cache.rename(cache.with_name("rest"))
 
@@ -79,7 +79,7 @@ def replaced_by_nothing(cache: Path) -> None:
 
 
 def replaced_by_a_copy(cache: Path) -> None:
-    """A copy of a service that was killed: it has a log beside its index."""
+    """Replace the cache by a copy taken while the service ran: its index still has a log."""
     coming_and_going = shutil.ignore_patterns("*.tmp", "*-*-*-*")
     shutil.copytree(cache, cache.with_name("copy"), ignore=coming_and_going)
     moved(cache)
@@ -112,7 +112,7 @@ def incoming_deleted(cache: Path) -> None:
 DIRECTORY = "was removed, moved or replaced while the service ran"
 INSIDE = "was removed or replaced while the service ran"
 CASES: dict[Callable[[Path], None], str] = {
-    removed: "while the service ran",  # of whatever went first
+    removed: "while the service ran",  # names the first path found missing
     moved: DIRECTORY,
     replaced_by_nothing: DIRECTORY,
     replaced_by_a_copy: DIRECTORY,
@@ -138,7 +138,7 @@ def test_a_service_ends_when_its_cache_is_taken_away(
         there = sorted(cache.rglob("*")) if "replaced_by" in harm.__name__ else None
         assert CASES[harm] in ends_with_one_line(service)
         if there is not None:
-            assert sorted(cache.rglob("*")) == there, "it wrote into another's folder"
+            assert sorted(cache.rglob("*")) == there, "the service wrote into the new directory"
     shown = growcache("status", cache)
     assert "Traceback" not in shown.stderr
     assert shown.returncode in (0, 2)
@@ -152,7 +152,7 @@ def test_a_service_ends_when_its_cache_is_taken_away(
 
 @contextmanager
 def reading(front: str, cache: Path) -> Iterator[Trainer]:
-    """A loader that makes a batch whenever it is asked, epoch after epoch."""
+    """A loader that makes one batch per request, epoch after epoch."""
     options = loading(front, batch_size=4, min_samples=32, seed=0)
     with trainer(cache, options, ENDLESS, stderr=subprocess.PIPE) as reader:
         yield reader
@@ -171,7 +171,7 @@ def test_a_loader_of_a_cache_that_is_removed_says_so(front: str, config: Path) -
             batches.extend(iter(lambda: reader.ask(BATCH), None))
         assert reader.process.stderr is not None
         said = reader.process.stderr.read()
-    assert batches  # what was mapped, and made ahead
+    assert batches  # batches made ahead from mapped shards are still delivered
     last = said.strip().splitlines()[-1]
     assert f"CacheMissingError: the cache at {cache} was removed while it was read" in last, (
         said
@@ -187,11 +187,11 @@ def test_a_loader_goes_on_when_the_index_is_made_again(front: str, config: Path)
         assert reader.ask(BATCH) == [4]
         index_deleted(cache)
         assert growcache("run", config, "--samples", "16").returncode == 0
-        for _ in range(100):  # some epochs
+        for _ in range(100):  # several epochs
             assert reader.ask(BATCH) == [4]
 
 
-# Disks that are not as they should be.
+# Unsuitable disks.
 
 
 def test_a_file_system_without_locks_is_refused_in_one_line(config: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_file_system_without_locks_is_refused_in_one_line(config: Path) -> Non
 
 
 def without_flock(error: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command for which the kernel has no locks of whole files."""
+    """Run a command with every `flock` call failing."""
     strace = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=flock"]
     strace += ["-e", f"inject=flock:error={error}"]
     return subprocess.run(
@@ -232,7 +232,7 @@ def test_a_path_that_is_too_long_is_said_so(parts: list[int], config: Path) -> N
         assert "Traceback" not in done.stderr
         assert "too long" in done.stderr or (words in commands and parts == [200] * 3), done
     program = "import sys; from growcache.numpy import EpochLoader; EpochLoader(sys.argv[1], batch_size=4)"
-    if parts != [200] * 3:  # else it waits for a cache that is not there
+    if parts != [200] * 3:  # this path is legal, so the loader would wait for a cache
         loader = subprocess.run(
             [sys.executable, "-c", program, deep], capture_output=True, text=True, check=False
         )
@@ -250,7 +250,7 @@ def test_a_path_just_short_enough_works(config: Path) -> None:
 
 @pytest.mark.slow
 def test_a_disk_that_turns_read_only_ends_the_service(config: Path, tmp_path: Path) -> None:
-    """As ext4 does after an error of the disk."""
+    """ext4 remounts read-only after a disk error."""
     with small_disk(tmp_path / "disk", 64 << 20, "ext4") as disk:
         device = Path(
             next(
@@ -266,7 +266,7 @@ def test_a_disk_that_turns_read_only_ends_the_service(config: Path, tmp_path: Pa
             started(service, cache)
             fail.write_text("tried by growcache's tests")
             said = ends_with_one_line(service).lower()
-            # Whoever writes at that very moment gets an error of the disk.
+            # A write at that very moment fails with an I/O error instead.
             words = ("read-only", "readonly", "i/o error", "input/output error")
             assert any(word in said for word in words), said
         shown = growcache("status", cache)
@@ -275,7 +275,7 @@ def test_a_disk_that_turns_read_only_ends_the_service(config: Path, tmp_path: Pa
 
 
 def test_it_ends_with_its_trainer_as_well(config: Path) -> None:
-    """The service that a trainer started says it to the trainer, which goes on."""
+    """A service that a trainer started reports its end to the trainer, which continues."""
     program = (
         "import sys, growcache\n"
         "with growcache.serve(sys.argv[1]) as config:\n"

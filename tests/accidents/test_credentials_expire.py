@@ -1,4 +1,4 @@
-"""A refusal that is the store's says nothing about the object: no hole, no end, only a wait."""
+"""The store refuses every request: the service waits, makes no hole and does not end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bucket(tmp_path: Path) -> Iterator[GuardedBucket]:
 def config_of(
     folder: Path, bucket: GuardedBucket, client: str = "obstore", **source: Any
 ) -> Path:
-    """A config whose cache turns over as long as it runs."""
+    """Return a config whose cache turns over continuously."""
     return write_config(
         folder / "cache.yaml",
         {
@@ -61,14 +61,14 @@ def config_of(
 
 
 def goes_on(service: Running) -> None:
-    """Return once more samples were drawn; no hole was made on the way."""
+    """Wait until more samples are drawn; check that no hole was made."""
     before = service.wait_for(lambda now: "drawn" in now)["drawn"]
     found = service.wait_for(lambda now: now["drawn"] > before and now["state"] != "waiting")
     assert found["holes"] == 0, found["last_errors"]
 
 
 def waits_for(service: Running, words: str) -> dict[str, Any]:
-    """Return the status that says what is waited for."""
+    """Return the first status that waits for the given reason."""
     found = service.wait_for(
         lambda now: (now["waiting_for"] or "").startswith(words), seconds=5 * 3
     )
@@ -86,7 +86,7 @@ def test_a_lapse_makes_no_hole_and_ends_nothing(
         service.wait_for(lambda now: now["drawn"] > 200)
         for refusal in ((403, "InvalidAccessKeyId"), (403, "AccessDenied"), (401, "")):
             bucket.refuse(*refusal)
-            time.sleep(0.2)  # the lapse that made 18 holes
+            time.sleep(0.2)  # long enough for several visits to be refused
             bucket.open()
             goes_on(service)
         bucket.refuse(400, "ExpiredToken")
@@ -100,7 +100,7 @@ def test_a_lapse_makes_no_hole_and_ends_nothing(
 
 
 def read_an_epoch(cache: Path) -> int:
-    """Train for an epoch, as a loop does while the login has lapsed."""
+    """Train for one epoch while the credentials are refused."""
     loader = growcache.numpy.EpochLoader(cache, batch_size=16)
     try:
         return sum(len(next(iter(batch.values()))) for batch in loader)
@@ -109,7 +109,7 @@ def read_an_epoch(cache: Path) -> int:
 
 
 def test_one_key_that_is_refused_is_a_hole(tmp_path: Path, bucket: GuardedBucket) -> None:
-    """Other keys answer, so this one is left out, and the service goes on."""
+    """The store serves the other keys, so this key is a hole and the service continues."""
     bucket.refuse_key("00007.npy", 403, "AccessDenied")
     bucket.refuse_key("00017.npy", 404, "NoSuchKey")
     config = config_of(tmp_path, bucket)
@@ -124,7 +124,7 @@ def test_one_key_that_is_refused_is_a_hole(tmp_path: Path, bucket: GuardedBucket
 
 @pytest.mark.slow
 def test_a_refused_key_is_no_sampler_that_hangs(tmp_path: Path, bucket: GuardedBucket) -> None:
-    """It is asked for again for longer than a sampler without progress may live."""
+    """The key is retried for longer than `timeout_seconds`, and no sampler is restarted."""
     bucket.refuse_key("00007.npy", 403, "AccessDenied")
     config = config_of(tmp_path, bucket)
     sets = ["source.url=s3://b/0000*.npy", "sampling.timeout_seconds=0.5"]
@@ -139,7 +139,7 @@ def test_a_refused_key_is_no_sampler_that_hangs(tmp_path: Path, bucket: GuardedB
 def test_new_credentials_in_a_file_are_read(
     tmp_path: Path, bucket: GuardedBucket, client: str
 ) -> None:
-    """As `aws sso login` or a cron job renews them, under the running service."""
+    """`aws sso login` or a cron job renews the credentials while the service runs."""
     file = tmp_path / "credentials"
     write_profile(file, "KEY-1")
     options = {"endpoint_url": bucket.endpoint, "profile": "lab"}
@@ -192,7 +192,7 @@ def test_only_a_first_listing_ends_the_run(tmp_path: Path, bucket: GuardedBucket
 def test_a_run_that_was_refused_is_none_that_failed(
     tmp_path: Path, bucket: GuardedBucket
 ) -> None:
-    """It is stopped in the middle of a lapse, and started again with what is right."""
+    """A run that was stopped during a lapse starts again with the right credentials."""
     config = config_of(tmp_path, bucket)
     with running(config) as service:
         service.wait_for(lambda now: now["drawn"] > 100)
@@ -218,7 +218,7 @@ def test_twenty_seconds(
         waits_for(service, "the store (" if refusal[0] == 404 else "credentials (")
         asked = bucket.refusals
         time.sleep(20)
-        assert bucket.refusals - asked < 60  # it is asked now and then, not by all at once
+        assert bucket.refusals - asked < 60  # samplers back off instead of all retrying at once
         bucket.open()
         since = time.monotonic()
         goes_on(service)
@@ -227,7 +227,7 @@ def test_twenty_seconds(
 
 @pytest.mark.slow
 def test_a_table_of_labels_is_waited_for_too(tmp_path: Path, bucket: GuardedBucket) -> None:
-    """It is read at every start, so a start in the middle of a lapse finds it refused."""
+    """The table is read at every start, so a start during a lapse finds it refused."""
     rows = "".join(f"{number:05d}.npy,{number}\n" for number in range(300))
     (tmp_path / "objects" / "labels.csv").write_text(f"name,y\n{rows}")
     table = {"url": "s3://b/labels.csv", "key": "name", "columns": ["y"], "match": "name"}

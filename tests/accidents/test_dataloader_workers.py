@@ -1,4 +1,4 @@
-"""torch's `DataLoader` around a loader: worker processes are refused by name, none is needed."""
+"""torch's `DataLoader` around a loader works with `num_workers=0`, and is refused otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
 class Wrapped(IterableDataset):  # type: ignore[type-arg]
-    """What users write around a loader, to give it to a `DataLoader`."""
+    """The wrapper that users write to pass a loader to a `DataLoader`."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

@@ -1,4 +1,4 @@
-"""Ranks of a job without a process group: who dies is named to the others."""
+"""Ranks of a job without a process group: the surviving ranks name the rank that died."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with EpochLoader(sys.argv[1], batch_size=8, min_samples=1) as loader:
 
 @contextmanager
 def job(cache: Path, folder: Path, ranks: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The ranks of a job, each with its epochs in a file; whoever is left at the end is killed."""
+    """Start the ranks of a job with their output in files; kill the survivors at the end."""
     launched = {**os.environ, "MASTER_PORT": "29517", "WORLD_SIZE": str(ranks)}
     with ExitStack() as stack:
         found = []

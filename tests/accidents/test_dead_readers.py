@@ -1,4 +1,4 @@
-"""A trainer that ended, however it did, does not stop the service, nor those who go on."""
+"""A trainer that has ended in any way stops neither the service nor the other readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ = "for _ in range(2): next(batches)"
 STATE = "state = loader.state_dict()"
 READY = "say('ready')"
 SAMPLE_BYTES, SHARD_SAMPLES = 16384, 8
-PACE = "10MB"  # or a service that draws without end takes a core of the machine
+PACE = "10MB"  # otherwise the service, which draws without end, takes a whole core
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,14 @@ def cache(config: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _released(cache: Path) -> None:
-    """Nothing is left over from another test."""
+    """Release the leases of the previous test."""
     if status(cache)["leases"]:
         growcache("release", cache)
         wait_for_status(cache, lambda found: not found["leases"])
 
 
 def is_turned_over(cache: Path) -> dict[str, Any]:
-    """Return once as much was drawn as the cache holds: nothing is held back."""
+    """Wait until the cache has turned over, which proves that nothing is held back."""
     before = status(cache)
     return wait_for_status(
         cache, lambda found: found["drawn"] > before["drawn"] + before["samples"]
@@ -86,7 +86,7 @@ def test_a_trainer_that_gave_no_state_keeps_nothing(
 
 
 def test_what_was_used_makes_room_at_once_when_its_reader_is_killed(tmp_path: Path) -> None:
-    """With `min_uses` as it is by default: all was used in the first epoch, and held in the second."""
+    """With the default `min_uses`: the first epoch used every shard, the second one holds them."""
     url = write_objects(tmp_path / "in", count=60, rows=16, columns=4096)
     config = write_config(
         tmp_path / "cache.yaml",
@@ -146,7 +146,7 @@ def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
 
 
 def test_what_is_kept_does_not_hold_up_a_lowered_bound(tmp_path: Path) -> None:
-    """Beside a reader that holds all there is, so that nothing can go at once."""
+    """Another reader holds the whole cache, so nothing can be evicted at once."""
     url = write_objects(tmp_path / "in", count=24, rows=16, columns=SAMPLE_BYTES // 4)
     config = write_config(
         tmp_path / "cache.yaml",
@@ -173,7 +173,7 @@ DYING = """
 import os
 from growcache.numpy import EpochLoader
 
-def begun(job):
+def opened(job):
     loader = EpochLoader(cache, batch_size=8, min_samples=16, job=job)
     batches = iter(loader)
     next(batches)
@@ -183,7 +183,7 @@ for at in range(24):
     child = os.fork()
     if not child:
         try:
-            kept = begun(f"dead {at}")
+            kept = opened(f"dead {at}")
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -191,11 +191,11 @@ for at in range(24):
 
 
 def test_leases_of_the_dead_leave_room_for_those_of_the_living(cache: Path) -> None:
-    """So many that their files alone would take all that leases may take."""
+    """The dead readers' leases alone would fill the space that leases may take."""
     with trainer(cache, DYING, loading(job="alive"), READ) as loop:
         loop.ask(READY)
     found = wait_for_status(cache, lambda now: not any(one["open"] for one in now["leases"]))
-    assert found["leases"][-1]["job"].startswith("dead")  # the latest is kept all the same
+    assert found["leases"][-1]["job"].startswith("dead")  # the latest lease is still kept
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ signal.signal(signal.SIGTERM, lambda *args: [handler(*args) for handler in handl
 
 
 def test_a_framework_that_calls_earlier_handlers_too_ends_as_it_would(cache: Path) -> None:
-    """As Lightning does, which then stops after the batch."""
+    """Lightning chains handlers in this way, and stops after the batch."""
     with trainer(cache, loading(job="train"), READ, FRAMEWORK) as loop:
         loop.ask(READY)
         loop.process.send_signal(signal.SIGTERM)
@@ -290,7 +290,7 @@ def test_no_handler_is_set_in_other_threads_and_none_is_left_to_children(cache: 
     with trainer(cache) as loop:
         assert loop.ask(IN_A_THREAD) == [True]
     with trainer(cache, loading(job="train"), READ) as loop:
-        assert loop.ask(FORKED) == ["x"]  # its signals are not told to its parent
+        assert loop.ask(FORKED) == ["x"]  # the parent is not notified of the child's signals
         assert loop.ask("") == [signal.SIGTERM]
         assert loop.ask("say(len(next(batches)['x']))") == [8]
 

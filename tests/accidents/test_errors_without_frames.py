@@ -1,4 +1,4 @@
-"""Errors that are meant for the user end a script with the user's line, and the message."""
+"""A user error ends a script with a traceback of the user's lines only, and the message."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def errors_of(folder: Path, program: str, **environment: str) -> list[str]:
-    """Run a script that fails; return the lines that it ends with."""
+    """Run a script that fails; return the lines of its traceback."""
     script = folder / "train.py"
     script.write_text(program)
     done = subprocess.run(

@@ -12,18 +12,18 @@ import pytest
 from tests.accidents.commands import growcache as command
 from tests.accidents.commands import status, write_config
 
-NEARLY = 0.95  # of what the other holds; the last group of shards may just not fit
+NEARLY = 0.95  # of the fifo cache's samples; the last group of shards may not fit
 
 
 def write_arrays(folder: Path) -> dict[str, Any]:
-    """Objects of one sample of 4 kB."""
+    """Write objects of one sample of 4 kB each."""
     for number in range(500):
         np.save(folder / f"{number:05d}.npy", np.random.default_rng(number).random(512))
     return {"url": f"{folder}/*.npy", "format": "npy"}
 
 
 def write_lines(folder: Path) -> dict[str, Any]:
-    """Objects of many samples, which are dealt over the shards of a group."""
+    """Write objects of many samples, which are distributed over the shards of a group."""
     line = json.dumps({"number": 0, "text": "x" * 3500})
     for number in range(40):
         (folder / f"{number:05d}.jsonl").write_text(f"{line}\n" * 60)
@@ -38,7 +38,7 @@ def test_none_holds_as_many_samples_as_fifo(tmp_path: Path, make: Any, max_bytes
     (tmp_path / "objects").mkdir()
     source = make(tmp_path / "objects")
     held = {}
-    # Fifo has its small first shards no more once all of them were replaced.
+    # Fifo has evicted its small first shards once all of them were replaced.
     for policy, until in (("fifo", ("--samples", "800")), ("none", ("--until-full",))):
         config = write_config(
             tmp_path / f"{policy}.yaml",

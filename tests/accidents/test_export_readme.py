@@ -1,4 +1,4 @@
-"""The README of an export: its programs run as they stand, from one folder."""
+"""The programs in an export's README run as they are in the export's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def exported(folder: Path, source: dict[str, Any], *arguments: str) -> Path:
-    """Return the folder of an export of a small cache."""
+    """Fill a small cache, export it, and return the export's folder."""
     config = write_config(folder / "c.yaml", source)
     assert growcache("run", config, "--until-full").returncode == 0
     out = folder / "copies" / "a copy"

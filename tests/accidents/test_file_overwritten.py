@@ -1,4 +1,4 @@
-"""A file that is overwritten in place while it is read is never a mixture of two versions."""
+"""A sample never mixes two versions of a file that is overwritten in place during a read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def array(value: int) -> bytes:
 
 
 def versions(cache: Path) -> dict[str, set[int]]:
-    """Return which values each object's samples hold."""
+    """Return the values that each object's samples hold."""
     found: dict[str, set[int]] = {}
     with Snapshot.take(cache) as snapshot:
         for i in range(len(snapshot)):
@@ -42,7 +42,7 @@ def versions(cache: Path) -> dict[str, set[int]]:
 
 
 def write_to_disk(path: Path, data: bytes) -> None:
-    """Write a file that is not in memory, so that reading it takes a while."""
+    """Write a file and drop it from the page cache, so that reading it takes a while."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -53,7 +53,7 @@ def write_to_disk(path: Path, data: bytes) -> None:
 def fill_while_overwritten(
     tmp_path: Path, source: dict[str, Any], content: Callable[[int], bytes] = plain
 ) -> dict[str, Any]:
-    """Run the service while every second object is overwritten as it is read."""
+    """Run the service while every second object is overwritten during its read."""
     folder = tmp_path / "data"
     folder.mkdir()
     paths = [folder / f"{number:02}.npy" for number in range(OBJECTS)]
@@ -74,7 +74,7 @@ def fill_while_overwritten(
 
 
 def as_listed(cache: Path, status: dict[str, Any]) -> None:
-    """Every sample is of the version that was listed; what could not be had is counted."""
+    """Check that every sample is of the listed version, and that each missing object is a hole."""
     found = {int(Path(key).stem): values for key, values in versions(cache).items()}
     assert found == {number: {number} for number in found}
     assert {*range(0, OBJECTS, 2)} <= {*found}
@@ -89,7 +89,7 @@ def test_of_this_machine(tmp_path: Path, client: str) -> None:
 
 @pytest.mark.slow
 def test_read_by_several_ranges(tmp_path: Path) -> None:
-    """Rows are read one by one: all that are cached are of the version that was listed."""
+    """Each row is read by a request of its own; all cached rows are of the listed version."""
     source = {"url": f"{tmp_path}/data/*.npy", "format": "npy", "options": {"axis": 0}}
     fill_while_overwritten(tmp_path, source, array)
     found = versions(tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""A folder that is no cache stays as it is, and what is not growcache's stays in one that is."""
+"""growcache leaves directories that are no cache, and foreign files in a cache, untouched."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def filled(objects: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(filled: Path, tmp_path: Path) -> Path:
-    """A copy of it, with its times."""
+    """A copy of the filled cache, with its timestamps."""
     return Path(shutil.copytree(filled, tmp_path / "cache"))
 
 
 def config_for(cache: Path, objects: str) -> Path:
-    """Return the config of a cache at that path, beside it."""
+    """Return the config of a cache at that path; the file is next to it."""
     source = rows_of(objects)
     return write_config(cache.with_suffix(".yaml"), source, cache={"path": str(cache)})
 
 
 def picture(folder: Path) -> dict[str, Any]:
-    """Everything in a folder: kinds, bytes, modes, times, and where links lead."""
+    """Return the mode, modification time, and bytes or link target of everything in a folder."""
     found: dict[str, Any] = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         about = path.lstat()
@@ -72,7 +72,7 @@ def picture(folder: Path) -> dict[str, Any]:
 
 
 def assert_refused(*words: str | Path) -> str:
-    """Run a command that ends with code 2 and one or two lines; return those."""
+    """Run a command that must end with code 2 and one or two lines of stderr; return them."""
     done = growcache(*words)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2, done
@@ -93,7 +93,7 @@ def write(folder: Path, **files: bytes) -> None:
         path.write_bytes(data)
 
 
-# Folders of somebody's, each with names that a cache uses, too.
+# Directories of other programs, each with names that a cache uses too.
 
 
 def incoming(folder: Path) -> None:
@@ -132,7 +132,7 @@ def locks(folder: Path) -> None:
 
 
 def database(folder: Path) -> None:
-    """Another program's index, with a log, as the program leaves it that is killed."""
+    """Another program's SQLite database and its write-ahead log, as left by a killed process."""
     connection = sqlite3.connect(folder / "index.sqlite")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE music (title TEXT)")
@@ -149,11 +149,11 @@ FOREIGN = [
     incoming, linked_incoming, dataset, linked_shards, home, repository, locks, database,
 ]  # fmt: skip
 LINKED = ("incoming", "shards", "leases", "supervisor.lock", "ballast")
-FEW = {linked_incoming, dataset, database, "sidecars", "incoming"}  # for every day
+FEW = {linked_incoming, dataset, database, "sidecars", "incoming"}  # not marked slow
 
 
 def some(value: Any, few: set[Any]) -> Any:
-    """Return a parameter that only slow tests take, but for a few."""
+    """Return a parameter that is marked slow unless it is one of the few."""
     return value if value in few else pytest.param(value, marks=pytest.mark.slow)
 
 
@@ -221,13 +221,13 @@ def test_an_export_goes_into_nothing_of_somebody_else(filled: Path, tmp_path: Pa
     assert (tmp_path / "copy" / MARKER).exists()
 
 
-# Folders that are taken.
+# Directories that are accepted.
 
 
 def test_what_is_empty_or_ours_is_taken(objects: str, tmp_path: Path) -> None:
     folder = tmp_path / "real"
     (folder / "lost+found").mkdir(parents=True)
-    (folder / f".{MARKER}.0123abcd.tmp").write_bytes(b"half a mar")  # by a service that died
+    (folder / f".{MARKER}.0123abcd.tmp").write_bytes(b"half a mar")  # left by a killed service
     (tmp_path / "c").symlink_to(folder)
     config = config_for(tmp_path / "c", objects)
     assert growcache("run", config, "--samples", "16").returncode == 0
@@ -272,7 +272,7 @@ def test_a_damaged_marker_is_mended_and_a_later_layout_is_refused(
         assert picture(cache) == before
 
 
-# What is not ours in a cache.
+# Foreign files in a cache.
 
 STRANGERS = {
     "incoming/thesis.tex": b"years",
@@ -355,14 +355,14 @@ def test_folders_of_another_user_are_refused(cache: Path, objects: str) -> None:
         assert picture(cache) == before
 
 
-# Races and deaths.
+# Races and crashes.
 
 
 @pytest.mark.slow
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(
     objects: str, tmp_path: Path
 ) -> None:
-    """Between the look at the start and each removal: what leads elsewhere ends the service."""
+    """A directory is replaced by a link after the check at the start; the service ends."""
     config = config_for(tmp_path / "c", objects)
     precious = tmp_path / "precious"
     cache = config.with_suffix("")

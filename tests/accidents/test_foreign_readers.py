@@ -1,4 +1,4 @@
-"""Readers of other users, and whatever else lies among the leases: nothing ends by it."""
+"""Readers of other users, and foreign entries in the lease directory, end neither side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TAKE = "import sys, growcache; growcache.Snapshot.take(sys.argv[1])"
 
 @pytest.fixture(scope="module")
 def open_folder() -> Iterator[Path]:
-    """A folder that other users can look into."""
+    """A directory that other users can read."""
     folder = Path(tempfile.mkdtemp(prefix="growcache-users-"))
     folder.chmod(0o755)
     yield folder
@@ -57,7 +57,7 @@ def config(open_folder: Path) -> Path:
     made = write_config(
         home / "cache.yaml",
         rows_of(url),
-        # Or a service that draws without end takes a core of the machine.
+        # Without a limit, a service that draws without end takes a whole core.
         sampling={"shard_samples": 8, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )
@@ -69,7 +69,7 @@ def config(open_folder: Path) -> Path:
 
 @pytest.fixture
 def cache(config: Path) -> Iterator[Path]:
-    """A cache at its bound, whose service is not root's."""
+    """A cache at its bound, with a service that does not run as root."""
     path = config.with_suffix("")
     with at_its_bound(config):
         yield path
@@ -77,7 +77,7 @@ def cache(config: Path) -> Iterator[Path]:
 
 @contextmanager
 def at_its_bound(config: Path) -> Iterator[None]:
-    """Run the service; what happens in the block does not end it."""
+    """Run the service, and check that it survives the block."""
     errors = config.with_suffix(".stderr")
     with started(SERVICE, command("run", config), errors) as service:
         wait_for_status(
@@ -95,7 +95,7 @@ def is_drawing(cache: Path) -> None:
 
 
 def test_a_reader_that_is_root_is_heeded_as_any(cache: Path) -> None:
-    """As in a trainer's container, beside a service that runs as somebody else."""
+    """A trainer in a container often runs as root while the service does not."""
     with trainer(cache, loading(job="root"), "next(batches)") as loop:
         loop.ask("say()")
         found = [one for one in status(cache)["leases"] if one["job"] == "root"]
@@ -124,7 +124,7 @@ def put(path: Path, content: bytes = b"", *, mode: int = 0o600, uid: int = OTHER
 
 
 def named(cache: Path) -> dict[str, Any]:
-    """Return what the service's user is told of what it cannot read, by name."""
+    """Return the unreadable leases that `status` reports to the service's user, by name."""
     done = done_as(SERVICE, command("status", cache, "--json"))
     assert done.returncode == 0, done.stderr
     return {one["name"]: one for one in json.loads(done.stdout)["foreign_leases"]}
@@ -144,14 +144,14 @@ def files(cache: Path) -> set[str]:
 
 
 def seen_files(cache: Path) -> set[str]:
-    """Return the files that are there once the service has seen what lies among the leases now."""
+    """Return the shard files that remain once the service has scanned the current leases."""
     now = time.time()
     wait_for_status(cache, lambda found: found["updated_at"] > now + 0.5)
     return files(cache)
 
 
 def has_gone_on(cache: Path) -> None:
-    """Return once the service drew what it could, and would have evicted what it might."""
+    """Wait until the service has drawn and evicted all that the leases permit."""
     before = status(cache)["drawn"]
     wait_for_status(
         cache, lambda now: now["drawn"] > before + 160 or now["state"] in ("waiting", "full")
@@ -160,7 +160,7 @@ def has_gone_on(cache: Path) -> None:
 
 @pytest.mark.parametrize("uid", [OTHER, pytest.param(SERVICE, marks=pytest.mark.slow)])
 def test_what_cannot_be_read_and_is_held_protects_and_is_named(cache: Path, uid: int) -> None:
-    """Another user's lease, and one of a later version."""
+    """Another user's lease, and a lease of a later version."""
     before = files(cache)
     path = put(cache / "leases" / f"{'a' * 32}.lease", b"GCLEASE9" + bytes(900), uid=uid)
     with held(path):
@@ -178,7 +178,7 @@ def test_what_cannot_be_read_and_is_held_protects_and_is_named(cache: Path, uid:
 
 @pytest.fixture
 def strange(config: Path) -> Iterator[list[str]]:
-    """The names of what lies among the leases and is none."""
+    """Entries of the lease directory that are no valid lease; yield their names."""
     leases, outside = config.with_suffix("") / "leases", config.parent / "outside"
     outside.write_bytes(b"of nobody")
     leases.mkdir(parents=True, exist_ok=True)

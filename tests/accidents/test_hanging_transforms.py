@@ -1,4 +1,4 @@
-"""A transform that hangs is named after its timeout, with the sample that it was called with."""
+"""A hanging transform is reported after its timeout, with the sample that it was called with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_in_threads(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
         trained.start()
         wait_until(lambda: LATE.search(caplog.text))
         assert "timeout_seconds (0.5)" in caplog.text
-        goes_on.set()  # it was slow, no more: nothing is lost
+        goes_on.set()  # the transform was only slow, so no sample is lost
         trained.join(60)
         assert loader.report.samples == 128
 
@@ -82,7 +82,7 @@ def test_in_processes(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_many_short_calls_are_not_one_long_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of large samples a process is given one at a time."""
+    """A process is given large samples one at a time, so each call has its own timeout."""
     caplog.set_level(logging.WARNING, "growcache")
     url = write_objects(tmp_path / "in", count=4, rows=4, columns=1 << 16)
     source = {"url": url, "format": "npy", "options": {"axis": 0}}

@@ -1,4 +1,4 @@
-"""Every filter that HDF5 has built in yields every window, however many are read at once."""
+"""Every built-in filter of HDF5 yields every window, at any concurrency."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORED: dict[str, dict[str, Any]] = {
 
 
 def write_datasets(path: Path, number: int) -> None:
-    """Write a file with a dataset of each filter, and some of numbers of few bits."""
+    """Write a file with one dataset per filter, and some datasets of n-bit numbers."""
     rng = np.random.default_rng(number)
     values = rng.integers(0, 1000, (ROWS, WIDTH)).astype("<i4") + 1000 * number
     values[:, 0] = np.arange(ROWS)
@@ -42,7 +42,7 @@ def write_datasets(path: Path, number: int) -> None:
             if can_encode(stored):
                 few = values % 4000 if name == "scale_of_bits" else values
                 file.create_dataset(name, data=few, chunks=(CHUNK, WIDTH), **stored)
-        noise = rng.random((ROWS, WIDTH))  # which no filter makes smaller
+        noise = rng.random((ROWS, WIDTH))  # incompressible
         for name in ("lzf", "szip"):
             if can_encode(STORED[name]):
                 file.create_dataset(
@@ -55,7 +55,7 @@ def write_datasets(path: Path, number: int) -> None:
 
 
 def can_encode(stored: dict[str, Any]) -> bool:
-    """Whether h5py's build can write what is asked for."""
+    """Return whether this build of h5py can write with the filter."""
     name = ENCODERS.get(str(stored.get("compression")))
     if name is None:
         return True
@@ -68,7 +68,7 @@ def can_encode(stored: dict[str, Any]) -> bool:
 def write_few_bits(
     file: Any, name: str, values: Any, type_: Any, bits: int, *, more: bool = False
 ) -> None:
-    """Write numbers of so many bits through the n-bit filter, as digitizers do."""
+    """Write numbers of `bits` bits through the n-bit filter, as digitizers do."""
     kind = type_.copy()
     kind.set_precision(bits)
     kind.set_offset(3)

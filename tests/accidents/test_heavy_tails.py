@@ -1,4 +1,4 @@
-"""Samples whose sizes differ by a factor of ten thousand: the large ones are cached like the others."""
+"""Sizes of samples differ by a factor of ten thousand, and large ones are cached as often."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FALSE_ALARM = 1e-6
 
 
 def pareto(count: int, total: int, seed: int) -> list[int]:
-    """Return heavy-tailed sizes that add up to about a total, in the order of the listing."""
+    """Return heavy-tailed sizes in random order; their sum is close to `total`."""
     rng = np.random.default_rng(seed)
     low, high = 0.05, 5.0
-    for _ in range(60):  # the tail that gives the total
+    for _ in range(60):  # bisect for the tail index that gives the total
         middle = (low + high) / 2
         sizes = np.clip(
             LEAST * (1 + np.random.default_rng(seed).pareto(middle, count)), LEAST, MOST
@@ -42,7 +42,7 @@ def write_objects(folder: Path, sizes: list[int]) -> dict[str, int]:
 
 
 def cached(cache: Path) -> dict[str, int]:
-    """Return the sizes of what is cached, by object; each is whole."""
+    """Return the sizes of the cached samples by object; check that each sample is intact."""
     found: dict[str, int] = {}
     with Snapshot.take(cache) as snapshot:
         for i in range(len(snapshot)):
@@ -65,9 +65,9 @@ def config_of(tmp_path: Path, cache: dict[str, Any], **sampling: Any) -> Path:
 
 
 def test_no_large_sample_is_dropped(tmp_path: Path) -> None:
-    """25 MB in 162 objects of 50 B to 900 kB, under a bound of 64 MB, by 8 samplers."""
+    """Eight samplers cache 25 MB in 162 objects of 50 B to 900 kB, under a bound of 64 MB."""
     sizes = sorted(pareto(162, 25_000_000, 3))
-    # The first ones that are listed, at which the service looks, are small.
+    # The service probes the first listed objects, which are small.
     known = write_objects(tmp_path / "in", [*sizes[:8], *sizes[8:][::-1]])
     assert 20_000_000 < sum(known.values()) < 30_000_000
     assert max(known.values()) > 800_000
@@ -82,7 +82,7 @@ def test_no_large_sample_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_group_that_was_cut_is_cut_alike_when_the_bound_has_changed(tmp_path: Path) -> None:
-    """What a shard holds follows from what is kept with the cache, not from today's workers."""
+    """The contents of a shard follow from the cache's own files, not from the current workers."""
     known = write_objects(tmp_path / "in", pareto(300, 40_000_000, 4))
     config = config_of(tmp_path, {"max_bytes": "24MB"}, workers=4, shard_samples=64)
     done = growcache("run", config, "--samples", "100")
@@ -91,7 +91,7 @@ def test_a_group_that_was_cut_is_cut_alike_when_the_bound_has_changed(tmp_path: 
     done = growcache("run", config, "--until-full", *more)
     assert done.returncode == 0, done.stderr
     assert cached(tmp_path / "c") == known
-    assert (tmp_path / "c/deferrals.json").exists(), "no group was cut: the test tests nothing"
+    assert (tmp_path / "c/deferrals.json").exists(), "no group was cut, so nothing was tested"
     (tmp_path / "c/index.sqlite").unlink()
     assert growcache("check", tmp_path / "c", "--repair").returncode in (0, 1)
     done = growcache("run", config, "--until-full", *more)
@@ -101,7 +101,7 @@ def test_a_group_that_was_cut_is_cut_alike_when_the_bound_has_changed(tmp_path: 
 
 @pytest.mark.slow
 def test_sizes_of_what_is_cached_are_those_of_the_store(tmp_path: Path) -> None:
-    """By deciles of the store, while the cache turns over; a false alarm in a million."""
+    """The deciles of the cache match those of the store (one false alarm in a million)."""
     known = write_objects(tmp_path / "in", pareto(4000, 48_000_000, 5))
     sampling = {"workers": 2, "shard_samples": 128}
     config = config_of(tmp_path, {"max_bytes": "20MB", "min_uses": 0}, **sampling)
@@ -117,12 +117,12 @@ def test_sizes_of_what_is_cached_are_those_of_the_store(tmp_path: Path) -> None:
     shares = np.bincount(np.searchsorted(edges, sizes, side="right"), minlength=10) / len(sizes)
     assert len(here) > 800
     assert agrees(deciles, shares), deciles
-    without = deciles - np.array([0] * 9 + [9 * deciles[9] // 10])  # of the largest, most
+    without = deciles - np.array([0] * 9 + [9 * deciles[9] // 10])  # drop most of the largest
     assert not agrees(without, shares)
 
 
 def agrees(counts: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> bool:
-    """Whether frequencies are those expected, by Pearson's test (Wilson and Hilferty, 1931)."""
+    """Return whether counts match the shares in Pearson's test (Wilson and Hilferty, 1931)."""
     wanted = shares * counts.sum()
     used = wanted > 0
     freedom = int(used.sum()) - 1

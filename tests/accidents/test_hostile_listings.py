@@ -1,4 +1,4 @@
-"""Listings and answers that lie: no crash, no wrong sample, no path outside; a reason or a hole."""
+"""Wrong listings and responses cause no crash, no wrong sample and no path outside the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAUGHS = (
 
 
 def once(*rows: str, **more: Any) -> Listing:
-    """A listing of one page."""
+    """Return a listing of one page."""
     page = listing(*rows, **more)
     return lambda query: Said(page)
 
@@ -49,7 +49,7 @@ def config_of(folder: Path, options: dict[str, Any], client: str) -> Path:
 
 
 def cached(cache: Path) -> set[str]:
-    """Return the keys that are cached, each of which holds what it should."""
+    """Return the cached keys; check each sample against its key."""
     found = set()
     with Snapshot.take(cache) as snapshot:
         for i in range(len(snapshot)):
@@ -61,7 +61,7 @@ def cached(cache: Path) -> set[str]:
 
 
 def filled(folder: Path, client: str, pages: Listing) -> tuple[set[str], dict[str, Any], str]:
-    """Run the service to its end; return (keys that are cached, status, what it said)."""
+    """Run the service until it ends; return (cached keys, status, stderr)."""
     with hostile(pages) as options:
         config = config_of(folder, options, client)
         ran = commands.growcache("run", config, "--until-full", cwd=folder)
@@ -74,7 +74,7 @@ def filled(folder: Path, client: str, pages: Listing) -> tuple[set[str], dict[st
 @CLIENTS
 def test_keys_are_never_paths(tmp_path: Path, client: str) -> None:
     outside = set(tmp_path.parent.iterdir())
-    keys = [*GOOD, *ODD, LONG, *GOOD]  # told twice, and in no order
+    keys = [*GOOD, *ODD, LONG, *GOOD]  # with duplicates, and out of order
     too_long = "k" * 100_000
     found, status, said = filled(tmp_path, client, once(*rows(*keys, too_long)))
     assert found == {*keys}
@@ -120,7 +120,7 @@ LINKS = [
 
 @pytest.mark.slow
 def test_an_index_page(tmp_path: Path) -> None:
-    """Links elsewhere are not followed, and those that lead nowhere are left out."""
+    """Links to other servers are not followed, and dead links are left out."""
     keys = [*(f"d/{name}" for name in GOOD), "d/a%00b.npy", "d/a%0Ab.npy"]
     files = {f"/{key}": content(key) for key in keys} | {"/evil.npy": content("evil")}
     with serving(files={"/d/evil.npy": content("evil")}) as other, serving(files=files) as own:
@@ -170,7 +170,7 @@ UNREADABLE: dict[str, Listing] = {
 def test_a_listing_that_cannot_be_read_is_waited_for(
     tmp_path: Path, client: str, what: str
 ) -> None:
-    """The service says so, stays responsive, and goes on once the listing is as it should be."""
+    """The service reports the error, waits, and continues once the listing is repaired."""
     mended = False
 
     def pages(query: dict[str, str]) -> Said:
@@ -189,7 +189,7 @@ def test_a_listing_that_cannot_be_read_is_waited_for(
 
 
 def endless(query: dict[str, str]) -> Said:
-    """Pages that come again for ever, each behind a token of its own."""
+    """Return pages that repeat without end, each with a continuation token of its own."""
     number = int(query.get("continuation-token") or 0)
     page = [row(f"{number % 2}/{n:04}.npy") for n in range(1000)]
     return Said(listing(*page, token=str(number + 1)))
@@ -273,7 +273,7 @@ BAD_OBJECTS: dict[str, Object] = {
     ],
 )
 def test_one_object_is_answered_badly(tmp_path: Path, client: str, what: str) -> None:
-    """All others are cached; that one is a hole, or tried again and set aside."""
+    """All other objects are cached; the bad one is a hole, or is retried and deferred."""
 
     def objects(key: str, data: bytes) -> Said | None:
         return BAD_OBJECTS[what](key, data) if key == "bad.npy" else None

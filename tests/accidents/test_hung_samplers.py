@@ -1,4 +1,4 @@
-"""Samplers that hang when their service dies, and services that are stopped, need no hand."""
+"""Hung samplers of a dead service are ended by the next command, and stopped services are named."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def config(tmp_path: Path) -> Path:
 
 
 def samplers(cache: Path) -> list[int]:
-    """The pids of the samplers of a service, once all are there."""
+    """Return the pids of a service's samplers once all of them run."""
     found = wait_for_status(cache, lambda found: found["workers"] == 2 and found["drawn"])
     return [worker["pid"] for worker in found["worker_states"]]
 
 
 @contextmanager
 def killed_service(config: Path, *, stop: bool = True) -> Iterator[list[int]]:
-    """A service that was killed, with its samplers stopped by a signal before."""
+    """Kill a service after its samplers were stopped by a signal; yield the samplers' pids."""
     pids: list[int] = []
     try:
         with running(config, "--set", "cache.min_uses=0") as service:
@@ -72,7 +72,9 @@ def test_stopped_samplers_of_a_dead_service_are_ended(config: Path) -> None:
     with killed_service(config) as pids:
         began = time.monotonic()
         done = growcache("run", config, "--until-full")
-        assert time.monotonic() - began < 30  # of which most is a start on a busy machine
+        assert (
+            time.monotonic() - began < 30
+        )  # mostly the start of the command on a busy machine
         assert done.returncode == 0, done.stderr
         assert all(is_gone(pid) for pid in pids)
         assert done.stderr.count("\n") == 1
@@ -92,7 +94,7 @@ def test_other_commands_end_them_too(words: list[str], config: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sampler_that_hangs_in_a_call_is_ended(config: Path, tmp_path: Path) -> None:
-    """Neither the end of its pipe nor SIGTERM reaches it."""
+    """The sampler notices neither the end of its pipe nor SIGTERM."""
     (tmp_path / "mine.py").write_text(HANGS.format(when="sample['x'].flat[1] == 3"))
     hung = ["--set", "sampling.transform=mine:keep", "--set", "sampling.timeout_seconds=1000"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -115,20 +117,20 @@ def test_a_sampler_that_hangs_in_a_call_is_ended(config: Path, tmp_path: Path) -
 
 
 def in_pause(pid: int) -> bool:
-    """Whether a thread of the process waits for a signal for good."""
+    """Return whether a thread of the process waits in `pause`."""
     waits = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/wchan")]
     return any("pause" in text for text in waits) or in_call(pid, "34")
 
 
 def in_call(pid: int, number: str) -> bool:
-    """Whether a thread is in the system call of that number (x86-64)."""
+    """Return whether a thread is in the system call with this number (x86-64)."""
     calls = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/syscall")]
     return any(call[:1] == [number] for call in calls)
 
 
 @pytest.mark.slow
 def test_no_other_process_is_ended(config: Path, tmp_path: Path) -> None:
-    """A pid may be anybody's by now, and to have a file open does not make a sampler."""
+    """A pid may have been reused, and a process that holds the lock file need not be a sampler."""
     with killed_service(config, stop=False) as pids:
         wait_until(lambda: all(is_gone(pid) for pid in pids))
         lock = config.with_suffix("") / "samplers.lock"

@@ -1,4 +1,4 @@
-"""What `status` tells of jobs is what their loops received, neither more nor less."""
+"""`status` reports for each job exactly the samples that its loop received."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def cache(config: Path) -> Iterator[Path]:
 
 
 def job(cache: Path, name: str) -> dict[str, Any]:
-    """Return what is told of a job; an empty dict where nothing is."""
+    """Return the status of a job, or an empty dict if it is not listed."""
     found: dict[str, Any] = {one["name"]: one for one in status(cache)["jobs"]}.get(name, {})
     return found
 
 
 def delivered(cache: Path, name: str, wanted: int) -> dict[str, Any]:
-    """Return what is told of a job once so much is told as delivered, and not more."""
+    """Wait until a job has delivered exactly the wanted samples; return its status."""
 
-    def holds(found: dict[str, Any]) -> bool:
+    def enough(found: dict[str, Any]) -> bool:
         return any(one["name"] == name and one["delivered"] >= wanted for one in found["jobs"])
 
-    wait_for_status(cache, holds)
+    wait_for_status(cache, enough)
     found = job(cache, name)
     assert found["delivered"] == wanted
     return found
 
 
 def received(loop: Trainer) -> int:
-    """Have the loop take five batches; return how many samples those were."""
+    """Let the loop take five batches; return their number of samples."""
     code = "say(sum(len(next(batches)['x']) for _ in range(5)))"
     (samples,) = loop.ask(code)
     return int(samples)
@@ -70,7 +70,7 @@ def received(loop: Trainer) -> int:
 
 @pytest.mark.parametrize("gather", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_delivered_is_what_the_loop_received(cache: Path, gather: str) -> None:
-    """Much more is read ahead: all of these samples fit into a few blocks."""
+    """The loader reads far ahead: a few blocks hold all of these samples."""
     with trainer(cache, loading(job=gather, gather=gather)) as loop:
         assert received(loop) == 40
         found = delivered(cache, gather, 40)

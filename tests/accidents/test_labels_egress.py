@@ -1,4 +1,4 @@
-"""The table of labels is read from the store like all else: counted, bounded, and paced."""
+"""The table of labels counts as egress, and is subject to `max_egress` and the rate limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW = "{:05d}.npy,{},{}\n"
 
 @contextmanager
 def store(folder: Path, table_bytes: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Serve objects and a table of about so many bytes; yields the source, and its true size."""
+    """Serve objects and a table of about `table_bytes`; yield the source and the exact size."""
     objects = folder / "objects"
     objects.mkdir()
     for number in range(OBJECTS):

@@ -1,4 +1,4 @@
-"""Large images do not take a sampler's memory: few are decoded at a time, and none in vain."""
+"""Large images do not exhaust a sampler's memory: few are decoded at once, and none in vain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shrink(sample):
 
 
 def write_images(folder: Path, side: int, large: int) -> None:
-    """Write images of a few kB or a few 100 kB, some of which are very large when decoded."""
+    """Write `large` images that are huge when decoded, and some small ones."""
     folder.mkdir()
     Image.new("RGB", (side, side), (7, 8, 9)).save(folder / "large00.png")
     for number in range(1, large):
@@ -45,7 +45,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 class Peak:
-    """The most memory that any process of a service took, in bytes."""
+    """The peak memory of any one process of a service, in bytes."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -57,7 +57,7 @@ class Peak:
                 for line in text.splitlines():
                     if line.startswith("VmHWM:"):
                         self.nbytes = max(self.nbytes, 1024 * int(line.split()[1]))
-        except OSError:  # it has just ended
+        except OSError:  # a process has just ended
             pass
 
 
@@ -79,7 +79,7 @@ def watched(pid: int) -> Iterator[Peak]:
 
 
 def filled(config: Path, **options: Any) -> tuple[dict[str, Any], int]:
-    """Run a service until its cache is full; return its status and its peak."""
+    """Run a service until its cache is full; return its status and its peak memory."""
     with running(config, "--until-full", **options) as service:
         with watched(service.process.pid) as peak:
             deadline = time.monotonic() + 240
@@ -102,7 +102,7 @@ def test_a_sample_that_no_group_can_hold_is_not_decoded(tmp_path: Path) -> None:
         sampling={"max_skipped": 1.0},
         cache={"max_bytes": "100MB"},
     )
-    filled(config)  # what samples are, and how large groups, the small ones say
+    filled(config)  # the small images determine the schema and the group size
     large = tmp_path / "images" / "large00.png"
     for number in range(8):
         shutil.copy(large, tmp_path / "images" / f"small_large{number}.png")

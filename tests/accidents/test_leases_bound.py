@@ -1,4 +1,4 @@
-"""Leases are part of the bound: however many snapshots are wanted, it holds at any instant."""
+"""Leases count against the bound, which holds at every moment for any number of snapshots."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def allocated(folder):
                 pass
     return found
 
-most, held, told = 0, [], ""
+most, held, message = 0, [], ""
 for number in range(600):
     try:
         held.append(growcache.Snapshot.take(cache, job="many"))
     except CacheError as error:
-        told = str(error)
+        message = str(error)
         break
     most = max(most, allocated(cache))
-say(len(held), most, told)
+say(len(held), most, message)
 """
 
 
@@ -54,7 +54,7 @@ def config(tmp_path: Path) -> Path:
     return write_config(
         tmp_path / "cache.yaml",
         rows_of(url),
-        # Or a service that draws without end takes a core of the machine.
+        # Without a limit, a service that draws without end takes a whole core.
         sampling={"shard_samples": 8, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": MAX_BYTES, "min_uses": 0},
     )
@@ -65,13 +65,13 @@ def test_six_hundred_snapshots_of_a_small_cache(config: Path) -> None:
     with running(config) as service:
         wait_for_status(cache, lambda found: found["evicted_samples"] > 0)
         with trainer(cache, MANY) as loop:
-            held, most, told = loop.ask("pass")
+            held, most, message = loop.ask("pass")
             assert most <= MAX_BYTES
             assert 16 <= held < 600
-            assert "no room for another lease" in told
-            assert f"{held} snapshots are held" in told
-            assert "\n" not in told
-            # What is let go is room again, and those that wait for it go on by themselves.
+            assert "no room for another lease" in message
+            assert f"{held} snapshots are held" in message
+            assert "\n" not in message
+            # Closed snapshots free their space, and waiting readers continue on their own.
             with trainer(cache, loading(job="waits"), stderr=-3) as other:
                 other.tell("say(len(next(batches)['x']))")
                 loop.ask("say(held.pop().close())")

@@ -1,4 +1,4 @@
-"""One object keeps failing while all others answer: it is set aside, and comes when it answers."""
+"""An object that keeps failing while the others are served is deferred, and drawn later."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def config(store: Bucket, path: Path, **sections: Any) -> Path:
-    """Of a service that gives up after half a second, and tries again after 1.5."""
+    """Return the config of a service that gives up after 0.5 s and retries after 1.5 s."""
     source = rows_of("s3://b/*.npy", **store.options)
     sampling = {"timeout_seconds": 0.5, "samples_per_object": 1, "workers": 2}
     return write_config(
@@ -52,7 +52,7 @@ def config(store: Bucket, path: Path, **sections: Any) -> Path:
 def test_the_rest_is_cached_and_what_is_missing_is_told(
     store: Bucket, tmp_path: Path, fault: int
 ) -> None:
-    """From the first request on: one of the objects that are looked at first is the bad one."""
+    """The store fails from the first request on, so the probe meets the bad object too."""
     store.faults[BAD] = fault
     file = config(store, tmp_path / "c.yaml")
     done = growcache("run", file, "--until-full", seconds=90)
@@ -107,4 +107,4 @@ def test_the_next_run_goes_on_and_shards_that_are_lost_come_back_alike(
         if path.name != "shards":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert growcache("run", file, "--until-full", seconds=90).returncode == 0
-    assert digests(cache) == whole, "shards alone tell what was made up for"
+    assert digests(cache) == whole, "the shards alone record the deferrals"

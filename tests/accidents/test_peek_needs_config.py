@@ -1,4 +1,4 @@
-"""A cache that came from somebody else runs nothing: what its files name needs `--config`."""
+"""A foreign cache runs no code: `peek` needs `--config` for code that the cache's files name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forge(identity: Path, parts: dict[str, Any]) -> None:
-    """Write other parts into an identity, and the checksum of all of it."""
+    """Replace parts of an identity file, and update its checksum."""
     values = json.loads(identity.read_text())
     values["parts"] |= parts
     del values["crc32c"]
@@ -91,7 +91,7 @@ def test_a_forged_identity_starts_no_process(work: Path) -> None:
     assert growcache("run", config, "--until-full", cwd=work).returncode == 0
     cache = config.with_suffix("")
     refetch = ("peek", cache, "--sample", "0:0", "--refetch")
-    assert growcache(*refetch, cwd=work).returncode == 0  # which names no code, needs no config
+    assert growcache(*refetch, cwd=work).returncode == 0  # the identity names no code
     options = {"args": ["touch", "forged-ran"]}
     forge(
         cache / "identity.json",
@@ -113,7 +113,7 @@ def test_a_forged_identity_starts_no_process(work: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_runs_what_an_object_says_needs_it_too(work: Path) -> None:
-    """Chains of file systems unpack, render and decode what lies in the store."""
+    """fsspec's chained file systems unpack, render and decode content of the store."""
     config = write_config(work / "chain.yaml", {"url": f"{work}/in/*.npy", "format": "npy"})
     assert growcache("run", config, "--until-full", cwd=work).returncode == 0
     url = f"reference://::file://{work}/in/refs.json"

@@ -1,4 +1,4 @@
-"""What identifies a user goes to the server that the user named, and to no other."""
+"""Credentials go to the server that the user named, and to no other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def address(server: Server, given: str) -> str:
 
 
 def filled(tmp_path: Path, url: str | list[str], options: dict[str, Any]) -> tuple[int, str]:
-    """Run the service until it has all there is; return (samples, what it said)."""
+    """Run the service until all samples are cached; return (number of samples, stderr)."""
     config = commands.write_config(
         tmp_path / "cache.yaml",
         {"url": url, "format": "npy", "storage_options": options},
@@ -51,12 +51,12 @@ def filled(tmp_path: Path, url: str | list[str], options: dict[str, Any]) -> tup
     return commands.status(tmp_path / "cache").get("samples", 0), ran.stderr
 
 
-def told_to(server: Server) -> str:
+def requests_to(server: Server) -> str:
     return str(server.asked)
 
 
 def knows_the_secret(server: Server) -> bool:
-    return SECRET in told_to(server) or BASIC in told_to(server)
+    return SECRET in requests_to(server) or BASIC in requests_to(server)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`loader.report` says what the loop received, after one batch as after many epochs."""
+"""`loader.report` agrees with the received samples, after one batch and after many epochs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def received(batch: dict[str, Any], counts: Counter[tuple[float, float]]) -> None:
-    """Count the samples of a batch; the first two numbers of each tell which it is."""
+    """Count the samples of a batch by their first two numbers, which identify them."""
     counts.update(map(tuple, batch["x"][:, :2].tolist()))
 
 
 def matches(report: Any, counts: Counter[tuple[float, float]], last: int) -> None:
-    """Fail where a report says something else than was counted; ``last``: of the latest epoch."""
+    """Check a report against the counts; `last` is the number of samples in the latest epoch."""
     uses = np.array(list(counts.values()), float)
     assert report.samples == last
     assert report.cache_samples == SAMPLES
@@ -92,7 +92,7 @@ def test_the_cache_is_as_large_when_the_rest_of_a_pass_comes_from_elsewhere(
 
 
 def children(kind: str) -> list[int]:
-    """Return the processes of growcache that this one started, of one kind, which live."""
+    """Return this process's live children of one kind."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""A service starts again, whatever YAML can say in its configuration."""
+"""A service can restart with any configuration that YAML can express."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def source(work: Path) -> dict[str, Any]:
 
 
 def run_twice(work: Path, config: Path) -> None:
-    """Fill the cache, and start the service on it again; it adds nothing and complains of nothing."""
+    """Fill the cache and start the service again, which must neither add samples nor fail."""
     for _ in range(2):
         done = growcache("run", config, "--until-full", cwd=work)
         assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ def test_options_that_json_does_not_know_reach_the_transform(work: Path) -> None
 
 
 def test_another_value_is_noticed_and_told(work: Path) -> None:
-    """Values that JSON would make the same are not: samples of both must not be in one cache."""
+    """Values that JSON would make equal differ: their samples must not share a cache."""
     config = work / "other.yaml"
     for value in (float("nan"), None):
         options = {"options": {"fill": value}}

@@ -1,4 +1,4 @@
-"""What could not be read for good is tried again when it is asked for, or is another version."""
+"""Holes are retried with `--retry-holes`, and when a refresh lists a new version of the object."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_still_fails_is_a_hole_again_and_ends_nothing(
     store.faults.update(dict.fromkeys(GONE, 404))
     assert growcache("run", file, "--until-full").returncode == 0
     holes = status(cache)["holes"]
-    config(store, file)  # from now on one in a hundred
+    config(store, file)  # with the default limit of one hole in a hundred
     for key in GONE[:2]:
         store.faults.pop(key)
     again = growcache("run", file, "--until-full", "--retry-holes")
@@ -110,7 +110,7 @@ def test_what_still_fails_is_a_hole_again_and_ends_nothing(
 def test_an_object_that_was_written_anew_is_read_after_a_refresh(
     store: Bucket, tmp_path: Path
 ) -> None:
-    """Its version is told; another refresh that lists the same does not try again."""
+    """A new version is retried; a refresh that lists the same version is not."""
     path, key = store.folder / GONE[1], GONE[1]
     whole = path.read_bytes()
     path.write_bytes(b"no array" * 20)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def stopped_cache(folder: Path, **cache: Any) -> Path:
-    """Return the config of a cache that holds some of its samples and is not filled any more."""
+    """Return the config of a partly filled cache whose service has stopped."""
     url = write_objects(folder / "in", count=40, rows=64, columns=256)
     config = write_config(folder / "c.yaml", rows_of(url), cache=cache)
     assert growcache("run", config, "--samples", "64").returncode == 0
@@ -33,7 +33,7 @@ def stopped_cache(folder: Path, **cache: Any) -> Path:
 
 
 class Trainer:
-    """Epochs in a thread, which may have to wait."""
+    """A training loop in a thread, because the loop may have to wait."""
 
     def __init__(self, cache: Path, epochs: int) -> None:
         self.epochs = 0
@@ -48,7 +48,7 @@ class Trainer:
             self.epochs += 1
 
     def close(self) -> None:
-        """End it, wherever it stands."""
+        """End the loop at any point."""
         self.loader.close()
 
 
@@ -58,7 +58,7 @@ def test_it_holds_and_says_what_it_waits_for(
     caplog.set_level(logging.WARNING, "growcache")
     config = stopped_cache(tmp_path, max_reuse=2, on_max_reuse="wait")
     cache = config.with_suffix("")
-    first = Trainer(cache, 1)  # what another process, or loader, used before counts as well
+    first = Trainer(cache, 1)  # uses by an earlier loader count too
     first.thread.join(60)
     first.close()
     second = Trainer(cache, 3)
@@ -66,7 +66,7 @@ def test_it_holds_and_says_what_it_waits_for(
     assert second.epochs == 1
     assert "2 times" in caplog.text
     assert "no service runs there" in caplog.text
-    with running(config):  # counts what was used meanwhile, and brings more
+    with running(config):  # counts the uses since, and adds samples
         second.thread.join(60)
         assert second.epochs == 3
         second.close()

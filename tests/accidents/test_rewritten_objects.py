@@ -1,4 +1,4 @@
-"""Objects that are rewritten between listing and reading, by every client; `peek` afterwards."""
+"""Objects that are rewritten between listing and reading, with every client; `peek` afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def array(value: int) -> bytes:
 def place(
     request: pytest.FixtureRequest, name: str, folder: Path
 ) -> Iterator[tuple[dict[str, Any], Put]]:
-    """Yield a source, and what puts objects into it."""
+    """Yield a source, and a function that puts objects into its store."""
     kind, _, client = name.partition("+")
     if kind == "s3":
         bucket: Bucket = request.getfixturevalue("bucket")
@@ -55,7 +55,7 @@ def place(
 
 
 def cached(cache: Path) -> dict[int, tuple[str, int]]:
-    """Return per object the place of its sample, and its value."""
+    """Return the shard position and the value of each object's sample."""
     with Snapshot.take(cache) as snapshot:
         places = [f"{row.number}:{i}" for row in snapshot.shards for i in range(row.samples)]
         found = {}
@@ -66,7 +66,7 @@ def cached(cache: Path) -> dict[int, tuple[str, int]]:
 
 
 def refetched(config: Path, cache: Path, place: str) -> str:
-    """Return what `peek --refetch` says of a sample."""
+    """Return the output of `peek --refetch` for one sample."""
     again = commands.growcache(
         "peek", cache, "--sample", place, "--refetch", "--config", config
     )
@@ -112,7 +112,7 @@ def test_they_are_holes_and_peek_says_so(
         rewritten = [*left[::2], min(first)]
         for number in rewritten:
             data = array(1000 + number)
-            # What has no version but its size: that shows.
+            # This store has no version but the size, so the size must change.
             put(f"{number:02}.npy", data if name != "web+fsspec" else data + b" ")
         assert commands.growcache("run", config, "--until-full").returncode == 0
         assert {n: value for n, (_, value) in cached(cache).items()} == {

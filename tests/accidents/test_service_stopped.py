@@ -1,4 +1,4 @@
-"""A trainer is told that the service of its cache has stopped, once, and trains on."""
+"""A trainer logs once that the service of its cache has stopped, and trains on."""
 
 from __future__ import annotations
 

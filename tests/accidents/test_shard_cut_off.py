@@ -1,4 +1,4 @@
-"""Files of a cache that are cut short while trainers have them mapped: skipped, never a death."""
+"""Shards are truncated while trainers have them mapped: the trainers skip them, and survive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TORCH = pytest.param("torch", marks=pytest.mark.torch)
 
 
 def filled(folder: Path, *, columns: int, cache_format: str = "tfrecord") -> Path:
-    """Fill a cache of rows that say who they are; return it."""
+    """Fill a cache with rows that identify themselves; return its path."""
     (folder / "in").mkdir()
     for number in range(1, OBJECTS + 1):
         rows = np.arange(ROWS, dtype=np.float32)[:, None]
@@ -33,7 +33,7 @@ def filled(folder: Path, *, columns: int, cache_format: str = "tfrecord") -> Pat
 
 
 def filled_ragged(folder: Path, *, size: int) -> Path:
-    """Fill a cache of byte strings of different sizes, each of one byte again and again."""
+    """Fill a cache with byte strings of different sizes, each a repetition of one byte."""
     (folder / "in").mkdir()
     for number in range(OBJECTS * 4):
         data = bytes([number % 255 + 1]) * (size + number * size // 100)
@@ -50,7 +50,7 @@ def _run(folder: Path, source: dict[str, Any], cache_format: str) -> Path:
 
 
 def trained(cache: Path, framework: str, seed: int = 0, **options: Any) -> dict[str, Any]:
-    """Train while shards are cut short; return what the trainer says of it."""
+    """Train while shards are truncated; return the trainer's output."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.accidents.cut_off_trainer", str(cache)),

@@ -1,4 +1,4 @@
-"""Of what is fetched of small objects nothing is thrown away: a visit yields all their samples."""
+"""A visit to a small object yields all of its samples, so no fetched bytes are wasted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.accidents.commands import status, write_config
 from tests.servers.slowlink import SlowLink, slowlink
 from tests.servers.web import web
 
-OBJECTS, ROWS, WIDTH = 40, 50, 300  # of 60,000 bytes of rows each
+OBJECTS, ROWS, WIDTH = 40, 50, 300  # each object has 60,000 bytes of rows
 AMPLIFICATION = 1.2
 
 
 def array_of(number: int) -> Any:
-    """Return rows that tell their object and which row they are."""
+    """Return rows that start with the object's number and the row."""
     values = np.random.default_rng(number).random((ROWS, WIDTH)).astype("<f4")
     values[:, 0], values[:, 1] = number, np.arange(ROWS)
     return values
@@ -51,7 +51,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path, Any], None]]] = {
 
 @contextmanager
 def store(folder: Path, form: str) -> Iterator[tuple[str, SlowLink]]:
-    """Serve small objects of a format, through what counts the bytes."""
+    """Serve small objects of a format through a proxy that counts bytes."""
     ending, write = WRITERS[form]
     (folder / "objects").mkdir()
     for number in range(OBJECTS):
@@ -81,7 +81,7 @@ def test_what_is_fetched_of_small_objects_is_kept(tmp_path: Path, form: str) -> 
     assert done.returncode == 0, done.stderr
     found = status(tmp_path / "cache")
     assert (found["samples"], found["holes"]) == (OBJECTS * ROWS, 0)
-    # The first look takes eight of these objects, which are read again when they are drawn.
+    # The probe takes eight of these objects, which are read again when they are drawn.
     needed = OBJECTS * ROWS * WIDTH * 4
     assert fetched <= AMPLIFICATION * needed * (OBJECTS + 8) / OBJECTS
     assert_each_row_once_and_dealt(tmp_path / "cache")
@@ -97,17 +97,17 @@ def assert_each_row_once_and_dealt(cache: Path) -> None:
     for x in samples[::97]:
         np.testing.assert_array_equal(x, array_of(int(x[0]))[int(x[1])])
     together = Counter((shard, int(x[0])) for shard, x in zip(shard_of, samples, strict=True))
-    # A visit's samples are dealt over the shards of its group, so few of one object are alike.
+    # A visit's samples are spread over the shards of its group, few to a shard.
     assert max(together.values()) <= 5
 
 
 @pytest.mark.parametrize("form", ["npy", pytest.param("npz", marks=pytest.mark.slow)])
 def test_one_sample_of_a_small_object_is_read_by_range(tmp_path: Path, form: str) -> None:
-    """Who asks for single samples gets them without the rest of the object."""
+    """With `samples_per_object=1` a sample is fetched without the rest of its object."""
     with store(tmp_path, form) as (url, link):
         config = config_of(tmp_path, url, form, shard_samples=8, samples_per_object=1)
         done = command("run", config, "--samples", str(OBJECTS), seconds=120)
         fetched = link.counts().bytes
     assert done.returncode == 0, done.stderr
-    # A tenth of the objects, where they were fetched whole for a sample of each.
+    # Fetching whole objects, one for each sample, would take three times these bytes.
     assert fetched < OBJECTS * ROWS * WIDTH * 4 / 3

@@ -1,4 +1,4 @@
-"""What `status` says of a service that stands still, grows again, or needs a restart."""
+"""`status` of a service that is stopped, grows again, or needs a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Path:
     return write_config(
         tmp_path / "c.yaml",
         rows_of(url),
-        # Or a service that draws without end takes a core of the machine.
+        # Without a limit, a service that draws without end takes a whole core.
         sampling={"shard_samples": 32, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": "4MB", "min_uses": 0},
     )

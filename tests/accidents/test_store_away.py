@@ -1,4 +1,4 @@
-"""A store that is away: it is tried on, and what is wrong is said, with address and option."""
+"""The service retries an unavailable store, and reports the error with its address and option."""
 
 from __future__ import annotations
 
@@ -40,15 +40,19 @@ def test_a_store_that_comes_goes_and_comes_again(tmp_path: Path, client: str) ->
     write_objects(tmp_path / "objects", count=300, rows=64)
     port = free_port()
     config = config_of(tmp_path, s3(f"http://127.0.0.1:{port}", client))
-    told = f"connection refused by 127.0.0.1:{port} (endpoint_url in source.storage_options)"
+    message = f"connection refused by 127.0.0.1:{port} (endpoint_url in source.storage_options)"
     with running(config) as service:
-        found = service.wait_for(lambda now: told in (now["waiting_for"] or ""), seconds=5 * 5)
+        found = service.wait_for(
+            lambda now: message in (now["waiting_for"] or ""), seconds=5 * 5
+        )
         assert found["state"] == "waiting"
-        service.wait_for(lambda now: told in service.errors, seconds=5 * 10)
+        service.wait_for(lambda now: message in service.errors, seconds=5 * 10)
         with guarded(tmp_path / "objects", port=port):
             service.wait_for(lambda now: now["drawn"] > 200)
             service.wait_for(lambda now: "the store answers again" in service.errors)
-        found = service.wait_for(lambda now: told in (now["waiting_for"] or ""), seconds=5 * 5)
+        found = service.wait_for(
+            lambda now: message in (now["waiting_for"] or ""), seconds=5 * 5
+        )
         assert found["waiting_for"].startswith("the store to answer (")
         before = found["drawn"]
         with guarded(tmp_path / "objects", port=port):
@@ -58,7 +62,7 @@ def test_a_store_that_comes_goes_and_comes_again(tmp_path: Path, client: str) ->
 
 @pytest.mark.slow
 def test_a_terminal_is_told_too(tmp_path: Path) -> None:
-    """As in a live view, whose warnings scroll by above the picture."""
+    """The live view shows warnings above the status."""
     config = config_of(tmp_path, s3(NOWHERE))
     pid, terminal = os.forkpty()
     if pid == 0:
@@ -88,7 +92,7 @@ def _read_all(terminal: int, shown: bytearray) -> None:
 
 @pytest.mark.slow
 def test_a_mount_that_goes_makes_no_hole(tmp_path: Path) -> None:
-    """All files of a folder are gone at once: that is no news of any of them."""
+    """All files of a directory vanish at once, which says nothing about any one of them."""
     url = write_objects(tmp_path / "mount", count=300, rows=64)
     config = config_of(tmp_path, {"url": url})
     with running(config) as service:
@@ -107,7 +111,7 @@ def test_a_mount_that_goes_makes_no_hole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_certificate_that_is_not_trusted_any_more(tmp_path: Path) -> None:
-    """The store's new one is of another authority, until somebody adds that to the file."""
+    """The store's new certificate is of another authority, which is then added to the file."""
     trustme = pytest.importorskip("trustme")
     write_objects(tmp_path / "objects", count=300, rows=64)
     first, second = trustme.CA(), trustme.CA()
@@ -140,13 +144,13 @@ def _tls(authority: Any) -> ssl.SSLContext:
 
 @pytest.mark.parametrize("arguments", [(), pytest.param(("-",), marks=pytest.mark.slow)])
 def test_init_that_could_not_look_writes_nothing(tmp_path: Path, arguments: Any) -> None:
-    told = "connection refused by 127.0.0.1:9 (endpoint_url in source.storage_options)"
+    message = "connection refused by 127.0.0.1:9 (endpoint_url in source.storage_options)"
     options = ["--yes", "--url", "s3://b/*.npy", "--endpoint-url", NOWHERE]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     environment |= {"AWS_ACCESS_KEY_ID": "KEY-1", "AWS_SECRET_ACCESS_KEY": "secret"}
     done = command("init", *arguments, *options, cwd=tmp_path, env=environment)
     assert done.returncode == 1
-    assert told in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
     assert not done.stdout
     assert not list(tmp_path.iterdir())
     if not arguments:
@@ -156,12 +160,12 @@ def test_init_that_could_not_look_writes_nothing(tmp_path: Path, arguments: Any)
 
 
 def test_a_bucket_that_never_was_ends_the_run(tmp_path: Path) -> None:
-    """A first listing that is refused is a mistake in the config, and told at once."""
+    """A refused first listing is a mistake in the config, and is reported at once."""
     with guarded(tmp_path) as bucket:
         bucket.refuse(404, "NoSuchBucket")
         config = config_of(tmp_path, s3(bucket.endpoint))
         done = command("run", config)
         assert done.returncode == 2
         address = bucket.endpoint.removeprefix("http://")
-        told = " ".join(done.stderr.split())
-        assert f"endpoint_url in source.storage_options ({address})" in told
+        message = " ".join(done.stderr.split())
+        assert f"endpoint_url in source.storage_options ({address})" in message

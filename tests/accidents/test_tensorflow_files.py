@@ -1,4 +1,4 @@
-"""A plain `TFRecordDataset` over the files of a live cache, held by `growcache.tensorflow.datasets`."""
+"""A plain `TFRecordDataset` over shards that `growcache.tensorflow.files` holds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
     config = write_config(
         tmp_path / "c.yaml",
         rows_of(url),
-        # Or a service that draws without end takes a core of the machine.
+        # Without a limit, a service that draws without end takes a whole core.
         sampling={"shard_samples": 64, "max_bytes_per_second": "10MB"},
         cache={"max_bytes": "6MB", "min_uses": 0},
     )
@@ -43,19 +43,19 @@ def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
             assert len(held) == len(held.paths) == len(set(held))
             records = iter(tf.data.TFRecordDataset(held.paths))
             next(records)
-            # Without the lease all of them are evicted by then; with it the service waits, or
-            # goes on beside what is held.
+            # Without the lease, all of these shards would be evicted by now. With it, the service
+            # waits or replaces other shards.
             drawn = status(cache)["drawn"] + 2 * held.samples
             wait_for_status(cache, lambda found: found["drawn"] > drawn or found["waiting_for"])
             assert 1 + sum(1 for _ in records) == held.samples
             assert all(Path(path).exists() for path in held.paths)
             evicted = status(cache)["evicted_samples"]
         assert held.closed
-        wait_for_status(cache, lambda found: found["reuse"] > 0)  # all of it was used
+        wait_for_status(cache, lambda found: found["reuse"] > 0)  # all samples were used
         wait_for_status(cache, lambda found: found["evicted_samples"] > evicted + 100)
         wait_until(lambda: not all(Path(path).exists() for path in held.paths))
         assert next(iter(gtf.files(cache, seed=1))).endswith(".tfrecord")
-        gc.collect()  # the last reference is gone, and with it the lease
+        gc.collect()  # drops the last reference, and so the lease
         wait_for_status(cache, lambda found: not found["leases"])
 
 

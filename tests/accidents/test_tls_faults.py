@@ -1,4 +1,4 @@
-"""TLS that fails: the service says why, and neither crashes nor hangs nor believes anything."""
+"""TLS fails: the service reports why, caches nothing, and neither crashes nor hangs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def served(certificate: object) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def raw(answer: bytes) -> Iterator[str]:
-    """A server that answers each connection with some bytes and closes it."""
+    """A server that answers each connection with fixed bytes and closes it."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def work() -> None:

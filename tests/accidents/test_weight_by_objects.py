@@ -1,4 +1,4 @@
-"""`weight_by: objects`: objects take turns, until every sample of each was drawn once."""
+"""`weight_by: objects`: objects take turns until every sample of each was drawn once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Drawn = list[tuple[str, int]]  # object and row, in the order of the draws
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recordings of very different lengths; `late` comes later."""
+    """Recordings of very different lengths; `late` holds those that are listed later."""
     root = tmp_path_factory.mktemp("objects")
     (root / "in").mkdir()
     (root / "late").mkdir()
@@ -58,7 +58,7 @@ def lengths(folder: Path, pattern: str) -> dict[str, int]:
 
 
 def take_turns(found: Drawn, known: dict[str, int]) -> bool:
-    """Whether nobody is ever visited twice more than another that still has samples."""
+    """Return whether no object gets two visits ahead of another that still has samples."""
     visits: Counter[str] = Counter()
     for key, _ in found:
         visits[key] += 1
@@ -112,7 +112,7 @@ def test_a_listing_that_grows(tmp_path: Path, folder: Path) -> None:
     assert found["samples"] == found["population"] == sum(known.values())
     order = drawn(tmp_path / "c")
     assert len(set(order)) == len(order) == sum(known.values())
-    # The new ones take part from then on, each once in a turn, and do not catch up.
+    # New objects take part from then on, once per turn, and do not catch up.
     late = Counter(key for key, _ in order[before : before + 22] if key.startswith("d-"))
     assert len(late) >= 5
     assert max(late.values()) <= 2
@@ -122,7 +122,7 @@ def test_a_listing_that_grows(tmp_path: Path, folder: Path) -> None:
     "order", ["permutation", pytest.param("replacement", marks=pytest.mark.slow)]
 )
 def test_objects_that_are_read_whole(tmp_path: Path, folder: Path, order: str) -> None:
-    """One visit brings all samples of such an object: to come back would fetch all of it again."""
+    """One visit draws all samples of such an object, because another would fetch it all again."""
     source = {
         "url": f"{folder}/in/*.npz",
         "format": "npz",
@@ -136,7 +136,7 @@ def test_objects_that_are_read_whole(tmp_path: Path, folder: Path, order: str) -
         assert found["egress_bytes"] < 2.2 * sum(
             path.stat().st_size for path in folder.glob("in/*.npz")
         )
-    else:  # independent visits exhaust nothing, so each brings as much as another
+    else:  # independent visits never exhaust an object
         found = run(config, "--samples", "200")
         assert not found["complete"]
 

@@ -1,7 +1,7 @@
-"""A store, or a proxy on the way, that answers a request for a range with other bytes.
+"""A store or a proxy answers range requests with other bytes.
 
-Such an answer says so, in Content-Range or by its length. It is tried again, never decoded, and
-costs no sample.
+Content-Range or the length of such a response shows the mistake. The request is retried, the bytes
+are never decoded, and no sample is lost.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.servers import Bucket
 from tests.servers.tampering import tampering
 from tests.servers.web import web
 
-OBJECTS, ROWS, COLUMNS = 12, 6, 2048  # larger than what is fetched whole for its header
+OBJECTS, ROWS, COLUMNS = 12, 6, 2048  # larger than the first fetch of a header
 KINDS = ["other_bytes", "other_total", "short_range", "short", "cut_off", "short_chunked"]
 
 
 def array(number: int) -> bytes:
-    """An object each of whose rows tells which row of which object it is."""
+    """Return an object whose rows hold their object's number and row."""
     rows = np.arange(ROWS, dtype="<i8")[:, None] + 1000 * number
     file = io.BytesIO()
     np.save(file, np.repeat(rows, COLUMNS, axis=1))
@@ -36,7 +36,7 @@ def objects() -> dict[str, bytes]:
 
 
 def fill(cache: Path, source: dict[str, Any]) -> dict[str, Any]:
-    """Run the service until it has all there is; return its status."""
+    """Run the service until all samples are cached; return its status."""
     config = commands.write_config(
         cache.with_suffix(".yaml"),
         {"format": "npy", "options": {"axis": 0}, **source},
@@ -48,7 +48,7 @@ def fill(cache: Path, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def wrong(cache: Path) -> tuple[int, int]:
-    """Return how many samples there are, and how many are not those of their place."""
+    """Return the number of samples, and the number with wrong values."""
     with Snapshot.take(cache) as snapshot:
         bad = 0
         for i in range(len(snapshot)):

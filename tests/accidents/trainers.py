@@ -1,4 +1,4 @@
-"""Training loops as processes of their own, which are told what to do line by line."""
+"""Training loops in processes of their own, which run code that a test sends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 120.0  # to import PyTorch on a busy machine takes many
+PATIENCE_SECONDS = 120.0  # importing PyTorch on a busy machine is slow
 
-# Each line of its input is executed; what `say` is given comes back as one line of JSON.
+# The loop executes each line of its input; `say` prints its arguments as one line of JSON.
 LOOP = """
 import json, sys
 
@@ -34,23 +34,23 @@ batches = iter(loader)
 
 
 class Trainer:
-    """A Python process that executes what it is told.
+    """A Python process that executes code sent by a test.
 
     Attributes:
-        process: of it.
+        process: The trainer's process.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def tell(self, code: str) -> None:
-        """Have code executed; ``cache`` is the cache's path there."""
+        """Execute code in the trainer, where ``cache`` is the cache's path."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(code) + "\n")
         self.process.stdin.flush()
 
     def ask(self, code: str) -> list[Any]:
-        """Have code executed; return what it says."""
+        """Execute code in the trainer; return the values that it passes to `say`."""
         self.tell(code)
         assert self.process.stdout is not None
         watch = threading.Timer(PATIENCE_SECONDS, self.process.kill)
@@ -64,7 +64,7 @@ class Trainer:
         return found
 
     def end(self, number: signal.Signals) -> int:
-        """Send it a signal; return with what it ended."""
+        """Send the trainer a signal; return its exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_SECONDS)
 
@@ -77,14 +77,14 @@ def trainer(
     stderr: int | None = None,
     **environment: str,
 ) -> Iterator[Trainer]:
-    """Start a trainer, and have code executed there; it is killed at the end.
+    """Start a trainer and execute code there; the trainer is killed at the end.
 
     Args:
-        cache: that it reads.
-        first: code to begin with.
-        prefix: a command that starts it, such as ``setpriv``.
-        stderr: see `subprocess.Popen`.
-        environment: variables to set besides.
+        cache: The cache that it reads.
+        first: Code to execute first.
+        prefix: A command that starts the trainer, such as ``setpriv``.
+        stderr: See `subprocess.Popen`.
+        environment: Additional variables.
     """
     with subprocess.Popen(
         [*prefix, sys.executable, "-c", LOOP, str(cache)],
@@ -102,11 +102,11 @@ def trainer(
             yield made
         finally:
             process.kill()
-            with suppress(BrokenPipeError):  # of a line that it did not live to read
+            with suppress(BrokenPipeError):  # the trainer ended before it read a line
                 process.stdin.close()
 
 
 def loading(front: str = "numpy", **options: Any) -> str:
-    """Return the code that begins an epoch: ``loader`` and ``batches``."""
+    """Return code that creates ``loader`` and its first epoch, ``batches``."""
     options = {"batch_size": 8, "min_samples": 16, **options}
     return LOADER.format(front=front, options=options)

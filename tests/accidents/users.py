@@ -1,4 +1,4 @@
-"""Commands as other users, who have no rights of root's."""
+"""Commands that run as other users, without root's rights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# An interpreter in root's home is shown to other users in a namespace of theirs, where nothing
-# else of that home is.
+# If the interpreter is in root's home, the command runs in a mount namespace that shows only the
+# interpreter of that home.
 SHOWN = """
 set -e
 kept=$(mktemp -d) && mount --bind "$1" "$kept"
@@ -21,7 +21,7 @@ shift && exec "$@"
 
 
 def as_user(uid: int) -> list[str]:
-    """Return what runs a command as another user."""
+    """Return the command prefix that runs a command as another user."""
     user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
     interpreter = Path(sys.executable).resolve()
     for above in reversed(interpreter.parents):
@@ -32,7 +32,7 @@ def as_user(uid: int) -> list[str]:
 
 
 def can_be_others() -> bool:
-    """Whether a command can be run as another user here."""
+    """Return whether a command can run as another user here."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         return False
     tried = [*as_user(12345), sys.executable, "-c", "import growcache"]
@@ -41,7 +41,7 @@ def can_be_others() -> bool:
 
 @contextmanager
 def started(uid: int, words: list[str], errors: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command as another user in the background; it does not outlive the block."""
+    """Run a command as another user in the background, and kill it at the end of the block."""
     with errors.open("wb") as said:
         process = subprocess.Popen(
             [*as_user(uid), *words],
@@ -58,7 +58,7 @@ def started(uid: int, words: list[str], errors: Path) -> Iterator[subprocess.Pop
 
 
 def done_as(uid: int, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command as another user to its end."""
+    """Run a command as another user until it exits."""
     return subprocess.run(
         [*as_user(uid), *words],
         capture_output=True,
