@@ -67,7 +67,7 @@ class SyntheticCache(Filled):
         with ThreadPoolExecutor(WRITERS) as writers:
             for start in range(0, len(numbers), TOGETHER):
                 together = numbers[start : start + TOGETHER]
-                self.cache.issue(together[-1])
+                self.cache.meta.issue(together[-1])
                 made = [(self._sidecar(n, contents[n % CONTENTS]), n) for n in together]
                 assert self.cache.reserve(PERMIT, sum(bytes_to_reserve(s) for s, _ in made))
                 futures = [

@@ -85,7 +85,7 @@ class Filled:
             origins=Origins.pack(drawn),
             **packed.facts,
         )
-        self.cache.issue(number)
+        self.cache.meta.issue(number)
         assert self.cache.reserve(PERMIT, bytes_to_reserve(sidecar))
         sealed = write_incoming(self.layout, PERMIT, sidecar, packed.files)
         self.cache.commit(PERMIT, [sealed])
@@ -100,11 +100,11 @@ class Filled:
 
     def complete(self) -> None:
         """Say that there is no more to draw."""
-        self.cache.set_complete(True)
+        self.cache.meta.set_complete(True)
 
     def population(self, samples: float) -> None:
         """Say how much there is to draw."""
-        self.cache.set_population(int(samples), samples)
+        self.cache.meta.set_population(int(samples), samples)
 
     def damage(self, number: int) -> None:
         """Flip a bit of a shard."""

@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from growcache.cache.commit import Committer
-from growcache.cache.deferrals import Deferrals
 from growcache.cache.directory import OpenDirectory, adopt, finish_clear, take_over
 from growcache.cache.evict import ShardRemover
 from growcache.cache.eviction import Candidate
@@ -34,13 +32,12 @@ from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index.schema import CacheTotals, ShardTableRow
 from growcache.cache.index.writer import IndexWriter
-from growcache.cache.lease_views import DeadReader, ForeignLease, LeaseView
+from growcache.cache.lease_views import LeaseView
 from growcache.cache.locks import FileLock
 from growcache.cache.meta import CacheMeta
-from growcache.cache.reader_status import JobSums
 from growcache.cache.recovery import reconcile_rows, recover, warn_of_foreign_files
 from growcache.cache.refetch import redrawn_differently_reason
-from growcache.cache.side_files import Edition, Identity
+from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.space import (
     LEASE_BYTES,
@@ -62,14 +59,14 @@ class Cache:
         self.layout = layout
         self._config = config
         self._lock = lock
-        self._stock = ShardTable()
-        self._room = Space(layout, int(config.max_bytes), self._stock)
-        self._ledger = IndexWriter(layout, self._room)
+        self.shards = ShardTable()
+        self.space = Space(layout, int(config.max_bytes), self.shards)
+        self.index = IndexWriter(layout, self.space)
         try:
             self._load()
-            self._anchors = OpenDirectory(layout)
+            self._directory = OpenDirectory(layout)
         except BaseException:
-            self._ledger.index.close()
+            self.index.index.close()
             raise
 
     @classmethod
@@ -105,16 +102,16 @@ class Cache:
             raise
 
     def _load(self) -> None:
-        layout, ledger, stock = self.layout, self._ledger, self._stock
-        rows, self._room.foreign_bytes = recover(layout, ledger.index, ledger.write)
+        layout, ledger, stock = self.layout, self.index, self.shards
+        rows, self.space.foreign_bytes = recover(layout, ledger.index, ledger.write)
         stock.add(rows)
-        self._facts = CacheMeta(layout, ledger)
+        self.meta = CacheMeta(layout, ledger)
         self._note_reuse()
-        self._commits = Committer(layout, ledger, self._room)
-        self._evictor = ShardRemover(
-            layout, ledger, stock, self._room, self._config.resume_seconds
+        self._committer = Committer(layout, ledger, self.space)
+        self.remover = ShardRemover(
+            layout, ledger, stock, self.space, self._config.resume_seconds
         )
-        self._room.admit()
+        self.space.admit()
         self.poll_leases(time.monotonic())
         self.maintain()
 
@@ -125,17 +122,17 @@ class Cache:
         closing it would remove the log of the index that is there now.
         """
         try:
-            if self._anchors.in_place:
-                self._ledger.index.close()
+            if self._directory.in_place:
+                self.index.index.close()
             else:
-                self._ledger.index.abandon()
-            self._anchors.close()
+                self.index.index.abandon()
+            self._directory.close()
         finally:
             self._lock.close()
 
     def require_in_place(self) -> None:
         """Raise CacheGoneError if the directory, its lock or its index was moved or replaced."""
-        self._anchors.require()
+        self._directory.require()
 
     def __enter__(self) -> Cache:
         return self
@@ -159,106 +156,54 @@ class Cache:
         A cache without samples of another configuration is emptied, with its catalog.
         FingerprintError: it has samples of another configuration.
         """
-        if self._facts.claim(parts, self.totals().drawn):
+        if self.meta.claim(parts, self.totals().drawn):
             self._start_afresh()
 
     def set_identity(self, identity: Identity) -> None:
         """Set the identity before the first permit. FingerprintError: other samples are cached."""
-        if self._facts.set_identity(identity, self.totals().drawn):
+        if self.meta.set_identity(identity, self.totals().drawn):
             self._start_afresh()
 
     def _note_reuse(self) -> None:
         # Readers have no configuration; they go by the index.
-        self._facts.set_reuse(self._config.max_reuse, self._config.on_max_reuse)
-        self._facts.set_lease_bytes(self._room.budget.leases)
+        self.meta.set_reuse(self._config.max_reuse, self._config.on_max_reuse)
+        self.meta.set_lease_bytes(self.space.budget.leases)
 
     def _start_afresh(self) -> None:
         self._note_reuse()
-        self._stock.clear()
-        self._stock.add(reconcile_rows(self.layout, self._ledger.index, self._ledger.write))
-        self._room.foreign_bytes = warn_of_foreign_files(self.layout)
-        self._commits.start_afresh()
-        self._evictor.start_afresh()
-
-    @property
-    def identity(self) -> Identity | None:
-        """The cache's identity; None before the first sample was measured."""
-        return self._facts.identity
-
-    @property
-    def editions(self) -> list[Edition]:
-        return list(self._facts.editions)
-
-    def add_edition(self, edition: Edition) -> None:
-        """Record the next edition durably, once its listing is durable."""
-        self._facts.add_edition(edition)
-
-    @property
-    def deferrals(self) -> Deferrals:
-        return self._facts.deferrals
-
-    @property
-    def most_deferred(self) -> int:
-        """The most places that `deferrals` may hold."""
-        return self._room.budget.deferred
-
-    def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
-        """Record deferrals durably, before the commit or permit that relies on them.
-
-        ``retried`` holes stop counting as holes. CacheFullError: nothing was changed.
-        """
-        self._facts.set_deferrals(deferrals, retried=retried)
+        self.shards.clear()
+        self.shards.add(reconcile_rows(self.layout, self.index.index, self.index.write))
+        self.space.foreign_bytes = warn_of_foreign_files(self.layout)
+        self._committer.start_afresh()
+        self.remover.start_afresh()
 
     def holes(self) -> list[KnownHole]:
-        rows = [*self._stock.live.values(), *self._stock.retired.values()]
-        return known_holes(self.layout, rows, self._ledger.index.holes())
-
-    @property
-    def issued(self) -> int:
-        return self._facts.issued
-
-    def issue(self, group: int) -> None:
-        """Record durably that a permit for the group is about to be granted."""
-        self._facts.issue(group)
+        rows = [*self.shards.live.values(), *self.shards.retired.values()]
+        return known_holes(self.layout, rows, self.index.index.holes())
 
     def unfinished(self, groups: int, group_shards: int) -> list[int]:
         """Return the groups below ``groups`` with a shard that was never committed."""
         stop = groups * group_shards
-        missing = set(range(stop)) - self._ledger.index.known(0, stop)
+        missing = set(range(stop)) - self.index.index.known(0, stop)
         return sorted({number // group_shards for number in missing})
-
-    @property
-    def complete(self) -> bool:
-        return self._facts.complete
-
-    def set_complete(self, complete: bool) -> None:
-        self._facts.set_complete(complete)
-
-    def set_population(self, parts: int | None, samples: float | None) -> None:
-        self._facts.set_population(parts, samples)
 
     # The bound
 
     @property
     def max_bytes(self) -> int:
         """The configured bound; a lower one takes effect as shards can go."""
-        return self._room.max_bytes
+        return self.space.max_bytes
 
     @max_bytes.setter
     def max_bytes(self, value: int) -> None:
-        self._room.max_bytes = value
-        self._facts.set_lease_bytes(self._room.budget.leases)
+        self.space.max_bytes = value
+        self.meta.set_lease_bytes(self.space.budget.leases)
         self.maintain()
-
-    @property
-    def bound_in_force(self) -> int:
-        """The bound that holds now: an earlier, larger one while the cache shrinks."""
-        return self._room.in_force
 
     @property
     def shrinking(self) -> bool:
         """Whether more is used or reserved than `max_bytes` allows."""
-        return self._room.in_force > self._room.max_bytes or self._room.left() < 0
+        return self.space.in_force > self.space.max_bytes or self.space.left() < 0
 
     def follow(self, config: CacheConfig) -> None:
         """Apply changed ``max_bytes``, ``min_free`` and ``max_reuse``."""
@@ -268,48 +213,17 @@ class Cache:
         self._note_reuse()
 
     @property
-    def catalog_bytes(self) -> int:
-        """Allocated bytes of the catalog; the supervisor keeps it current."""
-        return self._room.catalog_bytes
-
-    @catalog_bytes.setter
-    def catalog_bytes(self, value: int) -> None:
-        self._room.catalog_bytes = value
-
-    @property
-    def listing_ahead(self) -> int:
-        """Bytes that shards leave free for the rest of the listing; the supervisor sets it."""
-        return self._room.listing_ahead
-
-    @listing_ahead.setter
-    def listing_ahead(self, value: int) -> None:
-        self._room.listing_ahead = value
-
-    @property
-    def budget_bytes(self) -> int:
-        """The part of the bound that is not for shards."""
-        return self._room.budget.total
-
-    @property
     def bytes_used(self) -> int:
         """Bytes that count against the bound: shards, catalog and the fixed budget."""
-        return self._room.used()
-
-    @property
-    def bytes_reserved(self) -> int:
-        return self._room.reserved
+        return self.space.used()
 
     def room(self) -> int:
         """Return the bytes that may still be used; negative while the cache shrinks."""
-        return self._room.left()
+        return self.space.left()
 
     def room_for_shards(self) -> int:
         """Return the bytes that may still be reserved: `room` without `listing_ahead`."""
-        return self._room.left_for_shards()
-
-    def measure_space(self) -> None:
-        """Count what readers and others wrote, before a decision by `room` to write."""
-        self._room.measure()
+        return self.space.left_for_shards()
 
     def free_disk_ok(self) -> bool:
         """Whether the disk has its ``min_free``, regardless of the bound."""
@@ -318,7 +232,7 @@ class Cache:
 
     def disk_holds_promises(self) -> bool:
         """Whether the disk has room for all that is reserved, regardless of the bound."""
-        return free_disk_bytes(self.layout)[0] >= self.bytes_reserved
+        return free_disk_bytes(self.layout)[0] >= self.space.reserved
 
     def disk_holds_a_lease(self) -> bool:
         """Whether the disk has room for the lease of a reader's next snapshot."""
@@ -326,21 +240,14 @@ class Cache:
 
     def reserve(self, permit: str, nbytes: int) -> bool:
         """Reserve bytes for a permit if there is room; this replaces its earlier reservation."""
-        return self._room.reserve(permit, nbytes)
-
-    def unreserve(self, permit: str) -> None:
-        """Release a permit's reservation, once none of its files is on the disk."""
-        self._room.release(permit)
+        return self.space.reserve(permit, nbytes)
 
     # Shards come
-
-    def incoming_path(self, permit: str, number: int, suffix: str) -> Path:
-        return self.layout.incoming_path(permit, number, suffix)
 
     def discard(self, permit: str, numbers: Iterable[int]) -> None:
         """Remove what the permit's sampler wrote (it must have ended) and release its reservation."""
         discard_incoming(self.layout, permit, numbers)
-        self._room.release(permit)
+        self.space.release(permit)
 
     def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[ShardTableRow]:
         """Make written shards live, all or none, and release the permit's reservation.
@@ -354,16 +261,19 @@ class Cache:
             FingerprintError: they are of another configuration.
             CacheFullError: no room on the disk for the rows; the files are removed.
         """
-        identity = self._facts.identity
-        rows, merits = self._commits.commit(
-            permit, shards, identity.fingerprint if identity else None, self.wishes
+        identity = self.meta.identity
+        rows, merits = self._committer.commit(
+            permit,
+            shards,
+            identity.fingerprint if identity else None,
+            self.remover.wishlist.pending,
         )
-        self._stock.add(rows)
-        self._evictor.admit(rows)
-        self._evictor.wishlist.shards_came()
+        self.shards.add(rows)
+        self.remover.admit(rows)
+        self.remover.wishlist.shards_came()
         if merits.denied:
             holes = {s.number: [hole.reason for hole in s.holes] for s in shards}
-            self.refuse_wishes(
+            self.remover.wishlist.refuse(
                 {n: redrawn_differently_reason(n, holes[n]) for n in merits.denied}
             )
         return rows
@@ -372,101 +282,61 @@ class Cache:
 
     @property
     def leases(self) -> list[LeaseView]:
-        return self._evictor.readers.leases
-
-    @property
-    def kept(self) -> frozenset[int]:
-        """Shards held for dead readers; none goes before ``resume_seconds`` are over."""
-        return self._evictor.readers.kept
-
-    @property
-    def kept_for(self) -> list[DeadReader]:
-        """Which shards are held for which dead reader, and for how long."""
-        return self._evictor.readers.kept_for()
-
-    @property
-    def foreign_leases(self) -> list[ForeignLease]:
-        """Unreadable files among the leases; each may protect every shard."""
-        return self._evictor.readers.foreign
-
-    @property
-    def job_sums(self) -> dict[str, JobSums]:
-        return self._evictor.jobs
+        return self.remover.readers.leases
 
     @property
     def clearing_bytes(self) -> int:
         """Bytes of retired shards that go as readers finish their snapshots."""
-        kept = self._evictor.readers.kept
+        kept = self.remover.readers.kept
         return sum(
-            row.allocated for row in self._stock.retired.values() if row.number not in kept
+            row.allocated for row in self.shards.retired.values() if row.number not in kept
         )
 
     def poll_leases(self, now: float) -> None:
         """Read the leases: count uses of finished ones, delete retired shards that none holds."""
-        self._evictor.poll(now)
-        self._room.settle()
+        self.remover.poll(now)
+        self.space.settle()
 
     def candidates(self) -> list[Candidate]:
         """Return the live shards as the eviction policies see them, oldest first."""
-        return self._evictor.candidates()
+        return self.remover.candidates()
 
     def retire(self, numbers: Iterable[int]) -> None:
         """Keep live shards out of new snapshots; they are deleted once no lease holds them."""
-        self._evictor.retire(numbers)
+        self.remover.retire(numbers)
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Retire live shards; return the retired shards that could be deleted."""
-        return self._evictor.evict(numbers)
+        return self.remover.evict(numbers)
 
     # Shards that are wished for
 
-    @property
-    def wishes(self) -> Mapping[int, str]:
-        """Digests of the shards to refetch, by number, in refetch order."""
-        return self._evictor.wishlist.pending
-
-    @property
-    def wanted(self) -> frozenset[int]:
-        """Shards that readers wait to refetch or read; they are not retired."""
-        return self._evictor.wishlist.wanted
-
-    def refuse_wishes(self, reasons: Mapping[int, str]) -> None:
-        self._evictor.wishlist.refuse(reasons)
-
     def never_committed(self, numbers: Sequence[int]) -> list[int]:
         """Return those of a group's ascending shard numbers that were never committed."""
-        known = self._commits.known(numbers)
+        known = self._committer.known(numbers)
         return [number for number in numbers if number not in known]
 
     def sizes(self, numbers: Iterable[int]) -> dict[int, int]:
         """Return allocated bytes by shard, of evicted shards too where the index knows them."""
-        remains = self._ledger.index.remains(numbers)
+        remains = self.index.index.remains(numbers)
         return {number: row.allocated for number, row in remains.items()}
 
     # Accounts
 
     def totals(self) -> CacheTotals:
-        stock = self._stock
+        stock = self.shards
         return CacheTotals(
             shards=len(stock.live),
             samples=stock.live_samples,
             bytes=stock.live_bytes,
             retired_shards=len(stock.retired),
             retired_bytes=stock.retired_bytes,
-            **self._ledger.sums(),
+            **self.index.sums(),
         )
-
-    @property
-    def index_ok(self) -> bool:
-        """Whether the index is within its budget; if not, no permit may be granted."""
-        return self._ledger.ok
 
     def maintain(self) -> None:
         """Bring index and log back within their budget, and restore the ballast."""
-        self._ledger.maintain()
-
-    def append_history(self, record: dict[str, Any]) -> None:
-        self._ledger.append_history(record)
+        self.index.maintain()
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:
-        return self._ledger.index.history()
+        return self.index.index.history()

@@ -211,7 +211,7 @@ def _index_copy(layout: CacheLayout, shards: int) -> None:
     )
     with Cache.open(layout.root, config) as cache:
         found = cache.totals().shards
-        cache.set_complete(True)
+        cache.meta.set_complete(True)
     if found != shards:
         raise CorruptShardError(
             f"{plural(shards - found, 'shard is', 'shards are')} damaged, so nothing was "

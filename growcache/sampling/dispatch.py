@@ -129,7 +129,7 @@ class Dispatcher:
         self._run = uuid.uuid4().hex[:8]
         self.landlord = SpaceAllocator(config.cache, cache, evicts=not limits.until_full)
         self._drawing = DrawSequence(config, cache, catalog, objects, sizing)
-        next_new = cache.issued + 1
+        next_new = cache.meta.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self._book = GroupQueue(next_new, unfinished)
         self._wished = RefetchQueue(
@@ -139,7 +139,7 @@ class Dispatcher:
             cache, self._drawing, sizing, unfinished, config.sampling.timeout_seconds
         )
         self._objects = objects
-        last_drawn = cache.deferrals.last_drawn(next_new)
+        last_drawn = cache.meta.deferrals.last_drawn(next_new)
         last = self._drawing.again(last_drawn) if last_drawn >= 0 else None
         self._round = last.round if last is not None else 0
         self._drawn_before = cache.totals().drawn
@@ -190,11 +190,11 @@ class Dispatcher:
             return True
         try:
             self._makeups.record(draw)
-            self._cache.issue(draw.group)
+            self._cache.meta.issue(draw.group)
         except CacheFullError as error:
             self.verdict = Verdict(False, "waiting", f"free space on the disk: {error}")
             return False
-        if draw.group not in self._cache.deferrals.makeups:
+        if draw.group not in self._cache.meta.deferrals.makeups:
             self._round = draw.round
         return True
 
@@ -205,7 +205,7 @@ class Dispatcher:
     def _take_off(
         self, draw: GroupDraw, tries: int, write: tuple[int, ...], fresh: tuple[int, ...]
     ) -> Permit:
-        record = self._cache.deferrals
+        record = self._cache.meta.deferrals
         made_up = record.makeups.get(draw.group) or ()
         stops = self._drawing.population.stops(draw)
         if made_up:
@@ -225,7 +225,7 @@ class Dispatcher:
             take=self._sizing.samples_per_object
             if takes_some_samples(self._config.sampling)
             else None,
-            editions=tuple(e.values for e in self._cache.editions[: draw.edition + 1]),
+            editions=tuple(e.values for e in self._cache.meta.editions[: draw.edition + 1]),
             write=write,
             left_out=left_out,
             defers=defers,
@@ -240,7 +240,7 @@ class Dispatcher:
 
     def _may_set_aside(self, group: int) -> bool:
         """Whether visits of a group, of which nothing was ever committed, may be set aside."""
-        return self._makeups.may_defer or group in self._cache.deferrals.makeups
+        return self._makeups.may_defer or group in self._cache.meta.deferrals.makeups
 
     def _others(self, stops: Sequence[PartVisit], left_out: Sequence[int]) -> tuple[Entry, ...]:
         """Return a few objects of the source, where all visits are to one of them."""
@@ -321,7 +321,7 @@ class Dispatcher:
     @property
     def wishes(self) -> int:
         """How many shards readers wish for that are to be drawn again."""
-        return len(self._cache.wishes)
+        return len(self._cache.remover.wishlist.pending)
 
     @property
     def wish_due(self) -> bool:
@@ -362,14 +362,14 @@ class Dispatcher:
             max_drawn_samples=self._limits.samples,
             egress_bytes=self.egress_bytes,
             max_egress_bytes=sampling.max_egress,
-            index_ok=cache.index_ok,
+            index_ok=cache.index.ok,
             disk_ok=cache.free_disk_ok(),
             group_bytes=group_bytes,
             room_bytes=room,
             evictable_bytes=evictable,
             clearing_bytes=clearing,
             unused=unused,
-            listing_bytes=cache.listing_ahead,
+            listing_bytes=cache.space.listing_ahead,
             evicts=self.landlord.evicts,
             shrinking=cache.shrinking,
             wished=wished,
@@ -381,7 +381,7 @@ class Dispatcher:
 
     def _estimate(self, parts: int) -> int:
         # More than there can ever be room for would wait for ever; the exact size decides.
-        most = self.landlord.capacity - self._cache.listing_ahead
+        most = self.landlord.capacity - self._cache.space.listing_ahead
         return max(0, min(most, self._forecast.group_bytes(parts)))
 
     def follow(self, config: Config) -> None:
@@ -423,7 +423,7 @@ class Dispatcher:
     @property
     def ramping(self) -> bool:
         """Whether shards are still smaller than later ones will be."""
-        return self._cache.deferrals.draw_number(self._book.next_new) < RAMP_END
+        return self._cache.meta.deferrals.draw_number(self._book.next_new) < RAMP_END
 
     @property
     def drawn_this_run(self) -> int:
@@ -503,7 +503,7 @@ class Dispatcher:
             return self.landlord.awaited()
         if self._cache.disk_holds_promises():
             return ""
-        self._cache.unreserve(permit)  # better to keep it in memory than to write half of it
+        self._cache.space.release(permit)  # better to keep it in memory than to write half of it
         self.short_of_disk = True
         return f"free space on the disk: {nbytes:,} bytes for the next group of shards"
 
@@ -528,7 +528,7 @@ class Dispatcher:
         ):
             return False
         spent = self.verdict.final and self.verdict.mood == "waiting"
-        if self._cache.wishes and not spent:
+        if self._cache.remover.wishlist.pending and not spent:
             return False
         return self.verdict.final or bool(self.flights and not self.landlord.evicts)
 
@@ -589,7 +589,7 @@ class Dispatcher:
         return reasons
 
     def _sidecar(self, permit: str, number: int) -> Sidecar:
-        path = self._cache.incoming_path(permit, number, ".json")
+        path = self._cache.layout.incoming_path(permit, number, ".json")
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
     def refuse(self, permit: str, waiting_for: str) -> None:

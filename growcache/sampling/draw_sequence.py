@@ -52,7 +52,7 @@ class DrawSequence:
         sampling = self._sampling = config.sampling
         self._cache = cache
         self._catalog = catalog
-        self._editions = list(cache.editions)
+        self._editions = list(cache.meta.editions)
         self._lanes = owned_lanes(sampling.node, sampling.nodes)
         self.replacement = sampling.order == "replacement"
         self.population = Population(catalog, objects, sizing)
@@ -131,7 +131,7 @@ class DrawSequence:
 
     @property
     def _record(self) -> Deferrals:
-        return self._cache.deferrals
+        return self._cache.meta.deferrals
 
     def _number(self, group: int) -> int:
         return self._record.draw_number(group)
@@ -249,7 +249,7 @@ class DrawSequence:
         self._catalog.flush()  # the edition must not outlive the listing it counts
         first_group = self._number(group)
         edition = next_edition(self._catalog, self._editions, first_group, self._lanes)
-        self._cache.add_edition(edition)
+        self._cache.meta.add_edition(edition)
         self._editions.append(edition)
         self._add(edition)
         return True

@@ -64,7 +64,7 @@ class SpaceAllocator:
     def capacity(self) -> int:
         """The bytes that the bound leaves for shards."""
         cache = self._cache
-        return max(0, cache.max_bytes - cache.budget_bytes - cache.catalog_bytes)
+        return max(0, cache.max_bytes - cache.space.budget.total - cache.space.catalog_bytes)
 
     @property
     def spare(self) -> int:
@@ -172,7 +172,7 @@ class SpaceAllocator:
 
     def _candidates(self) -> list[eviction.Candidate]:
         """Return the live shards but for those that a reader wishes for: they never go."""
-        wanted, candidates = self._cache.wanted, self._cache.candidates()
+        wanted, candidates = self._cache.remover.wishlist.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
 
     def _that_clear(self, candidates: Iterable[eviction.Candidate]) -> list[eviction.Candidate]:
@@ -181,7 +181,7 @@ class SpaceAllocator:
         To retire these ahead frees nothing for as long as `cache.resume_seconds`, and would
         take the place of others that clear as epochs end.
         """
-        kept = self._cache.kept
+        kept = self._cache.remover.readers.kept
         return [candidate for candidate in candidates if candidate.number not in kept]
 
     @property
@@ -258,7 +258,7 @@ class SpaceAllocator:
     @property
     def _ripe_but_kept(self) -> bool:
         """Whether shards that were used enough stay: for readers who died, or resume."""
-        kept = self._cache.kept | self._cache.wanted
+        kept = self._cache.remover.readers.kept | self._cache.remover.wishlist.wanted
         return bool(kept) and any(
             candidate.number in kept and candidate.min_job_uses >= self._bounds.min_uses
             for candidate in self._cache.candidates()
@@ -268,7 +268,7 @@ class SpaceAllocator:
         """Return the event that would let a lowered bound hold, in words."""
         if self._bounds.eviction == "none":
             return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
-        wanted = bool(self._cache.wanted)  # those stay, and are not retired
+        wanted = bool(self._cache.remover.wishlist.wanted)  # those stay, and are not retired
         return self._holders(always=wanted) or "samplers to finish what they are writing"
 
     def follow(self, bounds: CacheConfig) -> None:
@@ -290,9 +290,11 @@ class SpaceAllocator:
         return f"job {names} to read more shards {often} each (cache.min_uses)"
 
     def _holders(self, *, always: bool = False) -> str:
-        if foreign := foreign_leases_message(self._cache.foreign_leases):
+        if foreign := foreign_leases_message(self._cache.remover.readers.foreign):
             return f"readers to let go of shards: {foreign}"
-        kept = {one.lease.name: one for one in self._cache.kept_for if one.shards}
+        kept = {
+            one.lease.name: one for one in self._cache.remover.readers.kept_for() if one.shards
+        }
         leases = [
             lease
             for lease in self._cache.leases

@@ -171,7 +171,7 @@ class Makeups:
         self._drawing = drawing
         self._sizing = sizing
         self._setbacks = Setbacks(timeout_seconds)
-        record = cache.deferrals
+        record = cache.meta.deferrals
         held = {group: record.makeups[group] for group in unfinished if group in record.makeups}
         places = [*record.pending, *(first for firsts in held.values() for first in firsts)]
         self._names: dict[Place, ObjectName] = dict(
@@ -192,7 +192,7 @@ class Makeups:
 
     def _follow(self) -> None:
         """Follow the record, which has changed."""
-        self._names = {place: self._names[place] for place in self._cache.deferrals.pending}
+        self._names = {place: self._names[place] for place in self._cache.meta.deferrals.pending}
         self._setbacks.wait(self._names)
 
     # What is left out of a group
@@ -200,8 +200,8 @@ class Makeups:
     @property
     def may_defer(self) -> bool:
         """Whether the record has room for more."""
-        record = self._cache.deferrals
-        most = self._cache.most_deferred // PENDING_SHARE
+        record = self._cache.meta.deferrals
+        most = self._cache.space.budget.deferred // PENDING_SHARE
         return len(record.pending) < most and len(record.numbers) < self._most_makeups
 
     def left_out(
@@ -214,7 +214,7 @@ class Makeups:
             stops: all of them.
             defers: whether visits may be set aside that were not before.
         """
-        record, failing = self._cache.deferrals, self._setbacks.failing
+        record, failing = self._cache.meta.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
         if defers and failing and group not in record.makeups:
             found.update(n for n, stop in enumerate(stops) if self._fails(object_name(stop)))
@@ -236,12 +236,12 @@ class Makeups:
         Raises:
             CacheFullError: no room on the disk.
         """
-        record = self._cache.deferrals
+        record = self._cache.meta.deferrals
         if not places:
             return 0
         for place in places:
             self._names[record.first_drawn((group, place))] = object_name(stops[place])
-        self._cache.set_deferrals(record.retrying(group, places), retried=len(places))
+        self._cache.meta.set_deferrals(record.retrying(group, places), retried=len(places))
         self._follow()
         return len(places)
 
@@ -254,7 +254,7 @@ class Makeups:
             group: its number.
             idle: whether there is nothing else to draw.
         """
-        record, now = self._cache.deferrals, time.monotonic()
+        record, now = self._cache.meta.deferrals, time.monotonic()
         if group in record.makeups:  # it is recorded, and the disk was full when it was issued
             return self._drawing.again(group)
         if not record.pending:
@@ -279,10 +279,10 @@ class Makeups:
         if self._candidate is None or self._candidate[1] is not draw:
             return
         places, _ = self._candidate
-        record = self._cache.deferrals
-        if record.size + len(places) > self._cache.most_deferred:
+        record = self._cache.meta.deferrals
+        if record.size + len(places) > self._cache.space.budget.deferred:
             record = record.forgetting(self._oldest_half())
-        self._cache.set_deferrals(record.making_up(draw.group, places))
+        self._cache.meta.set_deferrals(record.making_up(draw.group, places))
         self._open[draw.group] = {self._names[place] for place in places}
         self._setbacks.made_up(time.monotonic())
         self._candidate = None
@@ -290,7 +290,7 @@ class Makeups:
 
     def _oldest_half(self) -> int:
         """Return the number below which makeup groups may be forgotten."""
-        numbers = self._cache.deferrals.numbers
+        numbers = self._cache.meta.deferrals.numbers
         stop = numbers[len(numbers) // 2] if numbers else 0
         return min([stop, *self._open])
 
@@ -307,20 +307,20 @@ class Makeups:
         Raises:
             CacheFullError: no room on the disk.
         """
-        group, record = permit.group, self._cache.deferrals
+        group, record = permit.group, self._cache.meta.deferrals
         left = {place for shard in shards for place in shard.left_out} - record.left_out(group)
         if not left:
             return
         for place in left:
             self._names[record.first_drawn((group, place))] = object_name(permit.stops[place])
-        self._cache.set_deferrals(record.deferring(group, left))
+        self._cache.meta.set_deferrals(record.deferring(group, left))
         self._follow()
 
     def committed(self, permit: Permit) -> None:
         """Note that a group is committed: objects of a makeup group that came answer again."""
         if self._open.pop(permit.group, None) is None:
             return
-        left = self._cache.deferrals.left_out(permit.group)
+        left = self._cache.meta.deferrals.left_out(permit.group)
         failing = {object_name(permit.stops[place]) for place in left}
         for name in {object_name(stop) for stop in permit.stops} - failing:
             self._setbacks.answered(name)
@@ -330,8 +330,8 @@ class Makeups:
     @property
     def missing(self) -> int:
         """How many parts were drawn and are in no shard yet."""
-        held = (self._cache.deferrals.makeups[group] for group in self._open)
-        return len(self._cache.deferrals.pending) + sum(map(len, held))
+        held = (self._cache.meta.deferrals.makeups[group] for group in self._open)
+        return len(self._cache.meta.deferrals.pending) + sum(map(len, held))
 
     @property
     def tried(self) -> bool:
@@ -436,7 +436,7 @@ def retry_holes(
             continue
         stops = drawing.population.stops(draw)
         wanted = _places_of_holes(
-            holes[group], stops, cache.deferrals.left_out(group), is_retried
+            holes[group], stops, cache.meta.deferrals.left_out(group), is_retried
         )
         count += makeups.retry(group, stops, wanted)
     return count

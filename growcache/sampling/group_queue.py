@@ -271,17 +271,21 @@ class RefetchQueue:
             capacity: bytes that the bound leaves for shards.
         """
         self._refuse_too_large(shard_bytes, capacity)
-        if self._cache.wishes == self._seen:
+        if self._cache.remover.wishlist.pending == self._seen:
             return
         self._refuse_too_far()
-        self._seen = dict(self._cache.wishes)
+        self._seen = dict(self._cache.remover.wishlist.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)
         self._book.wish(self._groups)
 
     def _refuse_too_large(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         leases = refetching_leases(self._cache.leases)
         # Again, too, as shards come and their sizes are known: a few times in all.
-        weighed = ({le.name for le in leases}, len(self._cache.wishes).bit_length(), capacity)
+        weighed = (
+            {le.name for le in leases},
+            len(self._cache.remover.wishlist.pending).bit_length(),
+            capacity,
+        )
         if weighed == self._weighed:
             return
         self._weighed = weighed
@@ -291,17 +295,21 @@ class RefetchQueue:
             sizes = {n: known.get(n) or shard_bytes(n, capacity) for n in held}
             if found := never_fits(lease, sizes, capacity):
                 reason = NO_ROOM.format(*found, capacity)
-                self._cache.refuse_wishes(dict.fromkeys(lease.wishing, reason))
+                self._cache.remover.wishlist.refuse(dict.fromkeys(lease.wishing, reason))
 
     def _refuse_too_far(self) -> None:
         stop = (self._book.next_new + MOST_AHEAD) * self._group_shards
-        far = [number for number in self._cache.wishes if not 0 <= number < stop]
+        far = [
+            number for number in self._cache.remover.wishlist.pending if not 0 <= number < stop
+        ]
         if far:
-            self._cache.refuse_wishes({n: TOO_FAR.format(n, MOST_AHEAD) for n in far})
+            self._cache.remover.wishlist.refuse({n: TOO_FAR.format(n, MOST_AHEAD) for n in far})
 
     def of(self, shards: Iterable[int]) -> tuple[int, ...]:
         """Return those of the shards that are wished for now."""
-        return tuple(number for number in shards if number in self._cache.wishes)
+        return tuple(
+            number for number in shards if number in self._cache.remover.wishlist.pending
+        )
 
     @property
     def listing_awaited(self) -> bool:
@@ -340,7 +348,7 @@ class RefetchQueue:
 
     def refuse(self, group: int, reason: str) -> None:
         """Refuse all wishes for shards of a group."""
-        self._cache.refuse_wishes(dict.fromkeys(self._groups.get(group, ()), reason))
-        self._seen = dict(self._cache.wishes)
+        self._cache.remover.wishlist.refuse(dict.fromkeys(self._groups.get(group, ()), reason))
+        self._seen = dict(self._cache.remover.wishlist.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)
         self._book.wish(self._groups)

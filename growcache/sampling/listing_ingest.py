@@ -248,15 +248,15 @@ class ListingIngest:
             if self._listing is not None:
                 self._listing.more()
             self._catalog.append(page)  # it takes the page in even where the disk is full
-            self._cache.catalog_bytes = self._catalog.allocated_bytes
+            self._cache.space.catalog_bytes = self._catalog.allocated_bytes
         if not self.listed:
-            self._cache.listing_ahead = self._ahead(landlord)
+            self._cache.space.listing_ahead = self._ahead(landlord)
         if not self._over or self._pages or self.listed:
             return
         self._refuse_empty()
         self._catalog.flush()
         self._catalog.complete = True
-        self._cache.listing_ahead = 0
+        self._cache.space.listing_ahead = 0
         self.listed = True
 
     def _refuse_empty(self) -> None:
@@ -307,7 +307,7 @@ class ListingIngest:
         """
         needed = _catalog_bytes(page)
         self._page_needs = max(self._page_needs, needed)
-        self._cache.measure_space()
+        self._cache.space.measure()
         if self._cache.room() >= needed:
             return True
         new = self._catalog.unknown(page)
@@ -316,7 +316,7 @@ class ListingIngest:
             landlord.make_room_for_listing(needed)
         if not new or self._cache.room() >= needed:
             return True
-        taken = self._cache.catalog_bytes + self._cache.budget_bytes + needed
+        taken = self._cache.space.catalog_bytes + self._cache.space.budget.total + needed
         totals = self._cache.totals()
         empty = not totals.shards and not totals.retired_shards
         if taken > self._cache.max_bytes or (landlord is None and (awaited or empty)):

@@ -104,7 +104,7 @@ class SchemaSearch:
 
     def known(self, introduction: Message, *, listed: bool) -> FoundIdentity | None:
         """Return what the cache's own samples say; None where there are none, or not yet."""
-        stored = self._cache.identity
+        stored = self._cache.meta.identity
         if stored is None or not self._cache.totals().drawn_shards:
             return None
         if self.lacks_objects(listed=listed):
@@ -115,7 +115,7 @@ class SchemaSearch:
 
     def lacks_objects(self, *, listed: bool) -> bool:
         """Whether the listing was lost, and is not made anew as far as shards were drawn from it."""
-        editions = self._cache.editions
+        editions = self._cache.meta.editions
         return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
 
     def probe(self, ready: Sequence[WorkerSlot], *, listed: bool) -> None:
@@ -127,7 +127,7 @@ class SchemaSearch:
         now = time.monotonic()
         if self._prober is not None or not ready or now < self._not_before:
             return
-        if self._cache.identity is not None and self._cache.totals().drawn_shards:
+        if self._cache.meta.identity is not None and self._cache.totals().drawn_shards:
             return
         self._give_up_early(listed=listed)
         search = self._search

@@ -58,7 +58,7 @@ class StatusBuilder:
         objects = len(self._catalog)
         if not listed or objects == self._measured:
             return
-        identity = self._cache.identity
+        identity = self._cache.meta.identity
         whole = int(identity.sizes.get("samples_per_whole", 1)) if identity else 1
         self._parts = population.parts(objects)
         self._population_samples = population.samples(objects, whole)
@@ -68,7 +68,7 @@ class StatusBuilder:
         ]
         if self._config.weights is not None:
             self._sources = population.sources(objects)
-        self._cache.set_population(self._parts, self._population_samples)
+        self._cache.meta.set_population(self._parts, self._population_samples)
         self._measured = objects
 
     def history(self) -> dict[str, float]:
@@ -118,14 +118,14 @@ class StatusBuilder:
             )
         if disk_full and not stopped:
             state, waiting_for = "waiting", "free space on the disk: it is full"
-        identity = cache.identity
+        identity = cache.meta.identity
         return Status(
             state=state,
             waiting_for=waiting_for,
             shards=totals.shards,
             samples=totals.samples,
             bytes=cache.bytes_used,
-            max_bytes=cache.bound_in_force,
+            max_bytes=cache.space.in_force,
             target_bytes=cache.max_bytes,
             drawn=totals.drawn,
             population=self._parts,
@@ -139,9 +139,9 @@ class StatusBuilder:
             workers=roster.alive,
             samples_per_second=0.0 if stopped else self._samples.per_second,
             bytes_per_second=0.0 if stopped else self._bytes.per_second,
-            leases=service_lease_statuses(cache.leases, cache.kept_for),
-            foreign_leases=foreign_statuses(cache.foreign_leases),
-            **delivered_fields(cache.job_sums, cache.leases, totals),
+            leases=service_lease_statuses(cache.leases, cache.remover.readers.kept_for()),
+            foreign_leases=foreign_statuses(cache.remover.readers.foreign),
+            **delivered_fields(cache.remover.jobs, cache.leases, totals),
             listing_complete=listed,
             fingerprint=fingerprint,
             path=str(self._config.cache.path),
@@ -151,11 +151,11 @@ class StatusBuilder:
             started_at=self._started_at,
             updated_at=time.time(),
             uptime_seconds=uptime_seconds,
-            budget_bytes=cache.budget_bytes,
+            budget_bytes=cache.space.budget.total,
             catalog_bytes=self._catalog.allocated_bytes,
             retired_bytes=totals.retired_bytes,
             retired_shards=totals.retired_shards,
-            reserved_bytes=cache.bytes_reserved,
+            reserved_bytes=cache.space.reserved,
             egress_bytes=self.egress_bytes,
             objects=objects,
             retries=self.failures,
@@ -167,7 +167,7 @@ class StatusBuilder:
             complete=complete,
             ramping=dispatcher is not None and dispatcher.ramping,
             endless=endless,
-            wishes=len(cache.wishes),
+            wishes=len(cache.remover.wishlist.pending),
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=unmatched,

@@ -599,8 +599,8 @@ class Supervisor:
             slot.send(given.to_message())
         complete = dispatcher.complete or self._full_for_good(dispatcher)
         # While a shard of a complete cache is drawn again the cache is that no less.
-        still = self._cache.complete and dispatcher.wishes > 0
-        self._cache.set_complete(complete or still)
+        still = self._cache.meta.complete and dispatcher.wishes > 0
+        self._cache.meta.set_complete(complete or still)
 
     def _holding(self, permit: str) -> list[WorkerSlot]:
         return [slot for slot in self._roster.slots if permit in slot.permits]
@@ -621,7 +621,7 @@ class Supervisor:
         self._warn_of_holders()
         self._cache.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
-            self._cache.append_history(self._overview.history())
+            self._cache.index.append_history(self._overview.history())
 
     def _warn_of_holders(self) -> None:
         """Say it once when readers have kept everything waiting for a minute."""
@@ -706,7 +706,7 @@ class Supervisor:
             last_errors=[printable(error) for error in self._last_errors],
             listed=self._intake.listed,
             endless=endless,
-            complete=self._cache.complete,
+            complete=self._cache.meta.complete,
             beginning=printable(self._beginning()),
             silent=printable(self._silences[SAMPLERS].waiting_for(time.monotonic())),
             stopped=stopped,

@@ -103,8 +103,8 @@ def opened(root: Path, identity: Identity = IDENTITY, **values: object) -> Cache
     """A cache that is ready for permits."""
     cache = Cache.open(root, config(root, **values), takeover_seconds=0.2)
     cache.set_identity(identity)
-    if not cache.editions:
-        cache.add_edition(Edition(0, 100, "digest", 0))
+    if not cache.meta.editions:
+        cache.meta.add_edition(Edition(0, 100, "digest", 0))
     return cache
 
 
@@ -128,7 +128,7 @@ def permit_of(group: int) -> str:
 
 def add(cache: Cache, number: int, count: int = 8) -> None:
     """One group of one shard, from permit to commit."""
-    permit, identity = permit_of(number), cache.identity or IDENTITY
-    cache.issue(number)
+    permit, identity = permit_of(number), cache.meta.identity or IDENTITY
+    cache.meta.issue(number)
     assert cache.reserve(permit, need(number, count, identity)), "no room"
     cache.commit(permit, [write(cache.layout, permit, number, count, identity)])

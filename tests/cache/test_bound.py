@@ -41,7 +41,7 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
                 short = need(number, count, KINDS[kind]) - cache.room()
                 cache.evict(choose("fifo", cache.candidates(), short, 0).evict)
                 add(cache, number, count)
-                cache.append_history({"number": number})
+                cache.index.append_history({"number": number})
                 cache.maintain()
                 number += 1
             assert cache.totals().evicted_shards > 50
@@ -60,17 +60,17 @@ def test_a_lowered_bound_is_in_force_once_everything_fits(tmp_path: Path) -> Non
         assert cache.bytes_used > least
         assert cache.reserve("writing", 4096)
         cache.max_bytes = least
-        assert (cache.max_bytes, cache.bound_in_force) == (least, MAX_BYTES)
+        assert (cache.max_bytes, cache.space.in_force) == (least, MAX_BYTES)
         assert cache.shrinking
         assert not cache.reserve("more", 4096)
         while cache.room() < 0:
-            assert cache.bound_in_force == MAX_BYTES
+            assert cache.space.in_force == MAX_BYTES
             cache.evict([cache.candidates()[0].number])
             cache.poll_leases(time.monotonic())
-        assert cache.bytes_reserved == 4096, "what was promised is kept"
-        assert (cache.bound_in_force, cache.shrinking) == (least, False)
+        assert cache.space.reserved == 4096, "what was promised is kept"
+        assert (cache.space.in_force, cache.shrinking) == (least, False)
         cache.max_bytes = 2 * MAX_BYTES
-        assert cache.bound_in_force == 2 * MAX_BYTES
+        assert cache.space.in_force == 2 * MAX_BYTES
 
 
 def test_a_bound_that_was_lowered_meanwhile_is_reached_after_the_start(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_bound_that_was_lowered_meanwhile_is_reached_after_the_start(tmp_path:
         used = cache.bytes_used
     with opened(tmp_path / "cache", max_bytes=900_000) as cache:
         assert cache.shrinking
-        assert 900_000 < cache.bound_in_force <= used
+        assert 900_000 < cache.space.in_force <= used
         cache.evict([c.number for c in cache.candidates()[:-1]])
         cache.poll_leases(time.monotonic())
-        assert cache.bound_in_force == 900_000
+        assert cache.space.in_force == 900_000
 
 
 def _grow_index(index: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_lowered_bound_is_reached_with_an_index_that_was_large(
 def _reached(cache: Cache, least: int) -> None:
     cache.maintain()
     cache.poll_leases(time.monotonic())
-    assert (cache.bound_in_force, cache.shrinking) == (least, False)
+    assert (cache.space.in_force, cache.shrinking) == (least, False)
     assert cache.room() > 0
     assert allocated_tree(cache.layout.root) <= least
 
@@ -134,7 +134,7 @@ def _reached(cache: Cache, least: int) -> None:
 def test_what_others_write_counts_at_once_where_bytes_are_reserved(tmp_path: Path) -> None:
     with opened(tmp_path / "cache") as cache:
         room = cache.room()
-        (tmp_path / "cache" / "foreign").write_bytes(bytes(cache.budget_bytes + 100_000))
+        (tmp_path / "cache" / "foreign").write_bytes(bytes(cache.space.budget.total + 100_000))
         assert cache.room() == room, "nothing was scanned since"
         assert not cache.reserve("p", room)
         assert cache.room() <= room - 100_000

@@ -53,9 +53,9 @@ def test_a_committed_shard_is_seen_by_readers_and_survives_a_restart(root: Path)
         assert not cache.layout.shard(1).exists()
     with opened(root) as cache:
         assert cache.totals() == before
-        assert cache.issued == 1
-        assert cache.editions == [Edition(0, 100, "digest", 0)]
-        assert cache.identity == IDENTITY
+        assert cache.meta.issued == 1
+        assert cache.meta.editions == [Edition(0, 100, "digest", 0)]
+        assert cache.meta.identity == IDENTITY
 
 
 @pytest.mark.mutant(
@@ -70,7 +70,7 @@ def test_what_counts_is_what_the_disk_says(root: Path) -> None:
             add(cache, number)
         shards = sum(p.stat().st_blocks * 512 for p in cache.layout.shards.iterdir())
         assert cache.totals().bytes == shards
-        assert cache.bytes_used == shards + cache.budget_bytes
+        assert cache.bytes_used == shards + cache.space.budget.total
         assert allocated_tree(root) <= cache.bytes_used
 
 
@@ -81,29 +81,29 @@ def test_no_more_is_promised_than_there_is(root: Path) -> None:
         assert not cache.reserve("b", 11)
         assert cache.reserve("b", 10)
         assert not cache.reserve("b", 11)
-        assert cache.bytes_reserved == room, "a refused promise must leave the old one"
-        cache.unreserve("a")
+        assert cache.space.reserved == room, "a refused promise must leave the old one"
+        cache.space.release("a")
         assert cache.room() == room - 10
 
 
 def test_the_catalog_is_charged(root: Path) -> None:
     with opened(root) as cache:
         room = cache.room()
-        cache.catalog_bytes = 8192
+        cache.space.catalog_bytes = 8192
         assert cache.room() == room - 8192
 
 
 def test_a_commit_settles_the_promise_and_leaves_nothing_incoming(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
-        assert cache.bytes_reserved == 0
+        assert cache.space.reserved == 0
         assert not list(cache.layout.incoming.iterdir())
 
 
 def test_a_shard_that_is_not_as_described_is_refused_and_removed(root: Path) -> None:
     with opened(root) as cache:
         sidecar = write(cache.layout, "p", 0)
-        os.truncate(cache.incoming_path("p", 0, ".tfrecord"), 100)
+        os.truncate(cache.layout.incoming_path("p", 0, ".tfrecord"), 100)
         with pytest.raises(CorruptShardError, match="expected shard 0"):
             cache.commit("p", [sidecar])
         assert not list(cache.layout.incoming.iterdir())
@@ -114,7 +114,7 @@ def test_a_shard_that_is_not_as_described_is_refused_and_removed(root: Path) -> 
 def test_a_group_is_committed_whole_or_not_at_all(root: Path) -> None:
     with opened(root) as cache:
         shards = [write(cache.layout, "p", 0), write(cache.layout, "p", 1)]
-        cache.incoming_path("p", 1, ".json").unlink()
+        cache.layout.incoming_path("p", 1, ".json").unlink()
         with pytest.raises(CorruptShardError, match="did not write"):
             cache.commit("p", shards)
         assert not list(cache.layout.shards.iterdir())
@@ -159,16 +159,16 @@ def test_an_evicted_shard_is_gone_and_stays_known(root: Path) -> None:
 
 def test_issued_groups_without_all_their_shards_are_unfinished(root: Path) -> None:
     with opened(root) as cache:
-        cache.issue(2)
+        cache.meta.issue(2)
         cache.commit("p", [write(cache.layout, "p", n) for n in (0, 1, 3)])
-        assert cache.unfinished(cache.issued + 1, 2) == [1, 2]
+        assert cache.unfinished(cache.meta.issued + 1, 2) == [1, 2]
 
 
 def test_the_number_issued_never_goes_down(root: Path) -> None:
     with opened(root) as cache:
-        cache.issue(5)
-        cache.issue(3)
-        assert cache.issued == 5
+        cache.meta.issue(5)
+        cache.meta.issue(3)
+        assert cache.meta.issued == 5
         assert read_issued(cache.layout) == 5
 
 
@@ -199,19 +199,23 @@ def test_another_configuration_is_refused_with_what_differs(root: Path) -> None:
             cache.set_identity(OTHER)
         with pytest.raises(FingerprintError, match=r"sampling\.seed"):
             cache.claim({"sampling.seed": 1})
-        assert cache.identity == IDENTITY
+        assert cache.meta.identity == IDENTITY
 
 
 def test_a_cache_without_samples_belongs_to_nobody(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0, count=0)
         cache.set_identity(OTHER)
-        assert cache.identity == OTHER
-        assert (cache.issued, cache.editions, cache.totals().drawn_shards) == (-1, [], 0)
+        assert cache.meta.identity == OTHER
+        assert (cache.meta.issued, cache.meta.editions, cache.totals().drawn_shards) == (
+            -1,
+            [],
+            0,
+        )
         assert live(root) == []
         assert not list(cache.layout.shards.iterdir())
     with Cache.open(root, config(root)) as cache:
-        assert cache.identity == OTHER
+        assert cache.meta.identity == OTHER
 
 
 def test_the_start_removes_litter_and_finds_rows_without_files(root: Path) -> None:
@@ -241,7 +245,7 @@ def test_the_start_removes_litter_and_finds_rows_without_files(root: Path) -> No
         ]
         assert not list(layout.incoming.iterdir())
         assert not list(root.glob(".*.tmp"))
-        assert cache.bytes_used - cache.budget_bytes - cache.totals().bytes == 4096
+        assert cache.bytes_used - cache.space.budget.total - cache.totals().bytes == 4096
 
 
 def test_a_lease_being_made_is_not_litter(root: Path) -> None:
@@ -268,7 +272,7 @@ def test_leases_are_read_after_the_retirement_is_committed(
     """A reader that still saw the shard as live has its lease there by then."""
     with opened(root) as cache:
         add(cache, 0)
-        write_it = cache._ledger.write
+        write_it = cache.index.write
         leases: list[Lease] = []
 
         def a_reader_is_quicker(change: Callable[[], None]) -> None:
@@ -276,7 +280,7 @@ def test_leases_are_read_after_the_retirement_is_committed(
                 leases.append(Lease.create(root, "job", live(root)))
             write_it(change)
 
-        monkeypatch.setattr(cache._ledger, "write", a_reader_is_quicker)
+        monkeypatch.setattr(cache.index, "write", a_reader_is_quicker)
         assert cache.evict([0]) == ()
         assert cache.layout.shard(0).exists()
         leases[0].close()
@@ -292,13 +296,13 @@ def test_a_row_is_written_when_its_files_are_there(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(root) as cache:
-        write_it, seen = cache._ledger.write, []
+        write_it, seen = cache.index.write, []
 
         def look(change: Callable[[], None]) -> None:
             seen.append((cache.layout.shard(0).exists(), cache.layout.sidecar(0).exists()))
             write_it(change)
 
-        monkeypatch.setattr(cache._ledger, "write", look)
+        monkeypatch.setattr(cache.index, "write", look)
         cache.commit("p", [write(cache.layout, "p", 0)])
         assert seen == [(True, True)]
 
@@ -453,7 +457,7 @@ def test_a_lost_index_is_made_again_from_the_shards(root: Path) -> None:
         for number in range(5):
             add(cache, number)
         cache.evict([1])
-        cache.issue(6)
+        cache.meta.issue(6)
         layout, samples = cache.layout, cache.totals().samples
     layout.index.unlink()
     data = bytearray(layout.shard(3).read_bytes())
@@ -462,8 +466,8 @@ def test_a_lost_index_is_made_again_from_the_shards(root: Path) -> None:
     with opened(root) as cache:
         assert live(root) == [0, 2, 4]
         assert cache.totals().samples == samples - 8
-        assert cache.unfinished(cache.issued + 1, 1) == [3], "no other is drawn twice"
-        assert cache.editions == [Edition(0, 100, "digest", 0)]
+        assert cache.unfinished(cache.meta.issued + 1, 1) == [3], "no other is drawn twice"
+        assert cache.meta.editions == [Edition(0, 100, "digest", 0)]
         assert not layout.shard(3).exists()
     with opened(root) as cache:
         assert cache.totals().drawn == samples - 8
@@ -492,23 +496,23 @@ def test_the_log_is_cut_and_a_reader_in_the_way_stops_permits(root: Path) -> Non
         with_reader.execute("BEGIN")
         with_reader.execute("SELECT * FROM shards").fetchall()
         number = 0
-        while cache.index_ok and number < 200:
+        while cache.index.ok and number < 200:
             add(cache, number, count=0)
             cache.evict([number])
             cache.maintain()
             number += 1
-        assert not cache.index_ok
+        assert not cache.index.ok
         assert allocated_tree(root) <= MAX_BYTES
         with_reader.close()
         cache.maintain()
-        assert cache.index_ok
+        assert cache.index.ok
         assert (root / "index.sqlite-wal").stat().st_size < 100_000
 
 
 def test_history_is_kept_and_thinned(root: Path) -> None:
     with opened(root) as cache:
         for i in range(400):
-            cache.append_history({"i": i})
+            cache.index.append_history({"i": i})
         kept = [record["i"] for _, record in cache.history()]
         assert kept[-1] == 399
         assert 0 < len(kept) <= 90
@@ -517,12 +521,12 @@ def test_history_is_kept_and_thinned(root: Path) -> None:
 
 def test_population_and_completeness_reach_readers(root: Path) -> None:
     with opened(root) as cache:
-        cache.set_population(7, 12.5)
-        cache.set_complete(True)
+        cache.meta.set_population(7, 12.5)
+        cache.meta.set_complete(True)
         view = read_index(root)
         assert (view.population, view.population_samples, view.complete) == (7, 12.5, True)
     with opened(root) as cache:
-        assert cache.complete
+        assert cache.meta.complete
 
 
 def test_free_disk(root: Path) -> None:
@@ -553,7 +557,7 @@ def test_uses_wait_while_the_log_cannot_be_cut(root: Path) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM shards").fetchall()
         number = 1
-        while cache.index_ok:
+        while cache.index.ok:
             add(cache, number, count=0)
             cache.maintain()
             number += 1

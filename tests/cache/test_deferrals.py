@@ -179,10 +179,10 @@ SHARDS = [
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     with opened(tmp_path / "cache") as cache:
-        cache.set_deferrals(RECORD)
+        cache.meta.set_deferrals(RECORD)
         for sidecar in SHARDS:
             number = sidecar.number
-            cache.issue(number)
+            cache.meta.issue(number)
             cache.reserve("p", bytes_to_reserve(sidecar))
             files = make(number, 4)[1]
             cache.commit("p", [write_incoming(cache.layout, "p", sidecar, files)])
@@ -191,16 +191,18 @@ def root(tmp_path: Path) -> Path:
 
 def record_of(root: Path) -> Deferrals:
     with Cache.open(root, config(root)) as cache:
-        return cache.deferrals
+        return cache.meta.deferrals
 
 
 def test_the_record_outlives_the_service_and_counts_as_issued(root: Path) -> None:
     assert record_of(root) == RECORD
     assert not check(root)
     with opened(root) as cache:
-        cache.set_deferrals(RECORD.making_up(7, [(1, 0)]))
+        cache.meta.set_deferrals(RECORD.making_up(7, [(1, 0)]))
     with opened(root) as cache:
-        assert cache.issued == 7, "its number is taken, whether or not a permit was given out"
+        assert cache.meta.issued == 7, (
+            "its number is taken, whether or not a permit was given out"
+        )
 
 
 @pytest.mark.parametrize("harm", [b"", b"{}", None])

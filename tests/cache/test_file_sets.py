@@ -75,7 +75,9 @@ def test_a_lost_index_is_made_again_from_whole_shards(root: Path, kind: Identity
     files(root, 2, kind)[0].unlink()
     with opened(root, kind) as cache:
         assert live(root) == [0, 3, 4]
-        assert cache.unfinished(cache.issued + 1, 1) == [1, 2], "drawn again, for they are lost"
+        assert cache.unfinished(cache.meta.issued + 1, 1) == [1, 2], (
+            "drawn again, for they are lost"
+        )
         assert allocated_tree(cache.layout.shards) >= cache.totals().bytes
     assert check(root) == []
 
@@ -88,17 +90,17 @@ def test_a_file_that_the_sampler_did_not_write_refuses_the_group(
         written = write(cache.layout, "p", 0, identity=kind)
         for file in written.files:
             shards = [write(cache.layout, "p", number, identity=kind) for number in (0, 1)]
-            path = cache.incoming_path("p", 1, file.suffix)
+            path = cache.layout.incoming_path("p", 1, file.suffix)
             os.truncate(path, path.stat().st_size - 1)
             with pytest.raises(CorruptShardError, match="expected shard 1"):
                 cache.commit("p", shards)
             shards = [write(cache.layout, "p", number, identity=kind) for number in (0, 1)]
-            cache.incoming_path("p", 1, file.suffix).unlink()
+            cache.layout.incoming_path("p", 1, file.suffix).unlink()
             with pytest.raises(CorruptShardError, match="did not write"):
                 cache.commit("p", shards)
             assert not list(cache.layout.incoming.iterdir())
             assert not list(cache.layout.shards.iterdir())
-        assert cache.bytes_reserved == 0
+        assert cache.space.reserved == 0
 
 
 @each_kind
@@ -205,7 +207,7 @@ def test_what_is_not_ours_stays(root: Path, kind: Identity) -> None:
         assert not layout.shard(9, ".npy").exists()
         assert not list(layout.incoming.iterdir())
         foreign = sum(allocated_tree(layout.shards / name) for name in ("notes", "notes.npy"))
-        used = cache.bytes_used - cache.budget_bytes - cache.totals().bytes
+        used = cache.bytes_used - cache.space.budget.total - cache.totals().bytes
         assert used == foreign
         assert live(root) == [0]
 

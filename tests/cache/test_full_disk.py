@@ -64,7 +64,7 @@ def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> Non
         ballast = cache.layout.ballast
         assert ballast.exists()
         # With the log cut to nothing and the disk full, a COMMIT has no block to write to.
-        assert cache._ledger.index.checkpoint()
+        assert cache.index.index.checkpoint()
         other = fill_up(disk)
         gone = list(cache.evict([0, 1]))
         assert not ballast.exists(), "it was not needed: the test tests nothing"
@@ -102,14 +102,14 @@ def test_a_commit_without_room_leaves_no_trace(disk: Path, kind: Identity) -> No
         written = write(cache.layout, "p1", 1, identity=kind)
         assert cache.reserve("p1", need(1, identity=kind))
         cache.layout.ballast.unlink()
-        assert cache._ledger.index.checkpoint()
+        assert cache.index.index.checkpoint()
         other = fill_up(disk)
         with pytest.raises(CacheFullError, match="no room"):
             cache.commit("p1", [written])
         assert cache.totals().shards == 1
         assert sorted(cache.layout.shards.rglob("*")) == before
         assert list(cache.layout.incoming.iterdir()) == []
-        assert cache.bytes_reserved == 0
+        assert cache.space.reserved == 0
         other.unlink()
         assert allocated_tree(disk / "cache") <= DISK_BYTES
     assert [f for f in check(disk / "cache") if f.severity == "error"] == []

@@ -79,7 +79,7 @@ def _work(root: Path, kind: Identity) -> None:
     cache.evict([0, 1])
     held.close()
     cache.poll_leases(2.0)
-    cache.issue(4)
+    cache.meta.issue(4)
     permit = permit_of(4)
     written = [write(cache.layout, permit, n, count, kind) for n, count in ((3, 8), (4, 0))]
     cache.commit(permit, written)

@@ -61,14 +61,14 @@ def fill(root: Path, kind: Identity = KIND) -> None:
     with opened(root, kind) as cache:
         for number in sorted(LIVE | GONE):
             add(cache, number, 0 if number == 5 else 8)
-        cache.issue(max(OPEN))
-        cache.append_history({"samples": 64})
+        cache.meta.issue(max(OPEN))
+        cache.index.append_history({"samples": 64})
         with Lease.create(root, "train", [0, 3]) as lease:
             lease.mark_read(0, mapped=False)
             lease.mark_read(3, mapped=False)
         cache.poll_leases(time.monotonic())
         cache.evict([1, 2])
-        cache._ledger.write(lambda: cache._ledger.index.prune_deleted(0))
+        cache.index.write(lambda: cache.index.index.prune_deleted(0))
         cache.evict([6])
         write_status(root, Status(state="running", shards=5))
 
@@ -91,7 +91,7 @@ def kill(here: Path, kind: Identity = KIND) -> Path:
     """Fill a cache, and return what is there while its service runs."""
     fill(here / "running", kind)
     with opened(here / "running", kind) as cache:
-        cache.append_history({"samples": 65})
+        cache.index.append_history({"samples": 65})
         shutil.copytree(here / "running", here / "cache")
     assert (here / "cache" / "index.sqlite-wal").stat().st_size
     return here / "cache"
@@ -109,7 +109,7 @@ def errors(found: list[Finding]) -> list[Finding]:
 def start(root: Path, kind: Identity = KIND) -> State:
     """Let a service start; every sample that it serves is right."""
     with opened(root, kind) as cache:
-        unfinished = cache.unfinished(cache.issued + 1, 1)
+        unfinished = cache.unfinished(cache.meta.issued + 1, 1)
         read_all(root, kind)
         live = frozenset(row.number for row in read_index(root).shards)
         return State(live, frozenset(unfinished), cache.totals())
@@ -433,7 +433,7 @@ def test_what_was_set_aside_is_there_until_the_next_start(root: Path) -> None:
 
 def test_a_cache_of_which_something_is_missing_is_not_complete(root: Path) -> None:
     with opened(root, KIND) as cache:
-        cache.set_complete(True)
+        cache.meta.set_complete(True)
     flip(root / "shards" / "00000004.tfrecord", 900)
     repair(root)
     assert not read_index(root).complete

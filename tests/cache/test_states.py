@@ -96,7 +96,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def write_a_shard(self, count: int, policy: str, min_uses: int) -> None:
         number, permit = self.next, permit_of(self.next)
-        self.it.issue(number)
+        self.it.meta.issue(number)
         self.next += 1
         nbytes = need(number, count, self.identity)
         if not self.it.reserve(permit, nbytes):
@@ -118,7 +118,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         permit = sorted(self.writing)[pick % len(self.writing)]
         count, number = self.writing.pop(permit), _group_of(permit)
-        path = self.it.incoming_path(permit, number, ".json")
+        path = self.it.layout.incoming_path(permit, number, ".json")
         (row,) = self.it.commit(permit, [Sidecar.from_bytes(path.read_bytes())])
         assert (row.number, row.samples) == (number, count)
         self.live[number] = count
@@ -192,7 +192,7 @@ class CacheMachine(RuleBasedStateMachine):
         lease.close()
 
     def _samples_ever(self, number: int) -> int:
-        rows = self.it._ledger.index._connection.execute(
+        rows = self.it.index.index._connection.execute(
             "SELECT samples FROM shards WHERE number = ?", [number]
         ).fetchall()
         return int(rows[0][0]) if rows else 0
@@ -219,7 +219,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_charged_covers_what_is_there(self) -> None:
         if self.cache is not None:
-            charged = self.it.bytes_used + self.it.bytes_reserved
+            charged = self.it.bytes_used + self.it.space.reserved
             assert allocated_tree(self.root) <= charged <= MAX_BYTES
 
     @invariant()

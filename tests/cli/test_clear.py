@@ -62,7 +62,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
             assert found in (SHARDS, []), f"half a cache, killed at step {step}"
             wholes.append(bool(found))
             if not found:
-                assert cache.issued == -1, "groups of what is no more would be drawn first"
+                assert cache.meta.issued == -1, "groups of what is no more would be drawn first"
                 assert not layout.catalog.exists(), "it may be of another source"
                 assert not list(layout.shards.iterdir())
             assert cache.totals().lost_shards == 0

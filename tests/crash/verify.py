@@ -113,9 +113,9 @@ def verify_next(
         assert not list(layout.incoming.iterdir()), where
         assert not list(root.glob(".*.tmp")), where
         assert not list(layout.leases.iterdir()), where
-        assert cache.issued >= said.issued, where
-        unfinished = cache.unfinished(cache.issued + 1, 1)
-        assert totals.drawn_shards + len(unfinished) == cache.issued + 1, where
+        assert cache.meta.issued >= said.issued, where
+        unfinished = cache.unfinished(cache.meta.issued + 1, 1)
+        assert totals.drawn_shards + len(unfinished) == cache.meta.issued + 1, where
         assert totals.drawn == totals.samples + totals.evicted_samples, where
         assert not live & set(unfinished), where
         assert totals.lost_shards == 0, where

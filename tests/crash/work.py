@@ -59,7 +59,7 @@ def direct(root: Path, kind: str) -> None:
     """A shard that is written past the page cache."""
     cache = opened(root, KINDS[kind], max_bytes=DIRECT_MAX_BYTES)
     commit(cache, [0])
-    cache.issue(1)
+    cache.meta.issue(1)
     tell("issued 1")
     sidecar, files = make(1, DIRECT_SAMPLES, identity=KINDS[kind])
     permit = permit_of(1)
@@ -132,10 +132,10 @@ def reader(root: Path, kind: str) -> None:
 
 def commit(cache: Cache, numbers: Sequence[int], *, empty: Sequence[int] = ()) -> None:
     """Issue groups and fill them, as supervisor and sampler do, with one commit for all."""
-    identity = cache.identity
+    identity = cache.meta.identity
     assert identity is not None
     counts = {number: 0 if number in empty else 8 for number in numbers}
-    cache.issue(numbers[-1])
+    cache.meta.issue(numbers[-1])
     tell(f"issued {numbers[-1]}")
     permit = permit_of(numbers[0])
     wanted = sum(need(number, count, identity) for number, count in counts.items())

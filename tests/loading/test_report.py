@@ -64,7 +64,7 @@ def test_coverage_of_samples_and_of_objects(cache: Filled, loader: EpochLoader) 
     cache.add(0)
     report = read(loader)
     assert (report.coverage_samples, report.coverage_objects) == (None, None)
-    cache.cache.add_edition(Edition(0, 40, "digest", 0))
+    cache.cache.meta.add_edition(Edition(0, 40, "digest", 0))
     assert read(loader).coverage_objects is None  # not all is listed, or nothing ever will be
     cache.population(80.0)
     cache.add(1)

@@ -99,7 +99,7 @@ def test_a_listing_ends_though_the_cache_is_full_and_nobody_reads(
     assert 2 < cache.totals().shards < before
     assert allocated_tree(cache.layout.root) <= MAX_BYTES
     assert service.free < need(0, 30), "shards take what was freed for the listing"
-    assert cache.listing_ahead == 0
+    assert cache.space.listing_ahead == 0
     with Catalog.open(cache.layout.catalog) as catalog:
         assert len(catalog) == OBJECTS
 
@@ -121,7 +121,9 @@ def test_where_nothing_is_evicted_the_listing_waits(source: Path, cache: Cache) 
     service = Service(source, cache, eviction="none")
     assert not asyncio.run(service.lists())
     assert cache.totals().shards == before
-    assert cache.listing_ahead == 0  # a cache that is full draws no more, whatever is listed
+    assert (
+        cache.space.listing_ahead == 0
+    )  # a cache that is full draws no more, whatever is listed
 
 
 def test_to_list_the_same_again_takes_no_room(source: Path, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
     with Lease.create(root, "train", range(few, SHARDS)):
         kill(dead)
         cache.poll_leases(0.0)
-        assert cache.kept == set(range(few))
+        assert cache.remover.readers.kept == set(range(few))
         assert cache.clearing_bytes == 0
         landlord_of(cache).make_room(cache.room() + 1)
         numbers = {candidate.number for candidate in cache.candidates()}
@@ -168,7 +168,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
     root, landlord = cache.layout.root, landlord_of(cache)
     kill(resumable(cache, "train", range(SHARDS)))
     cache.poll_leases(0.0)
-    kept = cache.kept
+    kept = cache.remover.readers.kept
     assert kept
     for _ in range(3):
         live = [candidate.number for candidate in cache.candidates()]
@@ -194,18 +194,20 @@ def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> No
     cache.poll_leases(0.0)
     kill(resumable(cache, "new", range(SHARDS // 2, SHARDS)))
     cache.poll_leases(1.0)
-    kept = cache.kept
+    kept = cache.remover.readers.kept
     sizes = {candidate.number: candidate.allocated for candidate in cache.candidates()}
     assert 0 < sum(sizes[number] for number in kept) <= FIFTH
     assert min(kept) >= SHARDS // 2
-    assert {one.lease.job: one.seconds for one in cache.kept_for}["new"] == 600.0
-    assert kept == {number for one in cache.kept_for for number in one.shards}
+    assert {one.lease.job: one.seconds for one in cache.remover.readers.kept_for()}[
+        "new"
+    ] == 600.0
+    assert kept == {number for one in cache.remover.readers.kept_for() for number in one.shards}
     for _ in range(SHARDS):
         landlord.make_room(cache.room() + 1)
     assert {candidate.number for candidate in cache.candidates()} == kept
-    assert cache.kept == kept
+    assert cache.remover.readers.kept == kept
     cache.poll_leases(700.0)
-    assert cache.kept == frozenset()
+    assert cache.remover.readers.kept == frozenset()
 
 
 def test_a_dead_reader_that_never_gave_a_state_keeps_nothing(cache: Cache) -> None:
@@ -213,7 +215,7 @@ def test_a_dead_reader_that_never_gave_a_state_keeps_nothing(cache: Cache) -> No
     dead.mark_read(3, mapped=True)
     kill(dead)
     cache.poll_leases(0.0)
-    assert cache.kept == frozenset()
+    assert cache.remover.readers.kept == frozenset()
     assert cache.leases == []
     (used,) = [candidate.number for candidate in cache.candidates() if candidate.uses]
     assert used == 3
@@ -289,7 +291,7 @@ def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
             lease.mark_read(number, mapped=False)
         assert cache.evict(range(SHARDS - 1)) == tuple(range(SHARDS - 1))
     cache.poll_leases(0.0)
-    assert cache._evictor.readers.uses == {"train": {SHARDS - 1: 1}}
+    assert cache.remover.readers.uses == {"train": {SHARDS - 1: 1}}
 
 
 def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) -> None:
@@ -312,10 +314,10 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
             with Lease.create(made.layout.root, f"job {number}", [0]) as lease:
                 lease.mark_read(0, mapped=False)
             made.poll_leases(float(number))
-        left = made._evictor.readers.uses
+        left = made.remover.readers.uses
         assert list(left) == [f"job {number}" for number in range(3, KEPT_JOBS + 3)]
     with opened(tmp_path / "cache") as made:
-        assert made._evictor.readers.uses == left
+        assert made.remover.readers.uses == left
 
 
 @pytest.mark.mutant(

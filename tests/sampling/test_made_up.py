@@ -45,9 +45,11 @@ class Play:
         self.config: Config = load_config(KINDS[kind])
         self.catalog = Catalog.open(path)
         self.cache = SimpleNamespace(
-            editions=[], deferrals=Deferrals(), layout=SimpleNamespace(root=path)
+            meta=SimpleNamespace(editions=[], deferrals=Deferrals()),
+            space=SimpleNamespace(budget=SimpleNamespace(deferred=10_000)),
+            layout=SimpleNamespace(root=path),
         )
-        self.cache.add_edition = self.cache.editions.append
+        self.cache.meta.add_edition = self.cache.meta.editions.append
         self.groups = self.round = 0
         self.seen: dict[int, list[tuple[Any, ...]]] = {}
         self.drawing = self.made()
@@ -79,9 +81,9 @@ class Play:
         self.commit(draw, left_out)
 
     def make_up(self, count: int, left_out: set[int]) -> None:
-        record = self.cache.deferrals
+        record = self.cache.meta.deferrals
         if record.pending:
-            self.cache.deferrals = record.making_up(self.groups, record.pending[:count])
+            self.cache.meta.deferrals = record.making_up(self.groups, record.pending[:count])
             draw = self.drawing.again(self.groups)
             assert draw is not None
             self.commit(draw, left_out)
@@ -90,13 +92,13 @@ class Play:
         assert draw.group == self.groups
         left = left_out & set(range(len(draw.parts)))
         if left:
-            self.cache.deferrals = self.cache.deferrals.deferring(draw.group, left)
+            self.cache.meta.deferrals = self.cache.meta.deferrals.deferring(draw.group, left)
         self.seen[draw.group] = self.visits(self.drawing, draw)
         self.groups += 1
 
     def brought(self) -> list[tuple[Any, ...]]:
         """What shards hold, and what is set aside."""
-        record = self.cache.deferrals
+        record = self.cache.meta.deferrals
         held = [
             visit
             for group, visits in self.seen.items()
@@ -160,7 +162,7 @@ def test_a_new_edition_begins_at_the_same_draw(tmp_path: Path) -> None:
     play.draw({0})
     play.lists(40)
     assert play.drawing.next(play.groups, 0) is not None
-    assert [edition.first_group for edition in play.cache.editions] == [0, 1]
+    assert [edition.first_group for edition in play.cache.meta.editions] == [0, 1]
     play.make_up(1, set())
     play.draw(set())
     play.make_up(1, set())

@@ -22,12 +22,11 @@ from tests.sampling.test_made_up import SIZING, Play
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Play]:
     found = Play(tmp_path / "c", "one source")
-    found.cache.most_deferred = 10_000
 
     def set_deferrals(record: Deferrals, *, retried: int = 0) -> None:
-        found.cache.deferrals = record
+        found.cache.meta.deferrals = record
 
-    found.cache.set_deferrals = set_deferrals
+    found.cache.meta.set_deferrals = set_deferrals
     found.lists(60)
     yield found
     found.catalog.close()
@@ -56,12 +55,12 @@ def test_a_makeup_group_that_is_recorded_and_not_issued_is_issued_later(play: Pl
     draw = found.next(play.groups, idle=True)
     assert draw is not None
     found.record(draw)
-    play.cache.deferrals = play.cache.deferrals.deferring(1, [0])
+    play.cache.meta.deferrals = play.cache.meta.deferrals.deferring(1, [0])
     later = found.next(play.groups)
     assert later is not None
     found.record(later)
     assert (later.group, list(later.parts)) == (draw.group, list(draw.parts))
-    assert play.cache.deferrals.numbers == (draw.group,)
+    assert play.cache.meta.deferrals.numbers == (draw.group,)
 
 
 def test_what_is_pending_comes_when_nothing_more_may_be_set_aside(play: Play) -> None:
@@ -86,7 +85,7 @@ def test_no_more_is_kept_of_objects_than_waits(play: Play) -> None:
         assert draw is not None
         assert found.retry(group, play.drawing.population.stops(draw), [0]) == 1
         make_up(play, found)
-    assert not play.cache.deferrals.pending
+    assert not play.cache.meta.deferrals.pending
     assert not vars(found)["_names"]
 
 

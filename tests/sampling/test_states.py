@@ -169,7 +169,7 @@ class Service(RuleBasedStateMachine):
         self.catalog.append(
             [Entry(f"k{n}", 2176, None, 0.0) for n in range(first, self.listed)]
         )
-        self.it.catalog_bytes = self.catalog.allocated_bytes
+        self.it.space.catalog_bytes = self.catalog.allocated_bytes
 
     @rule(complete=st.booleans())
     def the_listing_ends_or_begins_anew(self, complete: bool) -> None:
@@ -177,7 +177,7 @@ class Service(RuleBasedStateMachine):
             self.catalog.flush()
         self.catalog.complete = complete
         ahead = min(self.bound // LISTING_SHARE, self.dispatcher.landlord.spare)
-        self.it.listing_ahead = 0 if complete else ahead
+        self.it.space.listing_ahead = 0 if complete else ahead
 
     # Samplers
 
@@ -368,7 +368,7 @@ class Service(RuleBasedStateMachine):
 
     @rule(bound=st.sampled_from(BOUNDS))
     def the_bound_changes(self, bound: int) -> None:
-        self.allowed = max(bound, self.it.bytes_used + self.it.bytes_reserved)
+        self.allowed = max(bound, self.it.bytes_used + self.it.space.reserved)
         self.bound = bound
         bounds = self.config.cache.model_copy(update={"max_bytes": bound})
         self.dispatcher.follow(self.config.model_copy(update={"cache": bounds}))
@@ -379,7 +379,7 @@ class Service(RuleBasedStateMachine):
     def the_bound_holds(self) -> None:
         if self.cache is None:
             return
-        charged = self.it.bytes_used + self.it.bytes_reserved
+        charged = self.it.bytes_used + self.it.space.reserved
         assert allocated_tree(self.root) <= charged <= self.allowed
         self.allowed = max(self.bound, min(self.allowed, charged))
 

@@ -74,7 +74,7 @@ def tight(cache: Path, url: str, path: Path) -> Path:
     """A config whose bound leaves no room beside what the cache holds."""
     config = bounded(cache, max_bytes=1_000_000)
     with Cache.open(cache, config) as it:
-        it.catalog_bytes = (cache / "catalog.bin").stat().st_blocks * 512
+        it.space.catalog_bytes = (cache / "catalog.bin").stat().st_blocks * 512
         bound = it.max_bytes - it.room()
     return write_config(path, url, cache={"path": str(cache), "max_bytes": bound})
 
