@@ -503,7 +503,9 @@ class Dispatcher:
             return self.landlord.awaited()
         if self._cache.disk_holds_promises():
             return ""
-        self._cache.space.release(permit)  # better to keep it in memory than to write half of it
+        self._cache.space.release(
+            permit
+        )  # better to keep it in memory than to write half of it
         self.short_of_disk = True
         return f"free space on the disk: {nbytes:,} bytes for the next group of shards"
 

@@ -192,7 +192,9 @@ class Makeups:
 
     def _follow(self) -> None:
         """Follow the record, which has changed."""
-        self._names = {place: self._names[place] for place in self._cache.meta.deferrals.pending}
+        self._names = {
+            place: self._names[place] for place in self._cache.meta.deferrals.pending
+        }
         self._setbacks.wait(self._names)
 
     # What is left out of a group
