@@ -33,13 +33,7 @@ _Signature = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """Where a configuration came from, so that it can be read again.
-
-    Attributes:
-        path: of the file.
-        overrides: of the command line, which win over all else.
-        environment: whose variables win over the file.
-    """
+    """Where a configuration came from, so that it can be read again."""
 
     path: Path
     overrides: Sequence[str] = ()
@@ -59,10 +53,6 @@ def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
 
     A key that the file does not name any more needs a restart, too: a file that is only half
     there must not raise the bound to its default.
-
-    Args:
-        running: what the service goes by.
-        found: what the file says now.
 
     Raises:
         ConfigError: what may change does not fit the rest.
@@ -130,17 +120,7 @@ def _named(config: Config) -> set[str]:
 
 
 class ConfigReload:
-    """Keeps a service at what its config file says; it belongs to the service's loop.
-
-    Args:
-        file: that is followed.
-        running: what the service goes by.
-        adopt: told the new configuration; it may refuse with a ConfigError.
-        wake: called from another thread when something stirs.
-
-    Attributes:
-        restart_for: settings that differ in the file, and need a restart to take effect.
-    """
+    """Keeps a service at what its config file says; it belongs to the service's loop."""
 
     def __init__(
         self,

@@ -63,13 +63,7 @@ class IssuedPermit:
     """A permit that is out.
 
     Attributes:
-        permit: what was given.
-        estimate_bytes: what it will take on disk, about.
-        need_bytes: what it takes, once the sampler knows.
-        granted: whether it may write.
         fresh: its shards that were never committed.
-        awaited_since: when a later group was done first.
-        asked_at: order of asking, so that room goes to who waits longest.
     """
 
     permit: Permit
@@ -100,13 +94,7 @@ class Dispatcher:
     """Everything between a sampler with room for work and a committed shard.
 
     Args:
-        config: of the service.
         cache: the open cache; this object and the supervisor are its only users.
-        catalog: the listing, which may still grow.
-        objects: those of it that are drawn from.
-        identity: of the cache.
-        sizing: how objects are cut.
-        limits: of this run.
     """
 
     def __init__(
@@ -595,12 +583,7 @@ class Dispatcher:
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
     def refuse(self, permit: str, waiting_for: str) -> None:
-        """Note that the store refuses a group, as it would all others: it is filled again.
-
-        Args:
-            permit: of the group.
-            waiting_for: what has to happen first, in words.
-        """
+        """Note that the store refuses a group, as it would all others: it is filled again."""
         if flight := self._land(permit):
             self._halt.refused(permit, printable(waiting_for), time.monotonic())
             self._book.returned(flight.permit.group)
@@ -608,10 +591,7 @@ class Dispatcher:
     def failed(self, permit: str, error: str, *, disk: bool) -> None:
         """Note a transient failure: the group is filled again later.
 
-        Args:
-            permit: of the group.
-            error: what happened.
-            disk: it was the local disk that failed, so there must be less in the cache.
+        ``disk``: it was the local disk that failed, so there must be less in the cache.
         """
         if flight := self._land(permit):
             self._fail(flight.permit.group, error, disk=disk)
@@ -653,10 +633,6 @@ class Dispatcher:
 
     def abandoned(self, permit: str, death: SamplerDeath) -> None:
         """Note that the sampler of a group died: the group is filled again at once.
-
-        Args:
-            permit: of the group.
-            death: the sampler's.
 
         Raises:
             SamplingError: it has cost too many samplers to be chance.

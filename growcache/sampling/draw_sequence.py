@@ -34,12 +34,7 @@ from growcache.store.catalog import Catalog
 
 
 class DrawSequence:
-    """What the next group holds.
-
-    Attributes:
-        population: the parts of the source, as far as they are listed.
-        replacement: whether draws are independent.
-    """
+    """What the next group holds."""
 
     def __init__(
         self,
@@ -146,9 +141,7 @@ class DrawSequence:
     def gathered(self, group: int, places: Sequence[Place]) -> GroupDraw:
         """Return the parts of these places, as what a group holds.
 
-        Args:
-            group: a makeup group, or to be one.
-            places: where each part was drawn first; at least one.
+        ``places``: where each part was drawn first; at least one.
         """
         drawn = {number: self._drawn_first(number) for number in dict(places)}
         rounds = [_rounds(drawn[number])[place] for number, place in places]
@@ -178,9 +171,7 @@ class DrawSequence:
         None past the end of a fixed set. The listing must be at its end: what is listed
         decides what the groups in front of it hold.
 
-        Args:
-            group: its number, ``next_new`` or more.
-            next_new: the first group that was never issued.
+        ``next_new``: the first group that was never issued.
 
         Raises:
             LookupError: the source has no part for this node.
@@ -193,9 +184,7 @@ class DrawSequence:
 
         None before anything is listed, and past the end of a fixed set.
 
-        Args:
-            group: its number.
-            round_: that the group before it was drawn in.
+        ``round_``: that the group before it was drawn in.
         """
         draw = self._peek(group)
         # No part for this node is no reason to wait for a doubling: another page may help.
@@ -293,14 +282,7 @@ GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doublin
 def wants_edition(
     objects: int, editions: list[Edition], *, complete: bool, drawn: bool
 ) -> bool:
-    """Whether the listing has grown enough for a new edition.
-
-    Args:
-        objects: listed so far.
-        editions: made so far.
-        complete: whether the listing is at its end.
-        drawn: whether all parts of the last edition are drawn.
-    """
+    """Whether the listing has grown enough for a new edition."""
     known = editions[-1].objects if editions else 0
     return objects > known and (complete or drawn or objects >= GROWTH * known)
 

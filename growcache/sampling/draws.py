@@ -184,7 +184,6 @@ class StratumDraws:
         return np.concatenate(parts), np.concatenate(rounds)
 
     def round_of(self, draw: int) -> int:
-        """Return the round of a draw."""
         return self._stretch(draw).round
 
     def round_end(self, draw: int) -> int:
@@ -328,7 +327,6 @@ class IndependentDraws:
         return parts, numbers
 
     def round_of(self, draw: int) -> int:
-        """Return the round of a draw."""
         return draw
 
     def round_end(self, draw: int) -> int:
@@ -342,12 +340,7 @@ _BLOCKS_IN_MEMORY = 4
 
 
 class StratumBlocks:
-    """Which stratum each draw is of, by its number.
-
-    Args:
-        counts: draws of each stratum in a block.
-        where: what the order within blocks depends on, beside the block's number.
-    """
+    """Which stratum each draw is of, by its number."""
 
     def __init__(self, counts: Ints, *where: int | str) -> None:
         self.counts = counts
@@ -410,14 +403,7 @@ class _Era:
 
 
 class Draws:
-    """The draws of one cache, group after group, in any order (ascending is fastest).
-
-    Args:
-        seed: of the order.
-        sizing: how many parts a group has.
-        turns: the objects of a stratum take turns.
-        replacement: independent draws within a stratum instead of permutations.
-    """
+    """The draws of one cache, group after group, in any order (ascending is fastest)."""
 
     def __init__(
         self, seed: int, sizing: Sizing, *, turns: bool = False, replacement: bool = False

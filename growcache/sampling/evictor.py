@@ -41,13 +41,7 @@ class Rate:
 
 
 class SpaceAllocator:
-    """Gives out room below the bound, and evicts for it what the policy lets go.
-
-    Args:
-        bounds: the policy.
-        cache: that is filled.
-        evicts: False where this run ends instead of evicting.
-    """
+    """Gives out room below the bound, and evicts for it what the policy lets go."""
 
     def __init__(self, bounds: CacheConfig, cache: Cache, *, evicts: bool) -> None:
         self._bounds = bounds
@@ -78,11 +72,6 @@ class SpaceAllocator:
 
     def reserve(self, permit: str, nbytes: int, *, wished: bool = False) -> bool:
         """Promise bytes to a permit, evicting for them if need be; False: not yet.
-
-        Args:
-            permit: whose.
-            nbytes: how many.
-            wished: for shards that a reader wishes for; see `make_room`.
 
         Raises:
             ConfigError: the bound can never hold so much at once.
@@ -121,11 +110,9 @@ class SpaceAllocator:
     def make_room(self, nbytes: int, *, wished: bool = False) -> None:
         """Evict until so many bytes are free, or retire ahead what readers still hold.
 
-        Args:
-            nbytes: to be free.
-            wished: for shards that a reader wishes for. Then others go however little they
-                were used: the reader and a full cache that nobody reads would else wait for
-                one another.
+        ``wished``: for shards that a reader wishes for. Then others go however little they
+            were used: the reader and a full cache that nobody reads would else wait for
+            one another.
         """
         short = nbytes - self._cache.room_for_shards()
         if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
@@ -230,11 +217,7 @@ class SpaceAllocator:
         return self._filling.per_second * longest
 
     def movable(self, *, wished: bool = False) -> tuple[int, int]:
-        """Return bytes of shards that may go (now, once their readers let go).
-
-        Args:
-            wished: in favour of shards that a reader wishes for.
-        """
+        """Return bytes of shards that may go (now, once their readers let go)."""
         free = held = 0
         min_uses = 0 if wished else self._bounds.min_uses
         for candidate in self._candidates():

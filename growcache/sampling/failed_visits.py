@@ -43,9 +43,7 @@ class FailingObject:
     """One object that keeps failing.
 
     Attributes:
-        reason: why, as its last visit said.
         due: when it is to be tried again, monotonic seconds.
-        tries: how often it was tried again in this run, in vain.
     """
 
     reason: str
@@ -54,11 +52,7 @@ class FailingObject:
 
 
 class Setbacks:
-    """The failing objects, and the pending places of each.
-
-    Args:
-        timeout_seconds: for so long an object has failed when it is noted.
-    """
+    """The failing objects, and the pending places of each."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._first = min(FIRST_RETRY_SECONDS, 3 * timeout_seconds)
@@ -75,11 +69,8 @@ class Setbacks:
     def failed(self, name: ObjectName, reason: str, now: float, *, again: bool) -> None:
         """Note that a visit to an object was given up, while others answered.
 
-        Args:
-            name: of the object.
-            reason: why.
-            now: monotonic seconds.
-            again: whether it was tried again; else it only failed in one more group, mostly.
+        ``now``: monotonic seconds.
+        ``again``: whether it was tried again; else it only failed in one more group, mostly.
         """
         found = self.failing.get(name)
         if found is None:
@@ -105,11 +96,7 @@ class Setbacks:
     ) -> list[Place]:
         """Return the places for the next makeup group; none before its time.
 
-        Args:
-            now: monotonic seconds.
-            most: how many there may be.
-            trying: objects that another makeup group tries.
-            idle: whether there is nothing else to draw.
+        ``now``: monotonic seconds.
         """
         found: list[Place] = []
         waiting = 0  # parts of groups that outgrew what they may take: no object failed
@@ -134,11 +121,7 @@ class Setbacks:
         )
 
     def tried(self, trying: Collection[ObjectName]) -> bool:
-        """Whether every object of which parts wait failed again since it was set aside.
-
-        Args:
-            trying: objects of which makeup groups hold parts.
-        """
+        """Whether every object of which parts wait failed again since it was set aside."""
         names = {*self._pending, *trying}
         return all(n in self.failing and self.failing[n].tries for n in names)
 
@@ -147,15 +130,7 @@ PENDING_SHARE = 4  # one part of so many of the record may be pending; the rest 
 
 
 class Makeups:
-    """Decides which visits are set aside and when their parts come; keeps the record.
-
-    Args:
-        cache: that has the record.
-        drawing: the draws.
-        sizing: how many parts a group has.
-        unfinished: groups that were issued and are not committed.
-        timeout_seconds: of a read.
-    """
+    """Decides which visits are set aside and when their parts come; keeps the record."""
 
     def __init__(
         self,
@@ -211,10 +186,7 @@ class Makeups:
     ) -> tuple[int, ...]:
         """Return the visits that are not even tried.
 
-        Args:
-            group: of the visits.
-            stops: all of them.
-            defers: whether visits may be set aside that were not before.
+        ``defers``: whether visits may be set aside that were not before.
         """
         record, failing = self._cache.meta.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
@@ -392,11 +364,6 @@ class HoleCounter:
     def check(self, allowed: float, totals: CacheTotals, *, complete: bool) -> None:
         """End the service where there are too many, of this run's visits and of all.
 
-        Args:
-            allowed: `sampling.max_skipped`.
-            totals: of the cache.
-            complete: whether no more visits will come: of a first run few holes count then, too.
-
         Raises:
             SamplingError: there are.
         """
@@ -419,15 +386,7 @@ def retry_holes(
     group_shards: int,
     is_retried: IsRetried = lambda hole, stop: True,
 ) -> int:
-    """Let holes that are known be tried again; return how many.
-
-    Args:
-        cache: that has them.
-        drawing: tells which visit each was.
-        makeups: that bring them.
-        group_shards: shards in a group.
-        is_retried: tells, by the hole and its visit, which ones.
-    """
+    """Let holes that are known be tried again; return how many."""
     holes: dict[int, list[KnownHole]] = {}
     for hole in cache.holes():
         holes.setdefault(hole.shard // group_shards, []).append(hole)

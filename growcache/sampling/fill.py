@@ -48,12 +48,7 @@ PARAMETERS = ("sample", "rng", "origin")
 
 @dataclass(frozen=True, slots=True)
 class SampleTransform:
-    """A user's function over samples.
-
-    Attributes:
-        code: the function, its options bound.
-        seed: of its random generator.
-    """
+    """A user's function over samples."""
 
     code: UserCode
     seed: int
@@ -68,10 +63,7 @@ class SampleTransform:
     ) -> Sample | None:
         """Return the transformed sample; None where the function returned None: skip it.
 
-        Args:
-            sample: arrays of the object's bytes, read-only; the function gets copies.
-            origin: where it came from.
-            where: round, key, part and index of the sample; they seed the generator.
+        ``sample``: arrays of the object's bytes, read-only; the function gets copies.
 
         Raises:
             FormatError: the function raised, or returned no sample.
@@ -134,15 +126,7 @@ class GroupFiller:
     """Fills groups; everything it needs to know travels in the permit.
 
     Args:
-        sources: what is read from, and how objects are decoded.
         transform: the user's, or None.
-        seed: of everything random.
-        concurrency: visits at once.
-        pace: what holds reading back to the allowed rate.
-        weighted: whether every sample has its weight, as field `WEIGHT`.
-
-    Attributes:
-        gate: that decoding goes through.
     """
 
     def __init__(
@@ -178,14 +162,11 @@ class GroupFiller:
         Groups begin their visits one after the other. Side by side they would end together, and
         nothing be read while they are written.
 
-        Args:
-            permit: what to visit.
-            schema: of the samples; None where it is not known yet.
-            on_visit: called after each.
-            limits: of what is kept in memory; what comes after them is left out, if the
-                permit lets visits be, and else a hole.
-            on_setback: told the place of a visit that is set aside, and why: its object keeps
-                failing while others answer.
+        ``schema``: of the samples; None where it is not known yet.
+        ``limits``: of what is kept in memory; what comes after them is left out, if the
+            permit lets visits be, and else a hole.
+        ``on_setback``: told the place of a visit that is set aside, and why: its object keeps
+            failing while others answer.
 
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.

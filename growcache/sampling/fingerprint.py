@@ -39,13 +39,8 @@ def identify(
     Left out on purpose: credentials, workers, concurrency and bounds, which change when and
     where samples are drawn, but not which; and the node, because every edition records its lanes.
 
-    Args:
-        config: what the user wrote.
-        schema: of the first readable sample.
-        sizing: measured on the same object.
-        digests: of the modules of the user's code, as the samplers imported them, and of the
-            table of labels; by `TRANSFORM`, `FORMAT` and `LABELS`.
-        sizes: what else was measured, kept but not hashed.
+    ``digests``: of the modules of the user's code, as the samplers imported them, and of the
+        table of labels; by `TRANSFORM`, `FORMAT` and `LABELS`.
     """
     parts = configured_values(config) | {
         name: digests.get(name) for name in (TRANSFORM, FORMAT)

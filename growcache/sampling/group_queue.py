@@ -33,7 +33,6 @@ class GroupQueue:
 
     Args:
         next_new: the first group that was never issued.
-        unfinished: issued by an earlier run, but not committed.
     """
 
     def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
@@ -142,11 +141,9 @@ class GroupQueue:
     def failed(self, group: int, now: float, *, disk: bool = False) -> None:
         """Note that the group must be filled again, each time later than the last.
 
-        Args:
-            group: that failed.
-            now: monotonic seconds.
-            disk: it was the local disk that failed. While it is known to be full groups wait
-                in memory, so that to try again soon costs little.
+        ``now``: monotonic seconds.
+        ``disk``: it was the local disk that failed. While it is known to be full groups wait
+            in memory, so that to try again soon costs little.
         """
         entry = self._filling[group]
         tries = entry.tries + 1
@@ -166,10 +163,6 @@ class GroupQueue:
 
     def abandoned(self, group: int, suspicion: int = 1) -> int:
         """Note that the group's sampler died: it is filled again at once.
-
-        Args:
-            group: that it filled.
-            suspicion: how much this death speaks against the group.
 
         Returns:
             The group's suspicion by now.
@@ -199,10 +192,8 @@ class Refetch:
     """What one permit for a wish is about.
 
     Attributes:
-        draw: of the group.
         missing: its shards that were never committed, ascending.
         wished: its shards that are wished for, ascending.
-        shards: how many it has in all.
     """
 
     draw: GroupDraw
@@ -234,15 +225,7 @@ def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tupl
 
 
 class RefetchQueue:
-    """Follows the cache's wishes, in the book, and refuses what can never be granted.
-
-    Args:
-        cache: that has the wishes.
-        catalog: the listing.
-        drawing: the draws.
-        book: of the groups.
-        group_shards: shards in a group.
-    """
+    """Follows the cache's wishes, in the book, and refuses what can never be granted."""
 
     def __init__(
         self,

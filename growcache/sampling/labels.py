@@ -36,15 +36,7 @@ RowKey: TypeAlias = Callable[
 
 
 class Labels:
-    """A table, joined to the objects of a source.
-
-    Args:
-        source: of the objects, with ``labels``.
-        table: that was read for it.
-
-    Attributes:
-        digest: of what the table holds.
-    """
+    """A table, joined to the objects of a source."""
 
     def __init__(self, source: SourceConfig, table: KeyedTable) -> None:
         assert source.labels is not None
@@ -78,13 +70,7 @@ class Labels:
         return ["" if row == NO_ROW else str(cell(column, row)) for row in rows.tolist()]
 
     def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
-        """Say that objects have no row.
-
-        Args:
-            missing: the first of them: store and key.
-            count: all of them.
-            looked: objects that were looked at.
-        """
+        """Say that objects have no row."""
         names = ", ".join(short_key(key) for _, key in missing)
         examples = ", ".join(map(repr, self._table.examples))
         return (
@@ -167,11 +153,6 @@ def read_labels(
 ) -> Labels:
     """Return the labels of a source. Blocks.
 
-    Args:
-        source: with ``labels``.
-        timeout_seconds: without progress for so long it is given up.
-        budget: of what is read.
-
     Raises:
         ConfigError: the table cannot be used; says why.
         StoreError: it cannot be read.
@@ -193,10 +174,6 @@ class SourcesLabels:
 
     A row's number says whose it is, too: it is the row in the table times the number of
     sources, plus the source.
-
-    Args:
-        sources: in their order.
-        labels: of each.
     """
 
     def __init__(
@@ -287,11 +264,7 @@ class LabelsReader:
 
     Args:
         sources: of which one at least has ``labels``.
-        sampling: what may be read at all, and how fast.
         on_bytes: told how many bytes were read, on the event loop.
-        on_end: told the labels, or why there are none, on the event loop.
-        on_retry: told there why an attempt failed; another one follows.
-        endless: tells whether one does.
     """
 
     def __init__(

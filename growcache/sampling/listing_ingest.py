@@ -45,8 +45,6 @@ class ListingThread:
     """Feeds the pages of a store to callbacks on the event loop.
 
     Args:
-        source: what is listed.
-        on_page: told each page; `more` asks for another one when it is dealt with.
         on_end: told None at the end, or what ended the listing early.
     """
 
@@ -119,22 +117,7 @@ def runs_user_format(config: Config) -> bool:
 
 
 class ListingIngest:
-    """The listing of one run; it belongs to the service's loop.
-
-    Args:
-        config: of the service.
-        cache: whose bound the catalog counts against.
-        catalog: that grows.
-        wake: called when there is something to take.
-        fail: told what ends the listing early.
-        retried: told of failures that were tried again, from the listing's thread.
-        answered: told that the store answers.
-
-    Attributes:
-        listed: whether the catalog has all of the source.
-        watched: keys of which is kept, in
-        relisted: what is listed of them.
-    """
+    """The listing of one run; it belongs to the service's loop."""
 
     def __init__(
         self,
@@ -169,10 +152,8 @@ class ListingIngest:
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
         """Begin to list, unless that was done before.
 
-        Args:
-            introduction: of the first sampler; a user's format needs it, for a sampler
-                imported it, and knows whether there is anything to list.
-            refresh: list a source again that was listed to its end.
+        ``introduction``: of the first sampler; a user's format needs it, for a sampler
+            imported it, and knows whether there is anything to list.
         """
         if self._catalog.complete and not refresh:
             self.listed = True

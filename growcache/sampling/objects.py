@@ -70,12 +70,7 @@ NO_SUBSET = -1  # of an object that belongs to no subset
 class Split:
     """Assigns groups to the subsets of a split; the same group always to the same one.
 
-    Args:
-        split: of the configuration.
-
     Attributes:
-        names: of the subsets.
-        used: the number of the one that is drawn from.
         label: by which objects are grouped; None: by their keys.
     """
 
@@ -127,8 +122,6 @@ class CompleteObjects:
 
     Attributes:
         members: their ordinals in the catalog; int64 [objects, fields].
-        keys: of the first fields' members, and
-        stores: theirs.
     """
 
     members: Ints
@@ -152,13 +145,6 @@ class FieldJoin:
     """The members of objects that are not whole yet, and how they find each other.
 
     Numbers follow from the catalog alone: an object is whole with its last member.
-
-    Args:
-        fields: of the source; a store of the catalog is the place of a field.
-
-    Attributes:
-        width: how many fields there are.
-        unmatched: listed members that lack a partner.
     """
 
     def __init__(self, fields: Mapping[str, FieldConfig]) -> None:
@@ -180,13 +166,7 @@ class FieldJoin:
         ]
 
     def take(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
-        """Return the objects that become whole with entries of the catalog.
-
-        Args:
-            first: ordinal of the first entry.
-            stores: of the entries.
-            keys: of the entries.
-        """
+        """Return the objects that become whole with entries of the catalog."""
         members: list[list[int]] = []
         names: list[str] = []
         for ordinal, (store, key) in enumerate(zip(stores, keys, strict=True), first):
@@ -209,11 +189,7 @@ class FieldJoin:
         return CompleteObjects(rows, names, [0] * len(names))
 
     def complaint(self, shown: int) -> str:
-        """Say which objects are not whole.
-
-        Args:
-            shown: so many of them are named.
-        """
+        """Say which objects are not whole."""
         some = ", ".join(map(self._described, islice(self._partial.values(), shown)))
         return (
             f"source.fields: {len(self._partial):,} of the objects lack a field: {some}. Add what is "
@@ -236,12 +212,7 @@ class Subset:
     """What is listed of one subset of a split.
 
     Attributes:
-        name: in the configuration.
-        objects: of it.
-        groups: that these objects are of; no group is in two subsets.
         sizes: of the objects, bytes.
-        sources: of the objects.
-        used: whether it is the one that is drawn from.
     """
 
     name: str
@@ -259,11 +230,8 @@ class Objects:
     follows from its key, the split and the table of labels.
 
     Args:
-        catalog: the listing.
         subsets: of which only one is drawn from; None: all objects are.
         pairs: which entries of the catalog are one object; None: each is one.
-        skips: whether objects without labels or partners are left out; else they are an error.
-        firsts: the number of the first URL of each source.
 
     Attributes:
         labels: that samples get; None: none. Set before the first look.
@@ -499,14 +467,7 @@ AnyFieldJoin: TypeAlias = "FieldJoin | SourcesFieldJoin"
 
 
 class SourcesFieldJoin:
-    """As `FieldJoin`, of sources of which some have fields; other entries are whole by themselves.
-
-    Args:
-        sources: in their order.
-
-    Attributes:
-        width: members of the objects that have the most.
-    """
+    """As `FieldJoin`, of sources of which some have fields; other entries are whole by themselves."""
 
     def __init__(self, sources: Sequence[SourceConfig]) -> None:
         self._firsts = first_urls(sources)

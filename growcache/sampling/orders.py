@@ -30,7 +30,6 @@ class ManyPermutations:
 
     Attributes:
         sizes: of the bijections; int64 [n], at least 1.
-        keys: of them.
     """
 
     sizes: Ints
@@ -81,12 +80,7 @@ def _feistel(
 
 @dataclass(frozen=True, slots=True)
 class CohortStart:
-    """Objects that are there from one turn on.
-
-    Attributes:
-        first: number of the first of them; they end where the next ones begin.
-        turn: that is their first.
-    """
+    """Objects that are there from one turn on."""
 
     first: int
     turn: int
@@ -97,8 +91,6 @@ class _Cohort:
     """Objects that joined together, those with most parts first.
 
     Attributes:
-        turn: that is their first.
-        objects: their numbers.
         parts: of each, ascending: so in the opposite order.
     """
 
@@ -118,7 +110,6 @@ class TurnTable:
 
     Args:
         starts: first part of every object, and the total; int64 [objects + 1].
-        joined: when they joined, in the order of their numbers.
     """
 
     def __init__(
@@ -207,8 +198,6 @@ class TurnOrder:
     """An order of all parts, turn by turn.
 
     Args:
-        table: of the turns.
-        turn_key: what the order within each turn depends on.
         part_key: what the order of an object's parts depends on; the same for every edition, so
             that an object goes on where it was.
         first: the turn that the order begins with; those before it come last.
@@ -256,11 +245,7 @@ class TurnOrder:
 
 
 class TurnOrders:
-    """Makes the orders of a cache, or of one of its strata.
-
-    Args:
-        where: what they depend on, beside edition and round.
-    """
+    """Makes the orders of a cache, or of one of its strata."""
 
     def __init__(self, *where: int | str) -> None:
         self._where = where
@@ -271,12 +256,8 @@ class TurnOrders:
     ) -> TurnOrder:
         """Return the order of an edition.
 
-        Args:
-            edition: its number.
-            starts: first part of every object of it, and the total.
-            round_: that is drawn.
-            before: where the round began with an earlier edition: its order, and how many
-                positions of that were passed.
+        ``before``: where the round began with an earlier edition: its order, and how many
+            positions of that were passed.
         """
         turn_key = derive_seed(*self._where, "turns", edition, round_)
         part_key = derive_seed(*self._where, "parts of an object", round_)
@@ -377,9 +358,7 @@ class PartOrder(Protocol):
 def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
     """Return (object ordinal, part within the object) of each part.
 
-    Args:
-        starts: first part of every object, and the total; int64 [objects + 1].
-        parts: parts by their number in the edition.
+    ``starts``: first part of every object, and the total; int64 [objects + 1].
     """
     ordinals = np.searchsorted(starts, parts, side="right") - 1
     return ordinals, parts - starts[ordinals]

@@ -147,12 +147,7 @@ class Population:
         )
 
     def samples(self, listed: int, samples_per_whole: float) -> float:
-        """Estimate the samples of the objects among the first ``listed`` of the catalog.
-
-        Args:
-            listed: entries of the catalog.
-            samples_per_whole: in each object that is one part, where there is one source.
-        """
+        """Estimate the samples of the objects among the first ``listed`` of the catalog."""
         objects = self._objects.among(listed)
         sources = self._objects.sources(0, objects)
         found = self._samples(self._objects.sizes(0, objects), sources, samples_per_whole)

@@ -204,10 +204,7 @@ class CircuitBreaker:
     def refused(self, permit: str, waiting_for: str, now: float) -> None:
         """Note that a group was refused.
 
-        Args:
-            permit: of the group.
-            waiting_for: what has to happen, in words.
-            now: monotonic seconds.
+        ``now``: monotonic seconds.
         """
         if not self.waiting_for:
             self._halts += 1
@@ -246,10 +243,8 @@ class StoreSilence:
     def failed(self, waiting_for: str, now: float, *, refused: bool = False) -> None:
         """Note a failure that is tried again.
 
-        Args:
-            waiting_for: what has to happen, in words.
-            now: monotonic seconds.
-            refused: whether that is an answer, only not the one that is wanted.
+        ``now``: monotonic seconds.
+        ``refused``: whether that is an answer, only not the one that is wanted.
         """
         if self._since == math.inf:
             self._since = now
@@ -276,9 +271,7 @@ class OutageNotice:
     def look(self, missing: str, now: float) -> list[str]:
         """Return what is to be said now.
 
-        Args:
-            missing: what is waited for, in words; empty where nothing is.
-            now: monotonic seconds.
+        ``now``: monotonic seconds.
         """
         if missing:
             self._since, self._over_since = min(self._since, now), math.inf

@@ -116,10 +116,7 @@ class MemoryBudget:
     """Admits what the visits of one group bring; for one event loop.
 
     Args:
-        visits: how many there will be.
         limits: None where all samples are of one size, so that the sizes of shards say it all.
-        defers: whether visits that do not fit may be left out, for makeup groups to bring.
-        yields: of the visits of this sampler.
     """
 
     def __init__(
@@ -148,9 +145,7 @@ class MemoryBudget:
         It waits while what is under way may fill the group: what was fetched beyond that would
         be fetched again.
 
-        Args:
-            place: of the visit.
-            stored: bytes that it is about in the store.
+        ``stored``: bytes that it is about in the store.
         """
         while self._limits and self._under_way and self._may_outgrow(self._limits, stored):
             self._moved.clear()
@@ -203,11 +198,7 @@ class MemoryBudget:
 def admit(visited: VisitResult, nbytes: int, before: int, limits: GroupLimits) -> int:
     """Keep the samples of a visit that fit, and note a hole for the others.
 
-    Args:
-        visited: is changed.
-        nbytes: of its samples.
-        before: bytes of the samples that were admitted already.
-        limits: of the group.
+    ``before``: bytes of the samples that were admitted already.
 
     Returns:
         Bytes of all samples that are admitted now.

@@ -106,14 +106,7 @@ def probe_order(count: int, first: int) -> Iterator[list[int]]:
 
 
 class SchemaProbe:
-    """Reads objects as a permit would, but for a few samples of each.
-
-    Args:
-        sources: what is read from, and how objects are decoded.
-        filler: that transforms what is found.
-        seed: of everything random.
-        wish: the schema that the user declared.
-    """
+    """Reads objects as a permit would, but for a few samples of each."""
 
     def __init__(
         self,

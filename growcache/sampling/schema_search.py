@@ -56,18 +56,6 @@ class FoundIdentity:
 
 @dataclass(slots=True)
 class _SourceSearch:
-    """For what a source is of.
-
-    Attributes:
-        source: its number.
-        unreadable: objects without a sample, from the first one on.
-        failed: of them, all but those that are left out as the user may want, and
-        set_aside: those that keep failing while others answer.
-        first_error: of them.
-        suspicion: that it is the objects that kill who looks at them.
-        answer: what the first that can be read showed.
-    """
-
     source: int
     unreadable: int = 0
     failed: int = 0
@@ -78,11 +66,7 @@ class _SourceSearch:
 
 
 class SchemaSearch:
-    """One search per source, by one sampler at a time; a sampler's death only repeats it.
-
-    Attributes:
-        waiting_for: the event that is awaited, in words.
-    """
+    """One search per source, by one sampler at a time; a sampler's death only repeats it."""
 
     def __init__(
         self, config: Config, cache: Cache, catalog: Catalog, objects: Objects

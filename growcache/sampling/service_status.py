@@ -30,12 +30,7 @@ from growcache.store.catalog import Catalog
 
 
 class StatusBuilder:
-    """Counts what no one else counts, and puts the status together.
-
-    Attributes:
-        failures: transient failures so far, listing and samplers.
-        egress_bytes: read from the store in this run.
-    """
+    """Counts what no one else counts, and puts the status together."""
 
     def __init__(self, config: Config, cache: Cache, catalog: Catalog) -> None:
         self.failures = 0

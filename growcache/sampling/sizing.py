@@ -54,12 +54,7 @@ class Sizing:
     cuts: tuple[Partitioning, ...] = ()
 
     def cut(self, source: int = 0, samples_per_whole: float = 1.0) -> Partitioning:
-        """Return how the objects of a source are cut.
-
-        Args:
-            source: its number.
-            samples_per_whole: of an object that is one part, where there is one source.
-        """
+        """Return how the objects of a source are cut."""
         if self.cuts:
             return self.cuts[source]
         return Partitioning(
@@ -141,13 +136,7 @@ _LATER = ("cuts", "doublings")  # fields of sizes that stored ones may lack
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSource:
-    """What the first objects of a source showed.
-
-    Attributes:
-        measure: of one of them.
-        samples_per_object: mean over all of them.
-        ranged: whether the format reads parts of objects by byte range.
-    """
+    """What the first objects of a source showed."""
 
     measure: Measure
     samples_per_object: float
@@ -219,14 +208,8 @@ def measure_sizing(
 ) -> Sizing:
     """Return the sizes for a new cache; they are stored with it and never change.
 
-    Args:
-        config: its bounds and wishes.
-        measure: of the first readable object.
-        schema: of its first sample, transformed.
-        ranged: whether the format reads parts of objects by byte range.
-        sample_bytes: of the values of the samples that were probed, on average; needed
-            where they differ in size.
-        source: whose objects they are, by its number.
+    ``sample_bytes``: of the values of the samples that were probed, on average; needed
+        where they differ in size.
     """
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
@@ -412,11 +395,7 @@ def check_bound(
 ) -> None:
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
 
-    Args:
-        config: with the bound.
-        group_bytes: that a full group is expected to take on disk.
-        catalog_bytes: of the local copy of the listing.
-        largest_bytes: of a group that is made already, or may be, and must find room.
+    ``largest_bytes``: of a group that is made already, or may be, and must find room.
 
     Raises:
         ConfigError: names the bound that would do.
@@ -441,12 +420,7 @@ def check_bound(
 
 
 class SizeEstimate:
-    """Expects of the next group what the last one took.
-
-    Args:
-        sizing: how objects are cut.
-        record_bytes: of a sample.
-    """
+    """Expects of the next group what the last one took."""
 
     def __init__(self, sizing: Sizing, record_bytes: int) -> None:
         self._sizing = sizing
@@ -469,12 +443,7 @@ class SizeEstimate:
         return self._bytes(self._sizing.group_parts(RAMP_END), self._part_bytes_measured)
 
     def shard_bytes(self, number: int, capacity: int) -> int:
-        """Return what a shard of which nothing is known takes, rather too little.
-
-        Args:
-            number: of the shard.
-            capacity: more than this no group takes.
-        """
+        """Return what a shard of which nothing is known takes, rather too little."""
         shards = self._sizing.group_shards
         group = self.group_bytes(self._sizing.group_parts(number // shards))
         return 3 * (min(capacity, group) // shards) // 4

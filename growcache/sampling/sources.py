@@ -27,23 +27,14 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """One source.
-
-    Attributes:
-        store: where its objects are.
-        format: what they hold.
-    """
+    """One source."""
 
     store: Store
     format: ObjectFormat
 
 
 class Sources:
-    """All of them; see `open_sources`.
-
-    Args:
-        opened: in their order.
-    """
+    """All of them; see `open_sources`."""
 
     def __init__(self, opened: Sequence[OpenSource]) -> None:
         self._opened = opened
@@ -72,12 +63,7 @@ class Sources:
         return self._opened[source_of_url(self._firsts, entry.store)].format
 
     def reader(self, entry: Entry, partners: Sequence[Entry] = ()) -> StoredObject:
-        """Return an object as its format reads it.
-
-        Args:
-            entry: as it was listed.
-            partners: the objects of the other fields.
-        """
+        """Return an object as its format reads it."""
         number = source_of_url(self._firsts, entry.store)
         first = self._firsts[number]
         own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
@@ -85,9 +71,6 @@ class Sources:
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Use other ``storage_options`` from now on. Blocks.
-
-        Args:
-            options: of each source.
 
         Raises:
             CredentialsError: no client can be made with them now; the next read tries again.
@@ -209,11 +192,7 @@ _SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_
 
 
 class SourceListings:
-    """The listings of all sources, by turns, so that all are there early.
-
-    Args:
-        stores: of the sources.
-    """
+    """The listings of all sources, by turns, so that all are there early."""
 
     def __init__(self, stores: Sequence[RemoteStore]) -> None:
         self._stores = stores

@@ -200,11 +200,6 @@ class ObjectStrata:
     """The strata of the objects that are drawn from, as far as they are listed.
 
     Strata are numbered as they first appear in the listing, so that numbers never change.
-
-    Args:
-        names: tells the strata of objects.
-        known: strata that come first, whether there is an object of theirs by now or not.
-        by_objects: all objects are weighted alike.
     """
 
     def __init__(

@@ -39,7 +39,6 @@ class SamplerDeath:
     """How a sampler ended.
 
     Attributes:
-        code: its exit code.
         stalled: what it was doing when it was killed for doing nothing else, in words; None
             where it ended otherwise.
     """
@@ -78,17 +77,8 @@ class WorkerSlot:
     """One place for a sampler; a restarted one keeps its place.
 
     Attributes:
-        id: from 0.
         process: None while none runs.
-        ready: whether it answered its setup.
-        permits: what it works on, by permit id.
-        paused: permits that wait for the supervisor, which is no lack of progress.
         moved_at: when it last made progress, monotonic seconds.
-        calls: of the user's code that ended in its process, and
-        call: the one that it said last to be in, with the time when it said so.
-        stalled: see `SamplerDeath`.
-        restarts: how often a new process was needed.
-        probing: whether it measures a first object.
         stillborn: how many of its processes in a row ended before they were ready.
     """
 
@@ -110,9 +100,6 @@ class WorkerSlot:
 
         Two are enough where each has as many visits as there may be reads in flight; of smaller
         ones it takes so many that, while the largest is written, the others are as many.
-
-        Args:
-            concurrency: how many reads it may have in flight.
         """
         visits = [work.visits for work in self.permits.values()]
         most = (
@@ -127,9 +114,6 @@ class WorkerSlot:
 
         One more than usual where all the others wait for room: that may only come when this
         reader goes on.
-
-        Args:
-            concurrency: how many reads it may have in flight.
         """
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency) or (self.ready and waits)

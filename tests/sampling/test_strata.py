@@ -94,7 +94,6 @@ def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObj
     "one.order.inverse(parts[known]) < one.positions",
     "parts[known] < 0",
 )
-@pytest.mark.mutant(3, "growcache.sampling.draws:StratumDraws.grow", "at - 1", "at")
 @settings(max_examples=30)
 @given(
     grown=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), max_size=4),
