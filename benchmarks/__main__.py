@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after the other: ``python -m benchmarks [NAME …] [--quick …]``."""
+"""Run the benchmarks one after the other: ``python -m benchmarks [NAME …] [--quick …]``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ HERE = Path(__file__).parent
 
 
 def programs() -> dict[str, str]:
-    """Return each benchmark's name and first line: a file with a ``main`` and ``--quick``."""
+    """Map the name of each benchmark to the first line of its docstring.
+
+    A benchmark is a file with a ``main`` that takes ``--quick``.
+    """
     found = {}
     for path in sorted(HERE.glob("[a-z]*.py")):
         text = path.read_text(encoding="utf-8")
@@ -28,7 +31,7 @@ def main() -> int:
         print(__doc__)
         for name, line in known.items():
             print(f"  {name:15} {line}")
-        print("Options go to each; see: python -m benchmarks.NAME --help")
+        print("Options are passed to every benchmark; see: python -m benchmarks.NAME --help")
         return 0
     failed = []
     for name in chosen:

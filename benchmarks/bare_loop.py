@@ -1,8 +1,8 @@
-"""The least that reading a bucket can cost: GETs of whole objects, the bytes thrown away.
+"""The minimal cost of reading a bucket: GET every object and discard the bytes.
 
-With ``--write-to`` the least that keeping them costs is added: files of 64 MB, synced, the
-oldest unlinked beyond a bound; no checksum, index or order. What benchmarks/ingest.py
-compares growcache with; started by it, as a process of its own.
+``--write-to`` adds the minimal cost of keeping them: files of 64 MB that are synced, with the
+oldest unlinked beyond a bound, and without checksum, index or order. benchmarks/ingest.py
+runs this loop in a process of its own and compares growcache with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE_BYTES = 64_000_000
 
 
 class Files:
-    """Bounded files of what was read, the oldest dropped first."""
+    """A bounded list of files that hold the objects; the oldest file is removed first."""
 
     def __init__(self, directory: Path, keep_bytes: int) -> None:
         self._directory = directory
@@ -39,14 +39,14 @@ class Files:
         self._count = 0
 
     def add(self, data: Bytes) -> None:
-        """Keep one object; every so often this writes a file."""
+        """Keep one object. A file is written once enough bytes have accumulated."""
         with self._lock:
             self._waiting.append(data)
             if sum(map(len, self._waiting)) >= FILE_BYTES:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting as one file, and make room for the next."""
+        """Write the accumulated objects to one file, after removing old files to make room."""
         while len(self._written) >= self._keep:
             self._written.popleft().unlink()
         path = self._directory / str(self._count)
@@ -73,9 +73,9 @@ async def _reader(store: S3Store, keys: Iterator[str], files: Files | None) -> i
 async def read_all(
     store: S3Store, keys: list[str], concurrency: int, files: Files | None
 ) -> int:
-    """Read every key with so many reads in flight; returns the bytes."""
-    waiting = iter(keys)
-    readers = (_reader(store, waiting, files) for _ in range(concurrency))
+    """Read every key with `concurrency` reads in flight, and return the bytes read."""
+    pending = iter(keys)
+    readers = (_reader(store, pending, files) for _ in range(concurrency))
     return sum(await asyncio.gather(*readers))
 
 
@@ -88,8 +88,8 @@ def main() -> None:
     parser.add_argument("--write-to", type=Path)
     parser.add_argument("--keep-bytes", type=int, default=0)
     given = parser.parse_args()
-    # One thread per process is obstore's cheapest setting on few cores (its default, one
-    # per core, costs up to a third more CPU): leaving it out would lower the bar.
+    # One thread per process is obstore's cheapest setting on a machine with few cores. Its
+    # default, one thread per core, costs up to a third more CPU and would lower the bar.
     os.environ["TOKIO_WORKER_THREADS"] = "1"
     keys = [f"{given.prefix}{number:06d}.npy" for number in range(given.objects)]
     random.Random(0).shuffle(keys)
@@ -98,8 +98,8 @@ def main() -> None:
     print(asyncio.run(read_all(store, keys, given.concurrency, files)), flush=True)
     if files is not None:
         files.flush()
-    # obstore's thread may still be letting go of the last answers; where the interpreter
-    # is taken down under it, one exit in five is an abort (obstore 0.12, Python 3.11).
+    # obstore's thread may still be releasing the last responses. If the interpreter shuts
+    # down meanwhile, one exit in five aborts (obstore 0.12, Python 3.11).
     os._exit(0)
 
 

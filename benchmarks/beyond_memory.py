@@ -1,16 +1,17 @@
-"""A cache twice as large as memory: its disk's speed, and what else was in memory stays.
+"""A cache twice the size of memory: loading speed, and the effect on the page cache.
 
-Every variant is a process of its own in a control group of bounded memory (root makes one;
-without it the bound is the machine's, and only the cold speeds mean something). It reads a
-bystander, a file that somebody else would want to keep in memory, and then the cold cache:
+Every variant runs in a process of its own, in a control group of bounded memory. Making one
+takes root; without it the bound is the machine's memory, and only the cold speeds are
+meaningful. Each process reads a bystander, which is a file that another program would want to
+keep in memory, and then the cold cache:
 
-- `sequential`: the shards' files one after the other by read, the disk's speed;
-- `gather cold`: rows in random order straight out of cold maps, as a loader without
-  read-ahead does; a part of the cache, for it takes long;
-- `nothing let go`: growcache's loader that takes memory for endless, two epochs;
-- `growcache`: its loader as it is, two epochs.
+- `sequential`: reads the shards' files one after the other; this is the disk's speed;
+- `gather cold`: copies rows in random order out of cold maps, as a loader without read-ahead
+  does; it covers only a part of the cache because it is slow;
+- `nothing let go`: growcache's loader, made to believe that memory is unlimited, two epochs;
+- `growcache`: the loader as it is, two epochs.
 
-The page cache is what the group held of files at the end.
+`page cache` is the size of the files that the group holds in memory at the end.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from growcache.numpy import EpochLoader
 
 SHAPE, SHARD_SAMPLES = (64, 1024), 256  # 256 KiB each, 64 MiB a shard
 BATCH = 64
-GATHERED_SHARDS = 2  # of the variant that takes long
+GATHERED_SHARDS = 2  # shards that the slow variant reads
 GOAL_SEQUENTIAL, GOAL_BYSTANDER = 0.9, 0.9
 READ_BYTES = 8 << 20
-PAGES_BYTES = 1 << 16  # of the bystander that are looked at together
+PAGES_BYTES = 1 << 16  # the bystander's residency is checked in steps of this size
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How large everything is.
+    """The sizes of a measurement.
 
     Attributes:
-        shards: of the cache.
-        memory_bytes: that the group may have.
-        bystander_bytes: of the file that others read.
+        shards: Number of shards in the cache.
+        memory_bytes: Memory limit of the control group.
+        bystander_bytes: Size of the bystander file.
     """
 
     shards: int
@@ -65,14 +66,14 @@ QUICK = Case(12, 1024 * MIB, 100 * MIB)
 
 @dataclass(slots=True)
 class Figures:
-    """What one variant found; sizes in MB.
+    """The figures of one variant; sizes are in MB.
 
     Attributes:
         cold: MB/s over the cold cache.
-        again: MB/s over it once more; None where it was not read twice.
-        bystander: the share of the bystander that is still in memory.
-        page_cache: of the group; None without one.
-        rss: of the process.
+        again: MB/s over the cache in the second epoch; None if it was read only once.
+        bystander: Share of the bystander that is still in memory.
+        page_cache: Files that the group holds in memory; None without a group.
+        rss: Resident memory of the process.
     """
 
     cold: float
@@ -83,12 +84,12 @@ class Figures:
 
 
 def shard_files(root: Path) -> list[Path]:
-    """Return the files of the samples, in the order of their numbers."""
+    """Return the shards' sample files in the order of their numbers."""
     return sorted((root / "shards").glob("*.tfrecord"))
 
 
 def sequential(root: Path) -> int:
-    """Read all files; returns their bytes."""
+    """Read all files, and return the bytes read."""
     buffer, total = np.empty(READ_BYTES, np.uint8), 0
     for path in shard_files(root):
         with path.open("rb", buffering=0) as file:
@@ -98,7 +99,7 @@ def sequential(root: Path) -> int:
 
 
 def gather_cold(root: Path) -> int:
-    """Copy the rows of some shards in random order out of their maps; returns their bytes."""
+    """Copy the rows of some shards out of their maps in random order; return the bytes copied."""
     out, total = np.empty(SHAPE, "<f4"), 0
     maps = [map_file(path) for path in shard_files(root)[:GATHERED_SHARDS]]
     order = np.random.default_rng(0).permutation(GATHERED_SHARDS * SHARD_SAMPLES)
@@ -110,7 +111,7 @@ def gather_cold(root: Path) -> int:
 
 
 def epoch(loader: EpochLoader) -> int:
-    """Read an epoch, looking at an element of each batch; returns its bytes."""
+    """Read an epoch and access one element of each batch; return the bytes delivered."""
     total = 0
     for batch in loader:
         total += batch["x"].nbytes
@@ -126,7 +127,7 @@ VARIANTS = (*PLAIN, "nothing let go", "growcache")
 
 
 def measured(variant: str, root: Path) -> tuple[float, float | None]:
-    """Return the MB/s of the first round, and of the second where there is one."""
+    """Return the MB/s of the first epoch and of the second, if there is one."""
     if (run := PLAIN.get(variant)) is not None:
         began = time.perf_counter()
         total = run(root)
@@ -142,7 +143,7 @@ def measured(variant: str, root: Path) -> tuple[float, float | None]:
 
 
 def child(variant: str, root: Path, bystander: Path, group: str) -> None:
-    """Run a variant in the group, and print what was found."""
+    """Run a variant inside the group and print its figures."""
     if group:
         Path(group, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
     bystander.read_bytes()
@@ -161,7 +162,7 @@ def share_in_memory(path: Path) -> float:
 
 
 def group_files(group: str) -> float | None:
-    """Return the MB of files that the group has in memory."""
+    """Return the MB of files that the group holds in memory."""
     if not group:
         return None
     lines = Path(group, "memory.stat").read_text(encoding="ascii").splitlines()
@@ -170,14 +171,14 @@ def group_files(group: str) -> float | None:
 
 
 def own_rss() -> float:
-    """Return the MB of this process in memory, mapped files included."""
+    """Return the resident memory of this process in MB, including mapped files."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(status.partition("VmRSS:")[2].split()[0]) / 1e6
 
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[str]:
-    """Make a control group of so much memory; yields its path, or "" where it cannot be made."""
+    """Make a control group with a memory limit; yield its path, or "" if that is impossible."""
     for mount, name in (
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         ("/sys/fs/cgroup", "memory.max"),
@@ -196,12 +197,12 @@ def memory_group(limit: int) -> Iterator[str]:
         finally:
             with suppress(OSError):
                 where.rmdir()
-    print("no control group of bounded memory can be made here (it takes root)")
+    print("cannot make a control group with bounded memory here (this requires root)")
     yield ""
 
 
 def run(variant: str, root: Path, bystander: Path, case: Case) -> Figures:
-    """Return what a variant finds with a cold cache."""
+    """Run a variant with a cold cache and return its figures."""
     for path in (*shard_files(root), bystander):
         drop_from_page_cache(path)
     with memory_group(case.memory_bytes) as group:
@@ -212,7 +213,7 @@ def run(variant: str, root: Path, bystander: Path, case: Case) -> Figures:
 
 
 def prepare(case: Case, directory: Path) -> tuple[Path, Path]:
-    """Write the cache and the bystander."""
+    """Write the cache and the bystander, and return their paths."""
     rng = np.random.default_rng(0)
     rows = random_samples(rng, "<f4", (SHARD_SAMPLES, *SHAPE))
     with SyntheticCache(directory / "cache", "<f4", SHAPE) as cache:
@@ -226,7 +227,7 @@ def prepare(case: Case, directory: Path) -> tuple[Path, Path]:
 
 
 def table(taken: dict[str, list[Figures]]) -> Iterator[dict[str, Any]]:
-    """Yield a line per variant; ratios are medians over rounds."""
+    """Yield a row per variant; ratios are medians over rounds."""
     for name, found in taken.items():
         again = [figures.again for figures in found if figures.again is not None]
         files = [f.page_cache for f in found if f.page_cache is not None]

@@ -1,14 +1,16 @@
-"""Batches beside a training loop that is busy in Python: by thread, by process, and by auto.
+"""The wait for a batch in a loop whose steps are pure Python, by thread, process and auto.
 
-The main thread takes a batch, looks at one element of it, and computes in pure Python for as
-long as a step lasts. Measured are the wait for each batch, the look at it (four operations of
-torch's: they say whether its memory is really there), and the whole step against the bare one
-without a loader: a wait alone says little, for what slows the step down by holding the
-interpreter's lock is no wait. Loaders live through all rounds, which are interleaved;
-before the first one each runs for some seconds, in which `auto` decides.
+The main thread takes a batch, accesses one element of it, and computes in pure Python for the
+length of a step. Three times are measured: the wait for each batch; the access (four of
+torch's operations, which show whether the memory is really there); and the whole step, compared
+with the same step without a loader. The wait alone says little, because a loader that holds
+the interpreter's lock slows the step down without causing a wait. The loaders stay open
+through all rounds, which are interleaved. Each loader first runs for some seconds in which
+`auto` makes its choice.
 
 ``GIL left``: how far a second thread counts in Python while the main thread takes batches and
-sleeps for as long as a step lasts, as a share of how far it counts while it only sleeps.
+sleeps for the length of a step, as a share of how far it counts while the main thread only
+sleeps.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from growcache.torch import EpochLoader
 MODES: tuple[Gather, ...] = ("thread", "process", "auto")
 STEP_SECONDS = {"256 KiB": 5e-3, "3 KiB": 0.5e-3}
 GOAL_WAIT_MS = {"256 KiB": 0.4, "3 KiB": 0.02}
-SETTLE_SECONDS = 8.0  # in which auto decides, and a process starts: before the turns begin
+SETTLE_SECONDS = 8.0  # before the first round: auto decides, and processes start
 ROUND_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Steps:
-    """What a round of steps took, in seconds each."""
+    """The times of each step of a round, in seconds."""
 
     waits: list[float]
     looks: list[float]
@@ -55,7 +57,7 @@ def forever(loader: EpochLoader) -> Iterator[Any]:
 
 
 def turns_of(seconds: float) -> int:
-    """Return how many turns of `busy` take so long, in the best of some tries."""
+    """Return how many turns `busy` makes in `seconds`, by the best of ten tries."""
     turns = 100_000
     took = min(_timed(busy, turns) for _ in range(10))
     return max(1, round(turns * seconds / took))
@@ -68,7 +70,7 @@ def _timed(function: Callable[[int], object], argument: int) -> float:
 
 
 def busy(turns: int) -> int:
-    """Compute in Python, without an operation that lets go of the interpreter's lock."""
+    """Compute in Python without any operation that releases the interpreter's lock."""
     x = 0
     for i in range(turns):
         x = (x + i) & 0xFFFF
@@ -76,7 +78,7 @@ def busy(turns: int) -> int:
 
 
 def steps(batches: Iterator[Any] | None, step: Callable[[], object], seconds: float) -> Steps:
-    """Take batches and make steps for so long; without batches, steps alone."""
+    """Take batches and make steps for `seconds`; without batches, make the steps alone."""
     found, clock = Steps([], [], []), time.perf_counter
     end = clock() + seconds
     batch = None
@@ -123,7 +125,7 @@ def fill(case: Case, directory: Path) -> None:
 def measure(
     case: Case, directory: Path, rounds: int, modes: list[Gather], scale: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line of the table per mode."""
+    """Yield a row of the table per mode."""
     fill(case, directory)
     step_seconds = STEP_SECONDS[case.name]
     turns, seconds = turns_of(step_seconds), ROUND_SECONDS * scale
@@ -150,7 +152,7 @@ def measure(
                 left[mode].append(counted(batches[mode], step_seconds, seconds / 4) / alone)
         for mode in modes:
             waits = [wait * 1e3 for one in taken[mode] for wait in one.waits]
-            # Batches of small samples come many at once: the wait for these is in the mean.
+            # Batches of small samples arrive in blocks, so only the mean includes that wait.
             mean = median([fmean(one.waits) * 1e3 for one in taken[mode]])
             yield {
                 "samples of": case.name,
@@ -170,7 +172,7 @@ def measure(
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--only", nargs="*", choices=MODES, help="which of them to run")
+    arguments.add_argument("--only", nargs="*", choices=MODES, help="modes to run")
     given = arguments.parse_args()
     rows: list[dict[str, Any]] = []
     for case in QUICK if given.quick else FULL:

@@ -1,8 +1,9 @@
-"""A loop of one's own over remote samples: what benchmarks/formats.py compares growcache with.
+"""A hand-written loop over remote samples, which benchmarks/formats.py compares growcache with.
 
-Started by it, as a process of its own that stays: a line ``THREADS SECONDS`` on its input, a line
-of JSON on its output. Samples of all objects at random; one after another, or by the threads of a
-pool, each of which takes one at a time. What a thread opens it opens before, and keeps.
+benchmarks/formats.py starts it as a process that stays. It reads lines ``THREADS SECONDS`` from
+standard input and answers each with a line of JSON. Samples are drawn at random from all
+objects, either one after another or by the threads of a pool, each of which takes one sample at
+a time. A thread opens its files before the clock starts, and keeps them open.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ MOST_THREADS = 64
 
 
 class Loop:
-    """Takes samples until it is told to stop.
+    """Takes samples at random for a given time.
 
     Args:
-        take: one of them.
-        keys: of the objects.
-        samples: of each.
-        opens: whether something is opened and kept of each object.
+        take: Reads one sample.
+        keys: The objects' keys.
+        samples: Number of samples in each object.
+        opens: Whether the loop opens every object and keeps it open.
     """
 
     def __init__(self, take: Take, keys: list[str], samples: int, *, opens: bool) -> None:
@@ -45,7 +46,7 @@ class Loop:
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def run(self, threads: int, seconds: float) -> dict[str, float]:
-        """Return what so many seconds came to; what comes first, at the first time, is apart."""
+        """Run for `seconds` and return the counts; the cost of opening is reported separately."""
         opening = opening_cpu = 0.0
         if threads not in self._pools:
             self._pools[threads] = ThreadPoolExecutor(threads)
@@ -56,15 +57,15 @@ class Loop:
         return {**spent, "opening": opening, "opening_cpu": opening_cpu}
 
     def _each(self, threads: int, work: Callable[[int], int]) -> tuple[int, float, float]:
-        """Run work in all threads of a pool, in each once; return samples, seconds and CPU time."""
-        together = threading.Barrier(threads)
+        """Run work once in each thread of a pool; return samples, seconds and CPU time."""
+        barrier = threading.Barrier(threads)
 
-        def begun(number: int) -> int:
-            together.wait()
+        def start_together(number: int) -> int:
+            barrier.wait()
             return work(number)
 
         began, cpu = time.perf_counter(), time.process_time()
-        samples = sum(self._pools[threads].map(begun, range(threads)))
+        samples = sum(self._pools[threads].map(start_together, range(threads)))
         return samples, time.perf_counter() - began, time.process_time() - cpu
 
     def _open(self, number: int) -> int:
@@ -88,7 +89,8 @@ def main() -> None:
     parser.add_argument("keys", nargs="+")
     given = parser.parse_args()
     case = CASES[given.case]
-    # The store's keep-alive and pool are s3fs's; ten connections would hold the threads up.
+    # s3fs manages keep-alive and the connection pool. Its default of ten connections would
+    # make the threads wait for each other.
     files = fsspec.filesystem(
         "s3",
         key=KEY,
@@ -97,12 +99,12 @@ def main() -> None:
         config_kwargs={"max_pool_connections": MOST_THREADS},
     )
     with tempfile.TemporaryDirectory() as place:
-        tempfile.tempdir = place  # what is downloaded goes with it
+        tempfile.tempdir = place  # so that downloads are removed with it
         loop = Loop(case.by_hand(files), given.keys, given.samples, opens=case.opens)
         for line in sys.stdin:
             threads, seconds = line.split()
             print(json.dumps(loop.run(int(threads), float(seconds))), flush=True)
-    os._exit(0)  # libraries' threads may still be at work
+    os._exit(0)  # because threads of the libraries may still be running
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The limit of loaders of large samples: rows copied to buffers in turns, by one or two threads.
+"""The limit for loaders of large samples: the speed of copying rows into rotating buffers.
 
-Shuffled rows of 256 KiB out of a mapped file are copied to batches of 16.8 MB, and nothing else is
-done. With one buffer each batch lies where the one before it lay, which the CPU's cache may still
-have: so may do who makes a batch only when it is asked for. Who has one ready before that needs
-two, and a third to fill meanwhile. `threads` copy halves of a batch at the same time; `past the
-cache` has the C library use stores that leave the cache alone (glibc's tunable, which takes a
-process of its own). What none of them reaches no loader does that reads ahead.
+Shuffled rows of 256 KiB are copied out of a mapped file into batches of 16.8 MB, and nothing
+else is done. With one buffer, each batch overwrites the one before, which may still be in the
+CPU's cache; only a loader that makes a batch on demand can work that way. A loader that keeps
+one batch ready needs a second buffer, and a third to fill meanwhile. `threads` is the number of
+threads that copy parts of a batch at the same time. `past the cache` makes the C library use
+stores that bypass the CPU's cache (a glibc tunable, which requires a process of its own). No
+loader that reads ahead can exceed these speeds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from growcache.schema import Array
 BATCH = 64
 ROW_BYTES = 256 * 1024
 ROWS, QUICK_ROWS = 2048, 512
-EPOCHS = 3  # in a process; the first one touches all memory
+EPOCHS = 3  # per process; the first epoch touches all memory and the last one is timed
 PAST = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={ROW_BYTES // 4}"}
 
 
@@ -38,9 +39,9 @@ class Way(NamedTuple):
     """How a process copies.
 
     Attributes:
-        buffers: in turns.
-        threads: that copy.
-        past_cache: whether stores leave the cache alone.
+        buffers: Number of rotating buffers.
+        threads: Number of copying threads.
+        past_cache: Whether stores bypass the CPU's cache.
     """
 
     buffers: int
@@ -57,7 +58,7 @@ BASE = Way(8)  # `memcpy` of benchmarks.peers
 
 
 def copy(rows: Array, chosen: Sequence[int], out: Array) -> None:
-    """Copy rows, by NumPy's concatenate: it lets go of the GIL for each."""
+    """Copy rows, by NumPy's concatenate because it releases the GIL."""
     np.concatenate([rows[i] for i in chosen], out=out)
 
 
@@ -78,7 +79,7 @@ def run(path: Path, buffers: int, threads: int) -> float:
 
 
 def measured(path: Path, way: Way) -> float:
-    """Return what a process of its own came to."""
+    """Return the speed measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.copy_limit", "--child", json.dumps(way[:2])]
     done = subprocess.run(
         [*command, "--rows", path],
@@ -91,8 +92,10 @@ def measured(path: Path, way: Way) -> float:
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--child", type=json.loads, help="used by itself")
-    arguments.add_argument("--rows", type=Path, help="used by itself")
+    arguments.add_argument(
+        "--child", type=json.loads, help="be the process that copies (internal)"
+    )
+    arguments.add_argument("--rows", type=Path, help="file of the rows to copy (internal)")
     given = arguments.parse_args()
     if given.child:
         print(run(given.rows, *given.child))

@@ -1,7 +1,7 @@
-"""What the disk takes: files written past the page cache as samplers write them, from memory.
+"""The disk's limit: files written from memory past the page cache, as samplers write them.
 
-No cache can be filled faster. What benchmarks/ingest.py sets beside growcache; started by
-it, as a process of its own.
+No cache can be filled faster. benchmarks/ingest.py runs this in a process of its own and
+reports the speed next to growcache's.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from growcache.cache.incoming import open_direct, write_direct
 
-THREADS = 2  # as two samplers have, or two groups of one
+THREADS = 2  # as many as two samplers use, or one sampler with two groups
 PIECE_BYTES = 256 << 10
 
 
 def write(path: Path, nbytes: int) -> None:
-    """Write one file, durably, and drop it: the disk need not hold all of them."""
+    """Write one file durably and then remove it, because the disk need not hold all of them."""
     piece = np.random.default_rng(0).integers(0, 256, PIECE_BYTES, np.uint8)
     descriptor = open_direct(path, 0o600)
     if descriptor is None:

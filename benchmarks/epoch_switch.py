@@ -1,23 +1,23 @@
 """The gap between the last batch of an epoch and the first of the next, while the cache grows.
 
-The loop measures how long the loader takes to hand over a batch: within an epoch, and across
-the switch to a new one, with its snapshot, plan and maps. It holds each batch for a step of a
-given length, asleep as one that waits for a GPU is; without a step it takes one batch after
-the other, so that what it waits for is the gather, within epochs as between them. All the
-while a writer in a process of its own commits shards and evicts old ones, more slowly at
-first, so that the cache grows, and every epoch finds another one.
+The loop measures how long the loader takes to deliver a batch, within an epoch and across the
+switch to the next epoch, which needs a new snapshot, plan and maps. The loop holds each batch
+for a step of a given length and sleeps meanwhile, as a loop that waits for a GPU does. Without
+steps it takes one batch after another, so that it waits for the gather, within epochs as well
+as between them. Meanwhile a writer process commits shards and evicts old ones. At first it
+evicts more slowly than it commits, so that the cache grows and every epoch finds another cache.
 
-Epochs are all that is cached, or (`fixed`) of a length that fits no pass. Samples are of
-256 KiB, or of 3 KiB.
+Epochs deliver everything that is cached or, with `fixed`, a number of samples that no pass is a
+multiple of. Samples are 256 KiB or 3 KiB.
 
-How far the machine itself can keep such a goal says an empty loop, which makes the same steps
-beside the same writer before there is a loader: by how much its sleeps end late. The same is
-told of the steps beside the loader. For a loop without steps there are others, beside that writer,
-too: a plain copy of the rows of one batch; a snapshot that is taken and closed, which an epoch
-cannot begin without; and the least that a loader of fresh epochs can be: a thread takes the next
-snapshot while the loop copies the batches of this epoch itself, or while another thread copies
-them, of which two wait, so that the loop has time for steps. Those have no order to plan, no shard
-to map or to check, and one array to copy from.
+The machine's own limits are measured next to the same writer. An empty loop makes the same steps
+before there is a loader and records how late its sleeps end; the same is recorded for the steps
+with the loader. For loops without steps the limits are: a plain copy of one batch's rows; a
+snapshot that is taken and closed, which every epoch needs; and two minimal loaders of fresh
+epochs. In both, a thread takes the next snapshot in advance. In the first, the loop copies the
+batches itself. In the second, another thread copies them and keeps up to two ready, which leaves
+the loop time for steps. Neither plans an order, maps or checks a shard, or copies from more than
+one array.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from growcache.loading.snapshot import Snapshot
 from growcache.torch import EpochLoader
 
 BATCH = 32
-LIVE = (24, 96)  # shards, at first and in the end
-GROWN_AFTER = 400  # shards, at which it stops to grow and goes on to change
+LIVE = (24, 96)  # live shards at the start and at the end
+GROWN_AFTER = 400  # written shards after which the cache no longer grows but still changes
 GOAL_MS = 1.0
-EMPTY_STEPS = 2  # of the empty loop, for each switch
+EMPTY_STEPS = 2  # steps of the empty loop per switch
 SWITCHES = "epoch to epoch"
 
 
@@ -69,7 +69,7 @@ CASES = [
 
 
 def live_shards(written: int) -> int:
-    """Return how many shards the cache keeps once so many were written.
+    """Return how many shards the cache keeps once `written` shards have been committed.
 
     >>> [live_shards(n) for n in (0, 200, 400, 900)]
     [24, 60, 96, 96]
@@ -79,7 +79,7 @@ def live_shards(written: int) -> int:
 
 
 def write(root: Path, kind: Kind, interval: float) -> None:
-    """Commit shards until standard input ends, each after ``interval`` seconds."""
+    """Commit a shard every ``interval`` seconds until standard input is closed."""
     import select
 
     rng = np.random.default_rng(1)
@@ -109,12 +109,12 @@ def writer(root: Path, kind: str, interval: float) -> Iterator[None]:
 
 
 class Gaps(NamedTuple):
-    """What a loop saw, in milliseconds.
+    """The times that a loop saw, in milliseconds.
 
     Attributes:
-        within: from asking for a batch to having it, within epochs.
-        across: the same, across the switch to another epoch.
-        late: by how much steps took longer than they were to.
+        within: Wait from the request for a batch to its arrival, within epochs.
+        across: The same wait across the switch to the next epoch.
+        late: How much longer the steps took than intended.
     """
 
     within: list[float]
@@ -123,14 +123,14 @@ class Gaps(NamedTuple):
 
 
 def asleep(step: float) -> float:
-    """Make a step; return by how many milliseconds it took too long."""
+    """Sleep for a step; return by how many milliseconds the sleep ended late."""
     began = time.perf_counter()
     time.sleep(step)
     return (time.perf_counter() - began - step) * 1e3
 
 
 class Copier:
-    """Copies random rows of one array, a batch at a time, into eight buffers in turns."""
+    """Copies random rows of one array into eight rotating buffers, a batch at a time."""
 
     def __init__(self, kind: Kind) -> None:
         self._rng = np.random.default_rng(2)
@@ -139,7 +139,7 @@ class Copier:
         self._buffers = [np.zeros((BATCH, *kind.shape), kind.dtype) for _ in range(8)]
 
     def copy(self, turn: int) -> float:
-        """Copy a batch; return milliseconds."""
+        """Copy a batch; return the milliseconds."""
         rows = self._rng.integers(len(self._source), size=BATCH)
         began = time.perf_counter()
         np.take(self._source, rows, axis=0, out=self._buffers[turn % 8], mode="clip")
@@ -147,13 +147,13 @@ class Copier:
 
 
 def copies(kind: Kind, times: int) -> list[float]:
-    """Copy so many batches; return milliseconds."""
+    """Copy `times` batches; return the milliseconds of each."""
     copier = Copier(kind)
     return [copier.copy(turn) for turn in range(times)]
 
 
 def snapshots(root: Path, times: int) -> list[float]:
-    """Take and close so many snapshots; return milliseconds."""
+    """Take and close `times` snapshots; return the milliseconds of each."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -163,18 +163,18 @@ def snapshots(root: Path, times: int) -> list[float]:
 
 
 def coming(root: Path, times: int) -> Iterator[Snapshot]:
-    """Yield so many snapshots, to be closed, each taken while the one before is used."""
-    with ThreadPoolExecutor(1) as hand:
-        ahead = hand.submit(Snapshot.take, root)
+    """Yield `times` snapshots; each is taken while the one before is in use. The caller closes them."""
+    with ThreadPoolExecutor(1) as executor:
+        ahead = executor.submit(Snapshot.take, root)
         for _ in range(times):
             snapshot = ahead.result()
-            ahead = hand.submit(Snapshot.take, root)
+            ahead = executor.submit(Snapshot.take, root)
             yield snapshot
         ahead.result().close()
 
 
 def by_the_loop(root: Path, kind: Kind, times: int) -> list[float]:
-    """Go through so many epochs of which the loop copies the batches; return the gaps."""
+    """Run `times` epochs whose batches the loop copies itself; return the gaps between epochs."""
     copier, found = Copier(kind), []
     asked = time.perf_counter()
     for snapshot in coming(root, times):
@@ -188,15 +188,15 @@ def by_the_loop(root: Path, kind: Kind, times: int) -> list[float]:
 
 
 def by_a_thread(root: Path, kind: Kind, times: int) -> list[float]:
-    """Go through so many epochs of which a thread copies the batches; return the gaps."""
+    """Run `times` epochs whose batches a thread copies; return the gaps between epochs."""
     copier, made = Copier(kind), queue.SimpleQueue[bool | None]()
-    room = threading.Semaphore(2)
+    slots = threading.Semaphore(2)
 
     def produce() -> None:
         for snapshot in coming(root, times):
             for turn in range(len(snapshot) // BATCH):
                 copier.copy(turn)
-                room.acquire()
+                slots.acquire()
                 made.put(turn == 0)
             snapshot.close()
         made.put(None)
@@ -207,14 +207,14 @@ def by_a_thread(root: Path, kind: Kind, times: int) -> list[float]:
     while (first := made.get()) is not None:
         if first:
             found.append((time.perf_counter() - asked) * 1e3)
-        room.release()
+        slots.release()
         asked = time.perf_counter()
     thread.join()
     return found[1:]
 
 
 def gaps(loader: EpochLoader, switches: int, step: float) -> Gaps:
-    """Go through so many switches."""
+    """Run the loop through `switches` switches of epoch."""
     found = Gaps([], [], [])
     asked = time.perf_counter()
     for epoch in range(switches + 1):
@@ -234,7 +234,7 @@ def gaps(loader: EpochLoader, switches: int, step: float) -> Gaps:
 
 
 def lines(case: str, found: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each of the things that were measured."""
+    """Yield a row for each quantity that was measured."""
     for name, values in found.items():
         if not values:
             continue
@@ -253,7 +253,7 @@ def lines(case: str, found: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
 
 
 def wait_filled(root: Path, shards: int) -> None:
-    """Return when the writer is through with the shards that it writes at once."""
+    """Wait until the writer has written the first `shards` shards, which it writes without pauses."""
     while True:
         try:
             if len(read_index(root).shards) >= shards:
@@ -264,7 +264,7 @@ def wait_filled(root: Path, shards: int) -> None:
 
 
 def limits(root: Path, kind: Kind, times: int, step: float) -> dict[str, list[float]]:
-    """Return what the machine takes for it without a loader."""
+    """Return the times that the machine needs without a loader."""
     if step:
         return {"without a loader": [asleep(step) for _ in range(times)]}
     return {
@@ -278,7 +278,7 @@ def limits(root: Path, kind: Kind, times: int, step: float) -> dict[str, list[fl
 def measure(
     place: Path, case: tuple[str, str, str], switches: int, step: float, interval: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one case."""
+    """Yield the rows of one case."""
     kind, length, stepping = case
     root, samples = place / "-".join(case), LIVE[0] * KINDS[kind].samples
     epoch = None if length == "growing" else samples * 3 // 2 // BATCH * BATCH

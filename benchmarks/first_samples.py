@@ -1,9 +1,9 @@
-"""Seconds from the start of `growcache run` to the first 64 samples, on a far store.
+"""Seconds from the start of `growcache run` to the first 64 samples, with a distant store.
 
-The store answers every request after 50 ms and lists 1,000 keys at a time (see
-benchmarks/synthetic_s3.py for what is made up about it); a sample is 256 KiB. Measured
-from the start of the process to the moment a reader of the index would find 64 samples.
-A store with ten times as many objects must not be ten times as slow to start with.
+The store answers every request after 50 ms and lists 1,000 keys at a time (benchmarks/synthetic_s3.py
+says which parts of it are synthetic). A sample is 256 KiB. The time runs from the start of the
+process until a reader of the index would find 64 samples. A store with ten times as many objects
+must not take ten times as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT_SECONDS = 120
 
 @contextmanager
 def far_store(objects: int, latency_ms: float, folders: int = 0) -> Iterator[str]:
-    """Run the synthetic store as a process of its own; yields its endpoint."""
+    """Run the synthetic store in a process of its own and yield its endpoint."""
     command = [sys.executable, "-m", "benchmarks.synthetic_s3"]
     command += ["--objects", str(objects), "--latency-ms", str(latency_ms)]
     command += ["--folders", str(folders)]
@@ -42,7 +42,7 @@ def far_store(objects: int, latency_ms: float, folders: int = 0) -> Iterator[str
 
 
 def seconds_to_first(endpoint: str, scratch: Path) -> tuple[float, float]:
-    """Return the seconds until `SAMPLES` samples are there, and those that a stop takes."""
+    """Return the seconds until there are `SAMPLES` samples, and the seconds that stopping takes."""
     config, cache = scratch / "config.yaml", scratch / "cache"
     write_config(
         config,

@@ -1,19 +1,21 @@
-"""Samples of each remote format, against a loop written by hand with fsspec and its library.
+"""Samples of each remote format, compared with a hand-written loop over fsspec and its library.
 
-Samples of 16 KiB in 8 objects of 16 to 64 MiB, and of 1 to 16 KiB in 600 objects of 3 to 96 KiB,
-drawn once each by two samplers of 16 reads in flight, from an S3 server without and with 50 ms per
-request. Speed and CPU time, of all processes
-of `growcache run`, cache written, are of the middle of the run; "start" are the seconds before
-its first shard. Amplification is all bytes that came over the link in the whole run, those of the
-listing, of the first look at the objects and of HTTP included, over those of the rows, pages,
-chunks, row groups, lines or records that hold the samples. "First look" are the bytes of a run
-that ends after its first few samples: they are as many for a source of any size, for eight objects
-are looked at. Both are counted where there is latency, by what makes it.
+Samples of 16 KiB in 8 objects of 16 to 64 MiB, and samples of 1 to 16 KiB in 600 objects of 3 to
+96 KiB, are drawn once each by two samplers with 16 reads in flight, from an S3 server without
+latency and with 50 ms per request. The speed and CPU time of all processes of `growcache run`,
+including the writing of the cache, are taken from the middle of the run; "start" is the time
+before its first shard. Amplification divides all bytes that crossed the link during the whole run
+by the bytes of the rows, pages, chunks, row groups, lines or records that hold the samples. The
+bytes on the link include the listing, the first look at the objects, and HTTP. "First look" is
+the bytes of a run that ends after its first few samples. It does not depend on the size of the
+source because eight objects are looked at. Both are counted only with latency, by the proxy that
+adds it.
 
-By hand (benchmarks/formats_arrays.py, benchmarks/formats_records.py) means: at random, one after
-another, and with the 32 threads of a pool, in one process that goes on through all rounds; what
-its "start" takes, opening all objects, or downloading them where its library reads local files
-only, is not in its speed. All are run in turns, and ratios are taken within one.
+The hand-written loop (benchmarks/formats_arrays.py, benchmarks/formats_records.py) reads at
+random, one sample after another and with a pool of 32 threads, in one process that lives through
+all rounds. Its "start" is the time to open all objects, or to download them if the library reads
+only local files; it does not count towards the speed. All variants are interleaved, and ratios
+are taken within a round.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from benchmarks.measure import median, parser, report, verdict
 from benchmarks.servers import Server, make_bucket, remove_objects, running_server
 from tests.servers.slowlink import SlowLink, slowlink
 
-SECONDS, SECONDS_NEAR = 8.0, 3.0  # of a turn by hand, with latency and without
+SECONDS, SECONDS_NEAR = 8.0, 3.0  # of a turn of the hand-written loop, with and without latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,10 @@ class Made:
     """The objects of a case in the bucket.
 
     Attributes:
-        case: that they are of.
-        objects: how many.
-        samples: of each.
-        payload: bytes of what holds all samples.
+        case: The case that they belong to.
+        objects: Number of objects.
+        samples: Number of samples in each object.
+        payload: Bytes that hold all samples.
     """
 
     case: Case
@@ -68,19 +70,19 @@ class Made:
 
     @property
     def total(self) -> int:
-        """Samples of all objects."""
+        """The number of samples in all objects."""
         return self.objects * self.samples
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One turn of each.
+    """One turn of each variant.
 
     Attributes:
-        ours: growcache's.
-        fetched: bytes over the link meanwhile; None where there is none.
-        loop: one after another, by hand.
-        pool: with as many threads as growcache has reads in flight.
+        ours: growcache's run.
+        fetched: Bytes over the link during growcache's run; None without a link.
+        loop: The hand-written loop, one sample after another.
+        pool: The hand-written loop with as many threads as growcache has reads in flight.
     """
 
     ours: Pass
@@ -90,7 +92,7 @@ class Round:
 
 
 def fill(server: Server, case: Case, *, quick: bool, directory: Path | None) -> Made:
-    """Put the objects of a case into the bucket."""
+    """Upload the objects of a case to the bucket."""
     objects, samples = case.count, case.samples
     if quick:
         objects, samples = (4, samples // 16) if objects <= 8 else (objects // 10, samples)
@@ -105,7 +107,7 @@ def fill(server: Server, case: Case, *, quick: bool, directory: Path | None) -> 
 
 @contextmanager
 def far(server: Server, latency_ms: float) -> Iterator[tuple[Server, SlowLink | None]]:
-    """Put a latency per request before the server; 0: nothing."""
+    """Add a latency per request in front of the server; 0 adds nothing."""
     if not latency_ms:
         yield server, None
         return
@@ -114,7 +116,7 @@ def far(server: Server, latency_ms: float) -> Iterator[tuple[Server, SlowLink | 
 
 
 def measured(server: Server, made: Made, link: SlowLink | None, by_hand: ByHand) -> Round:
-    """Run all of them, one after the other."""
+    """Run all variants, one after the other."""
     seconds = SECONDS if link else SECONDS_NEAR
     before = link.counts().bytes if link else 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -127,7 +129,7 @@ def measured(server: Server, made: Made, link: SlowLink | None, by_hand: ByHand)
 
 
 def looked(server: Server, made: Made, link: SlowLink | None) -> int | None:
-    """Return the bytes of a first look."""
+    """Return the bytes of a first look, or None without a link."""
     if link is None:
         return None
     before = link.counts().bytes
@@ -148,7 +150,7 @@ def row(server: Server, made: Made, latency: float, rounds: int) -> Figures:
 
 
 def figures_of(made: Made, latency: float, found: list[Round], first: int | None) -> Figures:
-    """Return medians, and ratios within rounds."""
+    """Return medians, with ratios taken within rounds."""
     speed = median([one.ours.speed for one in found])
     download = found[0].loop
     loop = [_speed(made, one.loop, download) for one in found]
@@ -187,7 +189,10 @@ def figures_of(made: Made, latency: float, found: list[Round], first: int | None
 
 
 def _speed(made: Made, turn: Turn, download: Turn) -> float:
-    """Return samples per second; where all is downloaded first, of one pass with that."""
+    """Return samples per second.
+
+    If all objects are downloaded first, the speed is that of one pass including the download.
+    """
     first = download.opening if made.case.downloads else 0.0
     return made.total / (first + made.total * turn.seconds / turn.samples)
 
@@ -203,10 +208,12 @@ def main() -> None:
     arguments.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     arguments.add_argument("--latency-ms", type=float, nargs="+", default=[0, 50])
     arguments.add_argument(
-        "--page", type=Path, help="also write the figures into this page, those of --read too"
+        "--page",
+        type=Path,
+        help="also write the figures to this page, including those of --read",
     )
     arguments.add_argument(
-        "--read", type=Path, nargs="+", help="measure nothing; take what --json has kept"
+        "--read", type=Path, nargs="+", help="measure nothing; read figures that --json wrote"
     )
     given = arguments.parse_args()
     if given.read:
@@ -218,7 +225,7 @@ def main() -> None:
         make_bucket(server, BUCKET)
         for case in [CASES[name] for name in given.case]:
             if importlib.util.find_spec(case.needs) is None:
-                print(f"{case.name}: left out, for it needs {case.needs}")
+                print(f"{case.name}: skipped because it requires {case.needs}")
                 continue
             made = fill(server, case, quick=given.quick, directory=given.directory)
             rows += [row(server, made, latency, rounds) for latency in given.latency_ms]

@@ -1,8 +1,9 @@
-"""Formats of arrays for benchmarks/formats.py: an object of each, and what reads it by hand.
+"""Array formats for benchmarks/formats.py: how their objects are made and read by hand.
 
-What is by hand is what a careful user writes with fsspec and the format's own library: files are
-opened once and kept, ranges are asked for where the library can, and headers of plain arrays are
-given. Of `.npz` rows there is no such way: an archive is fetched whole for each.
+The hand-written readers are what a careful user writes with fsspec and the format's own library.
+They open files once and keep them, request ranges where the library can, and know the headers of
+plain arrays in advance. For rows of `.npz` there is no such way, so each read fetches the whole
+archive.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import numpy as np
 
 from benchmarks.formats_samples import CHANNELS, ROWS, SAMPLE_BYTES, Take, ranges, values
 
-HEADER = 128  # bytes, of a .npy file
-CHUNK = 4  # samples, of an HDF5 chunk
-STORED = 32  # samples, of a chunk of Zarr, which is an object
-BLOCK = 1 << 16  # bytes that fsspec reads ahead, beneath h5py
+HEADER = 128  # bytes in the header of a .npy file
+CHUNK = 4  # samples in an HDF5 chunk
+STORED = 32  # samples in a Zarr chunk, which is an object
+BLOCK = 1 << 16  # bytes that fsspec reads ahead for h5py
 
 
 def make_npy(path: Path, rng: np.random.Generator, samples: int) -> int:
@@ -76,7 +77,7 @@ def make_hdf5(path: Path, rng: np.random.Generator, samples: int) -> int:
 def hdf5_by_hand(files: Any) -> Take:
     import h5py
 
-    @cache  # for all threads: the library lets in one at a time
+    @cache  # shared by all threads because the library admits one at a time
     def dataset(key: str) -> Any:
         return h5py.File(files.open(key, block_size=BLOCK), "r")["x"]
 

@@ -1,7 +1,7 @@
-"""The cases of benchmarks/formats.py: what objects hold, how large they are, how they are read.
+"""The cases of benchmarks/formats.py: the content and size of objects, and how they are read.
 
-Where a visit yields one sample, passes take long, so there are fewer samples than where it yields
-many.
+If a visit yields one sample, a pass takes long; such cases have fewer samples than those whose
+visits yield many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks import formats_records as records
 from benchmarks.formats_samples import CHANNELS, ROWS, Case
 from benchmarks.formats_small import small_cases
 
-ONE, SOME, MANY = 1024, 2048, 4096  # samples of an object: 16, 32 and 64 MiB
+ONE, SOME, MANY = 1024, 2048, 4096  # samples per object: 16, 32 and 64 MiB
 WINDOW: dict[str, Any] = {"window": ROWS, "phase": "zero"}
 RAW: dict[str, Any] = {**WINDOW, "dtype": "<f4", "shape": [CHANNELS]}
 FEATURES: dict[str, Any] = {"features": {"x": ["float32", ROWS, CHANNELS], "label": "int64"}}

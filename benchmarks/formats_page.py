@@ -1,4 +1,4 @@
-"""The figures of benchmarks/formats.py as they stand in docs/formats.md, between its markers."""
+"""Writes the figures of benchmarks/formats.py between the markers in docs/formats.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STARTS = {
 
 
 def write_page(page: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Put the figures of several runs between the markers of a page."""
+    """Write the figures of several runs between the markers of a page."""
     before = page.read_text(encoding="utf-8")
     head, _, rest = before.partition(BEGIN)
     _, _, tail = rest.partition(END)
@@ -42,7 +42,7 @@ def write_page(page: Path, documents: Sequence[Mapping[str, Any]]) -> None:
 
 
 def section(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tables, one for each latency, under the names of the machines."""
+    """Return one table per latency, preceded by the names of the machines."""
     rows = [row for document in documents for row in document["rows"]]
     rows.sort(key=lambda row: list(CASES).index(row["format"]))
     parts = [_about(documents, rows)]
@@ -51,8 +51,8 @@ def section(documents: Sequence[Mapping[str, Any]]) -> str:
         parts += [f"At {latency:g} ms per request:", _table(some, _COLUMNS | _FAR)]
     latency = max(row["ms"] for row in rows)
     far = [row for row in rows if row["ms"] == latency]
-    said = f"Before and behind the middle, at {latency:g} ms per request:"
-    parts += [said, _table(far, _STARTS)]
+    heading = f"Before and behind the middle, at {latency:g} ms per request:"
+    parts += [heading, _table(far, _STARTS)]
     return "\n\n".join(parts)
 
 
